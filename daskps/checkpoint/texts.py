@@ -17,7 +17,7 @@ from daskps.checkpoint.manifest import (
     unsealed,
 )
 from daskps.checkpoint.rules import StoredRule
-from daskps.checkpoint.zarr import nodes
+from daskps.checkpoint.zarr import node_paths
 from daskps.errors import CheckpointError, LayoutError
 from daskps.layout.arrays import DTYPES
 from daskps.layout.spans import CANDIDATES, IDS
@@ -243,7 +243,7 @@ def _check_files(manifest: Manifest, file: str) -> None:
     listed = manifest.file_at
     if len(listed) != len(manifest.files):
         raise CheckpointError(f"{file} names a file twice", file)
-    wanted = dict.fromkeys(nodes(manifest.arrays, {}), -1)
+    wanted = dict.fromkeys(node_paths(manifest.arrays), -1)
     for array in manifest.arrays:
         # So many are no list: what it says would never end.
         if array.grid.n_chunks <= len(listed):

@@ -31,40 +31,49 @@ def nodes(
     dict of str to bytes
         Contents by path.
     """
-    found = {NODE: _group({"daskps": dict(summary)})}
+    below: dict[str, dict[str, Any]] = {}
     for array in arrays:
-        above = array.path.partition("/")[0]
-        found.setdefault(f"{above}/{NODE}", _group({}))
-        found[f"{array.path}/{NODE}"] = _array(array)
-    return found
+        below.setdefault(array.path.partition("/")[0], _group({}))
+        below[array.path] = _array(array)
+    # Zarr's own way to say what is in a group: it lists no folders then, in which the
+    # manifest would be no node that it knows.
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": below}
+    top = _group({"daskps": dict(summary)}) | {"consolidated_metadata": consolidated}
+    found = {f"{path}/{NODE}": _text(node) for path, node in below.items()}
+    return {NODE: _text(top), **found}
 
 
-def _group(attributes: Mapping[str, Any]) -> bytes:
-    return _text({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+def node_paths(arrays: Iterable[StoredArray]) -> set[str]:
+    """Return the paths of what :func:`nodes` has."""
+    paths = [array.path for array in arrays]
+    groups = {path.partition("/")[0] for path in paths}
+    return {NODE, *(f"{path}/{NODE}" for path in (*paths, *groups))}
 
 
-def _array(array: StoredArray) -> bytes:
+def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def _array(array: StoredArray) -> dict[str, Any]:
     """Return what describes an array; bytes of one have no order, so none is given."""
     endian = {"endian": "little"} if array.itemsize > 1 else {}
-    return _text(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": array.shape,
-            "data_type": array.dtype,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": array.chunk},
-            },
-            "chunk_key_encoding": {
-                "name": "default",
-                "configuration": {"separator": "/"},
-            },
-            "fill_value": False if array.dtype == "bool" else 0,
-            "codecs": [{"name": "bytes", "configuration": endian}],
-            "attributes": {"daskps": dict(array.attributes)},
-        }
-    )
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": array.shape,
+        "data_type": array.dtype,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": array.chunk},
+        },
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": "/"},
+        },
+        "fill_value": False if array.dtype == "bool" else 0,
+        "codecs": [{"name": "bytes", "configuration": endian}],
+        "attributes": {"daskps": dict(array.attributes)},
+    }
 
 
 def _text(node: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 
 from daskps.checkpoint import grid
 from daskps.checkpoint.arrays import Counts, stored_arrays
+from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.names import key
 from daskps.checkpoint.plan import (
     chunks_read,
@@ -70,6 +71,12 @@ def test_zarr_and_dask_read_them(policy, tmp_path):
         if array.area == ROWS:
             again = da.from_zarr(str(tmp_path), component=array.path)
             assert (again.compute(scheduler="sync") == expected).all()
+    # Zarr says which there are without a warning of the file beside them.
+    (tmp_path / MANIFEST).write_bytes(b"{}")
+    members = dict(zarr.open_group(tmp_path, mode="r").members(max_depth=None))
+    groups = {array.path.partition("/")[0] for array in arrays}
+    assert {*members} == {array.path for array in arrays} | groups
+    assert all((members[a.path][...] == root[a.path][...]).all() for a in arrays)
     # Nothing beside them, and all on one level.
     assert sum(1 for _ in tmp_path.rglob("zarr.json")) == len(arrays) + 4
     assert {len(array.path.split("/")) for array in arrays} == {2}
