@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from click.testing import CliRunner
 
 from daskps import cli
@@ -16,6 +17,9 @@ from daskps.checkpoint.listing import entries, number_of
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
+from daskps.errors import CheckpointError
+from daskps.layout.arrays import DTYPES
+from daskps.store.checkpoints import list_checkpoints
 from tests.checkpoint.writing import State, manifest_of, mixed_state, write
 
 
@@ -60,6 +64,41 @@ def test_ls(tmp_path):
     ]
     assert rows[0]["version"] == 12
     assert "manifest" in rows[1]["error"]
+
+
+def test_ls_of_what_is_no_whole_checkpoint(tmp_path, monkeypatch):
+    """One that cannot be read, and one that nobody has finished, are lines of their own."""
+    whole, unread, left = (saved(tmp_path, STATE, n) for n in (1, 2, 3))
+    (left / MANIFEST).unlink()
+    read = Storage.read
+
+    def refused(self, path, *of):
+        if path.startswith(unread.name):
+            raise CheckpointError(f"cannot read {path}: Input/output error", path)
+        return read(self, path, *of)
+
+    monkeypatch.setattr(Storage, "read", refused)
+    status, out, err = called("ls", tmp_path)
+    lines = out.splitlines()[1:]
+    assert (status, err, len(lines)) == (0, "", 3)
+    assert lines[0].split()[:2] == [whole.name, "m"]
+    assert lines[1].split()[0] == unread.name
+    assert "Input/output error" in lines[1]
+    assert lines[2].split()[:2] == [left.name, "unfinished,"]
+    assert "ago" in lines[2]
+    rows = json.loads(called("ls", tmp_path, "--json")[1])
+    assert ["error" in row for row in rows] == [False, True, True]
+    found = list_checkpoints(tmp_path)
+    assert [info.url.rpartition("/")[2] for info in found] == [whole.name]
+
+
+def test_ls_of_a_file(tmp_path):
+    file = saved(tmp_path, STATE) / MANIFEST
+    status, out, err = called("ls", file)
+    assert (status, out) == (1, "")
+    assert "is a file" in err
+    with pytest.raises(CheckpointError, match="is a file"):
+        list_checkpoints(file)
 
 
 def test_show(tmp_path):
@@ -171,6 +210,55 @@ def test_export_and_back(tmp_path, kind, make):
     if kind == "npz":
         both = arrays(file), arrays(again)
         assert all((both[0][n] == both[1][n]).all() for n in of)
+
+
+def test_a_file_is_not_overwritten_unless_told(tmp_path):
+    saved(tmp_path / "c", STATE)
+    file = tmp_path / "x.npz"
+    file.write_bytes(b"mine")
+    status, out, err = called("export", tmp_path / "c", file)
+    assert (status, out) == (1, "")
+    assert "exists" in err
+    assert "--overwrite" in err
+    assert file.read_bytes() == b"mine"
+    assert called("export", tmp_path / "c", file, "--overwrite")[0] == 0
+    assert {*arrays(file)} == {"w", "b/c"}
+    assert {p.name for p in tmp_path.iterdir()} == {"c", "x.npz"}
+
+
+def test_the_published_reader_reads_a_safetensors(tmp_path):
+    """Every dtype, no elements, no axes, and names of any kind."""
+    shapes = {dtype: ((3, 2), dtype) for dtype in DTYPES}
+    shapes |= {
+        "empty": ((0, 4), "int8"),
+        "one": ((), "float64"),
+        "ä/..": ((1,), "bool"),
+    }
+    state = State(shapes)
+    saved(tmp_path / "c", state)
+    file = tmp_path / "x.safetensors"
+    assert called("export", tmp_path / "c", file)[0] == 0
+    found = safetensors.numpy.load_file(file)
+    of = expected(state)
+    assert {*found} == {*of}
+    for name, values in of.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape)
+        assert found[name].tobytes() == values.tobytes()
+    theirs = tmp_path / "y.safetensors"
+    safetensors.numpy.save_file(of, theirs, metadata={"made": "by them"})
+    assert called("import", theirs, tmp_path / "d")[0] == 0
+    again = tmp_path / "z.safetensors"
+    assert called("export", tmp_path / "d", again)[0] == 0
+    found = safetensors.numpy.load_file(again)
+    assert all(found[name].tobytes() == of[name].tobytes() for name in of)
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "half \ud800"])
+def test_names_that_no_safetensors_has(tmp_path, name):
+    saved(tmp_path / "c", State({name: ((2,), "int8")}))
+    status, _, err = called("export", tmp_path / "c", tmp_path / "x.safetensors")
+    assert (status, "no .safetensors" in err) == (1, True)
+    assert not (tmp_path / "x.safetensors").exists()
 
 
 def arrays(file):

@@ -33,9 +33,11 @@ class Entry(NamedTuple):
     """A checkpoint of an URL."""
 
     folder: str
-    #: None where it cannot be read, and why.
+    #: None where there is none that can be used, and why.
     manifest: Manifest | None
     error: CheckpointError | None = None
+    #: Whether its storage did not give it: it may be whole.
+    is_unread: bool = False
 
 
 class FoundCheckpoint(NamedTuple):
@@ -82,30 +84,62 @@ def next_folder(storage: Storage, digits: str) -> tuple[str, int]:
 def entries(storage: Storage) -> list[Entry]:
     """Return the checkpoints of an URL, the oldest first.
 
-    Those without a manifest do not exist. Of one that is damaged or newer the error is
-    there: it may be that of another run, and says nothing against the others.
+    Those without a manifest do not exist. Of one that is damaged, newer, or cannot be
+    read the error is there: it may be that of another run, and says nothing against the
+    others.
 
     Raises
     ------
     CheckpointError
-        If a manifest cannot be read: it may be whole, and the newest.
+        If the URL cannot be listed.
     """
     return [*_backwards(storage)][::-1]
+
+
+def unfinished(storage: Storage, now: float) -> dict[str, float | None]:
+    """Return the folders without a manifest: saves that write, or ended before their time.
+
+    Parameters
+    ----------
+    storage : Storage
+        Of the URL.
+    now : float
+        Seconds since 1970.
+
+    Returns
+    -------
+    dict of str to float
+        By folder for how many seconds nothing of it was written, None where the
+        filesystem does not say; :func:`sweep` removes those of a day.
+    """
+    return {
+        folder: storage.age(folder, now)
+        for folder in reversed(_folders(storage))
+        if not storage.has(f"{folder}/{MANIFEST}")
+    }
 
 
 def _backwards(storage: Storage) -> Iterator[Entry]:
     """Give the checkpoints of an URL, the newest first; a manifest is read when asked for."""
     for folder in _folders(storage):
+        path = f"{folder}/{MANIFEST}"
         try:
-            content = storage.read(f"{folder}/{MANIFEST}")
-        except CheckpointError:
-            if storage.has(f"{folder}/{MANIFEST}"):
-                raise
+            content = storage.read(path)
+        except CheckpointError as error:
+            if _may_have(storage, path):
+                yield Entry(folder, None, error, is_unread=True)
             continue  # not written, or removed meanwhile
         try:
             yield Entry(folder, from_bytes(content, folder))
         except CheckpointError as error:
             yield Entry(folder, None, error)
+
+
+def _may_have(storage: Storage, path: str) -> bool:
+    try:
+        return storage.has(path)
+    except CheckpointError:
+        return True
 
 
 def _folders(storage: Storage) -> list[str]:
@@ -198,10 +232,7 @@ def sweep(storage: Storage, now: float) -> list[str]:
         Only folders named as checkpoints are looked at.
     """
     gone = []
-    for folder in _folders(storage):
-        if storage.has(f"{folder}/{MANIFEST}"):
-            continue
-        age = storage.age(folder, now)
+    for folder, age in unfinished(storage, now).items():
         if age is not None and age > ABANDONED_SECONDS:
             storage.remove(folder)
             gone.append(folder)

@@ -291,8 +291,14 @@ class Storage:
         found: list[Any] = []
         with suppress(FileNotFoundError):
             found = self._fs.ls(self._root, detail=True)
+        if [of["type"] for of in found] == ["file"] and self._is_at(found[0]["name"]):
+            raise CheckpointError(f"{self.url} is a file, not a folder of checkpoints")
         names = (of["name"].rstrip("/") for of in found if of["type"] == "directory")
         return sorted(name.rpartition("/")[2] for name in names)
+
+    def _is_at(self, name: str) -> bool:
+        """Return whether a filesystem's name is that of the URL itself."""
+        return name.strip("/") == self._root.strip("/")
 
     @_told("list")
     def age(self, folder: str, now: float) -> float | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from dask.utils import format_time
 
 from daskps.checkpoint import listing
 from daskps.checkpoint.manifest import MANIFEST
@@ -65,15 +67,18 @@ def checkpoint() -> None:
 @_options
 @_as_json
 def ls(url: str, options: dict[str, Any], as_json: bool) -> None:
-    """List the checkpoints of URL, the newest last."""
-    rows = []
-    for entry in listing.entries(Storage(url, options)):
+    """List the checkpoints of URL, the newest last, and what is wrong with any of them."""
+    storage, rows = Storage(url, options), list[dict[str, Any]]()
+    for entry in listing.entries(storage):
         row: dict[str, Any] = {"checkpoint": entry.folder}
         if entry.manifest is None:
             row["error"] = str(entry.error)
         else:
             row |= _row(f"{url}/{entry.folder}", entry.manifest)
         rows.append(row)
+    for folder, seconds in listing.unfinished(storage, time.time()).items():
+        rows.append({"checkpoint": folder, "error": _unfinished(seconds)})
+    rows.sort(key=lambda row: (listing.number_of(row["checkpoint"]), row["checkpoint"]))
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif not rows:
@@ -81,6 +86,13 @@ def ls(url: str, options: dict[str, Any], as_json: bool) -> None:
     else:
         columns = ("checkpoint", "store", "version", "parameters", "tables")
         click.echo(table((*columns, "files", "nbytes", "time"), rows))
+
+
+def _unfinished(seconds: float | None) -> str:
+    since = ""
+    if seconds is not None:
+        since = f", last written to {format_time(max(0.0, seconds))} ago"
+    return f"unfinished{since}: it has no {MANIFEST}, and is no checkpoint"
 
 
 def _row(url: str, manifest: Manifest) -> dict[str, Any]:
@@ -166,8 +178,9 @@ def rm(url: str, options: dict[str, Any]) -> None:
 @checkpoint.command("export", short_help="Write the values to a .npz or .safetensors.")
 @_url
 @click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
 @_options
-def export(url: str, file: str, options: dict[str, Any]) -> None:
+def export(url: str, file: str, options: dict[str, Any], overwrite: bool) -> None:
     """Write the values of a checkpoint to FILE, a .npz or .safetensors.
 
     Arrays go under their names, as the rows of tables do; of a table of any ids there are
@@ -175,7 +188,8 @@ def export(url: str, file: str, options: dict[str, Any]) -> None:
     """
     _check_format(file)
     found = listing.find(url, options)
-    n = export_to(Path(file), Storage(found.url, options), found.manifest)
+    storage, manifest = Storage(found.url, options), found.manifest
+    n = export_to(Path(file), storage, manifest, overwrite=overwrite)
     click.echo(f"wrote {n:,} arrays to {file}")
 
 

@@ -1,7 +1,8 @@
 """Values of checkpoints in files of other libraries, chunk by chunk.
 
 A ``.safetensors`` has a length, a header of JSON and the values; a ``.npz`` is a zip of
-``.npy`` files. Neither needs more memory than a chunk, and none is ever unpickled.
+``.npy`` files. Neither needs more memory than a chunk, and none is ever unpickled. (The
+package of that name writes only what is in memory as a whole; tests compare with it.)
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class _Exported(NamedTuple):
         return math.prod(self.shape) * self.array.itemsize
 
 
-def export_to(file: Path, storage: Storage, manifest: Manifest) -> int:
+def export_to(
+    file: Path, storage: Storage, manifest: Manifest, *, overwrite: bool = False
+) -> int:
     """Write the values of a checkpoint to a file; return how many arrays.
 
     Raises
@@ -71,8 +74,10 @@ def export_to(file: Path, storage: Storage, manifest: Manifest) -> int:
     CheckpointError
         If the checkpoint is not whole; then there is no file.
     Failure
-        If the file cannot be written.
+        If the file cannot be written, or exists and is not to be overwritten.
     """
+    if file.exists() and not overwrite:
+        raise Failure(f"{file} exists; give another name, or --overwrite")
     arrays = _exported(manifest)
 
     def values(one: _Exported) -> Iterator[Array]:
@@ -140,6 +145,10 @@ def _write_safetensors(
 ) -> None:
     head, at = dict[str, Any](), 0
     for name, one in arrays.items():
+        if name == "__metadata__" or not _is_text(name):
+            raise Failure(
+                f"no .safetensors can have an array named {name!a:.60}; export a .npz"
+            )
         code, stop = _CODES[one.array.dtype], at + one.nbytes
         head[name] = {"dtype": code, "shape": one.shape, "data_offsets": [at, stop]}
         at = stop
@@ -151,6 +160,15 @@ def _write_safetensors(
         for one in arrays.values():
             for block in values(one):
                 to.write(block.data)
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name has no halves of characters, which UTF-8 has not."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # -- the other way -------------------------------------------------------------

@@ -17,6 +17,7 @@ from daskps.checkpoint.listing import (
     number_of,
     retain,
     sweep,
+    unfinished,
 )
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
@@ -100,6 +101,39 @@ def test_a_damaged_one_says_so_and_the_others_count(storage, tmp_path):
     assert found.url == f"{tmp_path}/{good.folder}"
     assert found.manifest == good.manifest
     assert found.digest == digest((tmp_path / good.folder / MANIFEST).read_bytes())
+
+
+def test_one_that_cannot_be_read_says_so_and_the_others_count(storage, monkeypatch):
+    """A disk that fails, or rights that are missing: it may be whole."""
+    folders = [saved(storage, name(n, "a")) for n in (1, 2, 3)]
+    read = Storage.read
+
+    def refused(self, path, *of):
+        if path.startswith(folders[1]):
+            raise CheckpointError("cannot read it: Input/output error", path)
+        return read(self, path, *of)
+
+    monkeypatch.setattr(Storage, "read", refused)
+    found = entries(storage)
+    assert [e.folder for e in found] == folders
+    assert [e.manifest is None for e in found] == [False, True, False]
+    assert [e.is_unread for e in found] == [False, True, False]
+    assert "Input/output error" in str(found[1].error)
+    # It is not taken for one that may go, and neither hides what is older.
+    assert retain(storage, "a", 1) == folders[:1]
+    assert storage.folders() == folders[1:]
+
+
+def test_what_has_no_manifest_has_an_age(storage, tmp_path):
+    old, young = (saved(storage, name(n, "a"), whole=False) for n in (1, 2))
+    saved(storage, name(3, "a"))
+    now = os.stat(tmp_path / young).st_mtime
+    for path in (tmp_path / old).rglob("*"):
+        os.utime(path, (now - 90.0,) * 2)
+    ages = unfinished(storage, now + 5.0)
+    assert [*ages] == [old, young]
+    assert ages[old] == pytest.approx(95.0, abs=0.01)
+    assert ages[young] == pytest.approx(5.0, abs=1.0)
 
 
 def test_where_there_is_none(storage, tmp_path):

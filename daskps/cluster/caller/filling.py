@@ -48,6 +48,9 @@ def _newest(meta: StoreMap, target: CheckpointTarget) -> tuple[str, Manifest] | 
     name = "" if meta.session else meta.name
     for entry in reversed(listing.entries(Storage(target.url, target.options))):
         of = entry.manifest
+        if entry.is_unread and entry.error is not None:
+            # It may be whole, and the newest.
+            raise entry.error
         if of is None:
             # It may be another store's; an older one is never taken in silence.
             logger.warning(
