@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,7 +229,7 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path):
 
 def test_the_published_reader_reads_a_safetensors(tmp_path):
     """Every dtype, no elements, no axes, and names of any kind."""
-    shapes = {dtype: ((3, 2), dtype) for dtype in DTYPES}
+    shapes: dict[str, Any] = {dtype: ((3, 2), dtype) for dtype in DTYPES}
     shapes |= {
         "empty": ((0, 4), "int8"),
         "one": ((), "float64"),

@@ -1,14 +1,15 @@
 """The arrays of a checkpoint: which there are, and what their elements are of.
 
-Every parameter has an array in ``weights`` and one for each slot of its rule in ``slots``;
-where there are many small ones, these lie one behind the other in arrays of ``packed``,
-for otherwise ten thousand of them were sixty thousand files. Every table has arrays in
-``tables``: rows, slots, and where it has any ids also these, in order of their hashes,
-when they were pushed last, and the ids that are only counted.
+Every parameter has an array in ``weights`` and one for each slot of its rule in ``slots``,
+every table arrays in ``tables``: rows, slots, and where it has any ids also these, in order
+of their hashes, when they were pushed last, and the ids that are only counted. Where there
+are many small ones of parameters and bounded tables, these lie one behind the other in
+arrays of ``packed``, for otherwise ten thousand of them were sixty thousand files.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -18,7 +19,7 @@ import numpy as np
 
 from daskps.checkpoint.grid import Grid, chunk_shape
 from daskps.checkpoint.names import key
-from daskps.layout.arrays import Parameter, compute_dtype
+from daskps.layout.arrays import compute_dtype
 from daskps.layout.slots import width
 from daskps.layout.spans import (
     CANDIDATES,
@@ -73,6 +74,8 @@ class Member:
     #: Elements of the array.
     start: int
     stop: int
+    #: Elements of a row, of a table; 1 of a parameter.
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,6 @@ class StoredArray:
     area: str
     #: One, or of a packed one several, in order.
     members: tuple[Member, ...]
-    #: Elements of a row, of a table; 1 of a parameter.
-    width: int = 1
     #: What its metadata says of it.
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -129,70 +130,106 @@ def stored_arrays(
     Returns
     -------
     list of StoredArray
-        Weights, then each slot, then tables.
+        Of parameters by area, of bounded tables by area, then of tables of any ids.
     """
-    counts = counts or Counts()
-    most = max((len(slots.get(p.index, ())) for p in layout.parameters), default=0)
-    found = _of_parameters(layout.parameters, WEIGHTS)
-    for slot in range(most):
-        having = [p for p in layout.parameters if len(slots.get(p.index, ())) > slot]
-        found += _of_parameters(having, slot_area(slot), slot)
-    of_tables = (_of_table(t, slots.get(t.index, ()), counts) for t in layout.tables)
-    return [*found, *chain.from_iterable(of_tables)]
-
-
-def _of_parameters(
-    parameters: Sequence[Parameter], area: str, slot: int | None = None
-) -> list[StoredArray]:
-    small: dict[str, list[Parameter]] = {}
-    for p in parameters:
-        dtype = p.dtype if slot is None else compute_dtype(p.dtype)
-        if p.size * np.dtype(dtype).itemsize < PACKED_NBYTES:
-            small.setdefault(dtype, []).append(p)
-    packed = sum(map(len, small.values())) > MOST_ALONE
-    found = [_packed(ps, area, dtype) for dtype, ps in small.items()] if packed else []
-    gone = {p.index for ps in small.values() for p in ps} if packed else set()
-    alone = (p for p in parameters if p.index not in gone)
-    return [*(_alone(p, area, slot) for p in alone), *found]
-
-
-def _alone(p: Parameter, area: str, slot: int | None) -> StoredArray:
-    dtype = p.dtype if slot is None else compute_dtype(p.dtype)
-    path = f"weights/{key(p.name)}" if slot is None else f"slots/{key(p.name)}.{slot}"
-    chunk = chunk_shape(p.shape, np.dtype(dtype).itemsize)
-    members, said = (Member(p.index, 0, p.size),), {"name": p.name, "area": area}
-    return StoredArray(path, p.shape, dtype, chunk, area, members, attributes=said)
-
-
-def _packed(parameters: Sequence[Parameter], area: str, dtype: str) -> StoredArray:
-    stops = [*accumulate(p.size for p in parameters)]
-    members = tuple(
-        Member(p.index, stop - p.size, stop)
-        for p, stop in zip(parameters, stops, strict=True)
-    )
-    told = [
-        {"name": p.name, "start": s.start, "shape": list(p.shape)}
-        for p, s in zip(parameters, members, strict=True)
+    counts, together = counts or Counts(), dict[str, list[_Piece]]()
+    for piece in _pieces(layout, slots):
+        together.setdefault(piece.packed, []).append(piece)
+    found = [_of_kind(pieces) for pieces in together.values()]
+    found += [
+        [*_of_any_ids(table, slots, counts)]
+        for table in layout.tables
+        if isinstance(table, UnboundedTable)
     ]
-    shape, path = (stops[-1],), f"packed/{area}.{dtype}"
+    return [*chain.from_iterable(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What there is of a parameter or bounded table in one area; it may be packed."""
+
+    index: int
+    name: str
+    area: str
+    path: str
+    #: Where it is packed with others, but for the dtype.
+    packed: str
+    shape: tuple[int, ...]
+    dtype: str
+    width: int = 1
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_small(self) -> bool:
+        return self.size * np.dtype(self.dtype).itemsize < PACKED_NBYTES
+
+
+def _pieces(layout: Layout, slots: Slots) -> Iterator[_Piece]:
+    for p in layout.parameters:
+        of, dtype, area = key(p.name), p.dtype, WEIGHTS
+        at = area, f"weights/{of}", f"packed/{area}"
+        yield _Piece(p.index, p.name, *at, p.shape, dtype)
+        dtype = compute_dtype(dtype)
+        for j in range(len(slots.get(p.index, ()))):
+            area = slot_area(j)
+            at = area, f"slots/{of}.{j}", f"packed/{area}"
+            yield _Piece(p.index, p.name, *at, p.shape, dtype)
+    for t in layout.tables:
+        for area, dtype, wide in _areas(t, slots) if t.is_bounded else ():
+            at = area, f"tables/{key(t.name)}.{area}", f"packed/tables.{area}"
+            yield _Piece(t.index, t.name, *at, (t.rows, wide), dtype, wide)
+
+
+def _areas(table: Table, slots: Slots) -> Iterator[tuple[str, str, int]]:
+    """Give what rows of a table have: area, dtype, and elements of a row."""
+    yield ROWS, table.dtype, table.dim
+    for j, first in enumerate(slots.get(table.index, ())):
+        yield slot_area(j), compute_dtype(table.dtype), width(first, table.dim)
+
+
+def _of_kind(pieces: Sequence[_Piece]) -> list[StoredArray]:
+    """Return the arrays of one area, the small ones of a dtype together where all are many."""
+    small: dict[str, list[_Piece]] = {}
+    for piece in pieces:
+        if piece.is_small:
+            small.setdefault(piece.dtype, []).append(piece)
+    if sum(map(len, small.values())) <= MOST_ALONE:
+        return [*map(_alone, pieces)]
+    alone = (piece for piece in pieces if not piece.is_small)
+    return [*map(_alone, alone), *map(_packed, small.values())]
+
+
+def _alone(of: _Piece) -> StoredArray:
+    chunk = chunk_shape(of.shape, np.dtype(of.dtype).itemsize)
+    members = (Member(of.index, 0, of.size, of.width),)
+    said = {"name": of.name, "area": of.area}
+    return StoredArray(of.path, of.shape, of.dtype, chunk, of.area, members, said)
+
+
+def _packed(pieces: Sequence[_Piece]) -> StoredArray:
+    stops = [*accumulate(piece.size for piece in pieces)]
+    pairs = [*zip(pieces, stops, strict=True)]
+    members = tuple(Member(p.index, stop - p.size, stop, p.width) for p, stop in pairs)
+    told = [
+        {"name": p.name, "start": stop - p.size, "shape": list(p.shape)}
+        for p, stop in pairs
+    ]
+    area, dtype, shape = pieces[0].area, pieces[0].dtype, (stops[-1],)
+    path = f"{pieces[0].packed}.{dtype}"
     chunk = chunk_shape(shape, np.dtype(dtype).itemsize)
     said = {"area": area, "members": told}
-    return StoredArray(path, shape, dtype, chunk, area, members, attributes=said)
+    return StoredArray(path, shape, dtype, chunk, area, members, said)
 
 
-def _of_table(
-    table: Table, slots: Sequence[float], counts: Counts
+def _of_any_ids(
+    table: UnboundedTable, slots: Slots, counts: Counts
 ) -> Iterator[StoredArray]:
-    computed = compute_dtype(table.dtype)
-    rows = [(ROWS, table.dtype, table.dim)]
-    rows += [(slot_area(j), computed, width(v, table.dim)) for j, v in enumerate(slots)]
-    if not isinstance(table, UnboundedTable):
-        for area, dtype, wide in rows:
-            yield _of_rows(table, area, dtype, (table.rows, wide))
-        return
     n, of = sum(counts.of(table, ROWS)), table.of
     yield _of_rows(table, IDS, "int64", (n,))
-    for area, dtype, wide in rows:
+    for area, dtype, wide in _areas(table, slots):
         yield _of_rows(table, area, dtype, (n, wide))
     if of.max_rows or of.ttl:
         yield _of_rows(table, TOUCHED, "int64", (n,))
@@ -205,16 +242,8 @@ def _of_table(
 def _of_rows(
     table: Table, area: str, dtype: str, shape: tuple[int, ...]
 ) -> StoredArray:
-    most = None if table.is_bounded else CHUNK_ROWS
-    chunk = chunk_shape(shape, np.dtype(dtype).itemsize, most)
+    chunk = chunk_shape(shape, np.dtype(dtype).itemsize, CHUNK_ROWS)
     wide = shape[1] if len(shape) > 1 else 1
-    return StoredArray(
-        path=f"tables/{key(table.name)}.{area}",
-        shape=shape,
-        dtype=dtype,
-        chunk=chunk,
-        area=area,
-        members=(Member(table.index, 0, shape[0] * wide),),
-        width=wide,
-        attributes={"name": table.name, "area": area},
-    )
+    members = (Member(table.index, 0, shape[0] * wide, wide),)
+    path, said = f"tables/{key(table.name)}.{area}", {"name": table.name, "area": area}
+    return StoredArray(path, shape, dtype, chunk, area, members, said)

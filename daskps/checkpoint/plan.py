@@ -140,7 +140,7 @@ def _runs(
     for shard, rows in enumerate(of):
         if rows:
             position = layout.table_position(shard, member.index)
-            stop = first + rows * array.width
+            stop = first + rows * member.width
             found.append(_Run(first, stop, shard, position, 0))
             first = stop
     return found
@@ -198,9 +198,9 @@ def _run_of(
         piece = layout.pieces[shard][position]
         return _Run(first + piece.start, first + piece.stop, shard, position, 0)
     rows = layout.table_pieces[shard][member.index - n]
-    start = first + rows.first_row * array.width
+    start = first + rows.first_row * member.width
     position = layout.table_position(shard, member.index)
-    run = _Run(start, start + rows.n_rows * array.width, shard, position, 0)
+    run = _Run(start, start + rows.n_rows * member.width, shard, position, 0)
     return run if rows.n_rows else None
 
 
@@ -231,7 +231,8 @@ def rows_read(
     ChunkRead
         In order.
     """
-    run = _Run(start * array.width, stop * array.width, 0, position, 0)
+    wide = array.members[0].width
+    run = _Run(start * wide, stop * wide, 0, position, 0)
     for path, part in _parts(array, run):
         yield ChunkRead(path, array.chunk_nbytes, array.dtype, (part,))
 

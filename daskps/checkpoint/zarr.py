@@ -36,8 +36,9 @@ def nodes(
         below.setdefault(array.path.partition("/")[0], _group({}))
         below[array.path] = _array(array)
     # Zarr's own way to say what is in a group: it lists no folders then, in which the
-    # manifest would be no node that it knows.
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": below}
+    # manifest would be no node that it knows. It takes what is in a group from one run.
+    ordered = dict(sorted(below.items()))
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": ordered}
     top = _group({"daskps": dict(summary)}) | {"consolidated_metadata": consolidated}
     found = {f"{path}/{NODE}": _text(node) for path, node in below.items()}
     return {NODE: _text(top), **found}

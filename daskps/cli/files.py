@@ -109,7 +109,8 @@ def _exported(manifest: Manifest) -> dict[str, _Exported]:
             else:
                 table = manifest.tables[member.index - n]
                 more = f".{array.area}" if table.any_ids else ""
-                name, shape = f"{table.name}{more}", array.shape
+                name = f"{table.name}{more}"
+                shape = array.shape if table.any_ids else (table.rows, table.dim)
             if name in found:
                 raise Failure(
                     f"two arrays would be named {name!r}; nothing was written"

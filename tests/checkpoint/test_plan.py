@@ -24,7 +24,8 @@ from daskps.checkpoint.plan import (
 from daskps.errors import IllegalStateError
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
+from daskps.layout.slots import PerRow
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS, slot_area
 from daskps.layout.tables import AnyIds, UnboundedTable
 from tests.checkpoint.writing import State, mixed_state, write
 
@@ -239,6 +240,32 @@ def test_ten_thousand_small_parameters_are_few_files(tmp_path):
     for layout, shard, got in restored(state, files, 2):
         for (position, area), values in got.items():
             assert np.array_equal(values, state.piece(layout, shard, position, area))
+
+
+@pytest.mark.leaky
+def test_ten_thousand_small_tables_are_few_files(tmp_path):
+    """With slots of a row and of an element, beside parameters and a large table."""
+    tables = {f"t{i}": (1 + i % 20, 3, "float32") for i in range(10_000)}
+    tables["large"] = (30_000, 3, "float32")
+    first = (0.0, PerRow(0.0))
+    slots = {**dict.fromkeys(tables, first), "w": (0.0,)}
+    state = State({"w": ((7,), "float32")}, tables, slots)
+    files = state.files(3)
+    # Groups; w and large alone, each with slots; rows and two slots of all others.
+    assert len(files) == 5 + 2 * (2 + 3) + 2 * 3
+    assert files == state.files(5)
+    write(tmp_path, files)
+    found = zarr.open_array(tmp_path / "packed" / "tables.slot1.float32", mode="r")
+    layout = state.layout(1)
+    for i in (0, 19, 9_999):
+        said = found.attrs["daskps"]["members"][i]
+        assert (said["name"], said["shape"]) == (f"t{i}", [1 + i % 20, 1])
+        stop = said["start"] + 1 + i % 20
+        values = state.values[layout.tables[i].index, slot_area(1)].reshape(-1)
+        assert np.array_equal(found[said["start"] : stop], values)
+    for cut, shard, got in restored(state, files, 2):
+        for (position, area), values in got.items():
+            assert np.array_equal(values, state.piece(cut, shard, position, area))
 
 
 def test_few_small_parameters_and_large_ones_are_arrays_of_their_own():
