@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.limits import MOST_PARTS
 from daskps.store.arguments import whole
+from daskps.training.data.balance import Rows, balanced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["SCHEMES", "batches", "partition", "rows", "split_batch"]
 
-#: Row numbers: a slice where they are regular, else an array.
-Rows: TypeAlias = slice | np.ndarray[Any, np.dtype[np.intp]]
 SCHEMES = ("contiguous", "round_robin", "random", "reshuffle")
 
 
@@ -74,7 +73,7 @@ def rows(
     scheme: str = "contiguous",
     *,
     weights: Sequence[float] | None = None,
-    seed: int | None = None,
+    seed: Any = None,
 ) -> list[Rows]:
     """Return which of `n` rows each of `k` parts gets; see `partition`."""
     n, k = whole(n, "n", least=0), whole(k, "k", least=1)
@@ -112,10 +111,12 @@ def partition(
     scheme: str = "contiguous",
     weights: Sequence[float] | None = None,
     seed: int | None = None,
+    balance: str | None = None,
 ) -> list[tuple[Any, Any]]:
     """Cut features and labels into `k` parts along their first axis.
 
-    No row is lost, and features stay beside their labels. Parts may be empty.
+    No row is lost, unless `balance` says so, and features stay beside their labels.
+    Parts may be empty.
 
     Parameters
     ----------
@@ -132,8 +133,12 @@ def partition(
         Relative sizes of the parts, see `split_batch`; by default they differ by one
         row at most. Only with "contiguous" and "random".
     seed : int, optional
-        Seed of "random" and "reshuffle" (there of all parts' orders), at least 0. By
-        default another one at each call. The other schemes are not random.
+        Seed of "random" and "reshuffle" (there of all parts' orders), and of `balance`,
+        at least 0. By default another one at each call. Nothing else is random.
+    balance : {"replicate", "subsample", "average"}, optional
+        Gives all parts as many rows as the largest has, by repeats; as the smallest, by
+        leaving some out; or as they have on average. Repeats follow the rows of the
+        part, and each row is there as often as the others but for one.
 
     Returns
     -------
@@ -144,8 +149,8 @@ def partition(
     Raises
     ------
     ValueError
-        If `X` and `y` differ in length, `k` is below 1, the scheme is unknown, or
-        weights do not fit.
+        If `X` and `y` differ in length, `k` is below 1, scheme or balance are unknown,
+        weights do not fit, or a part that is to be balanced is empty.
     TypeError
         If `X` or `y` has no rows.
 
@@ -157,9 +162,13 @@ def partition(
     [([0, 1, 2], [0, 10, 20]), ([3, 4], [30, 40])]
     """
     n = check_lengths(X, y)
+    entropy = np.random.SeedSequence(seed).entropy
+    parts = rows(n, k, scheme, weights=weights, seed=entropy)
+    if balance is not None:
+        parts = balanced(parts, n, balance, entropy)
     return [
         (take_rows(X, part), None if y is None else take_rows(y, part))
-        for part in rows(n, k, scheme, weights=weights, seed=seed)
+        for part in parts
     ]
 
 
