@@ -27,6 +27,7 @@ from daskps.errors import (
     UnknownParameterError,
 )
 from daskps.layout.text_ids import hash_ids
+from daskps.layout.trees import unflatten
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
@@ -103,4 +104,5 @@ __all__ = [
     "run",
     "split_batch",
     "train",
+    "unflatten",
 ]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.errors import LayoutError, UnknownParameterError
 from daskps.layout.bounds import bounds
 from daskps.layout.tables import AnyIds, Table, TablePiece, TableShape, UnboundedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Dtypes a store can hold. Float parameters take gradients, the others `add`, `assign`.
 FLOATS = ("float16", "float32", "float64")
@@ -29,8 +31,6 @@ DTYPES = (
     "bool",
 )
 ALIGN_NBYTES = 64
-#: Levels of nested mappings; who has more has made a mistake.
-MOST_LEVELS = 100
 
 
 def compute_dtype(dtype: str) -> str:
@@ -46,60 +46,6 @@ def align(nbytes: int, to: int = ALIGN_NBYTES) -> int:
 def counted(n: int, thing: str) -> str:
     """Return a number of things as text: "1 shard", "2 shards"."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
-
-
-def flatten(
-    params: Mapping[str, Any],
-    prefix: str = "",
-    above: tuple[Mapping[str, Any], ...] = (),
-) -> dict[str, Any]:
-    """Flatten nested mappings into one, joining the names with "/".
-
-    `above` are the mappings that `params` lies in.
-    """
-    if above:
-        _check_nesting(params, prefix, above)
-    flat: dict[str, Any] = {}
-    for key, value in params.items():
-        if not isinstance(key, str):
-            raise TypeError(
-                f"parameter names are str, found {key!r} of type "
-                f"{type(key).__name__}; convert it with str(...)"
-            )
-        if not key:
-            raise LayoutError(
-                f"an empty parameter name under {prefix!r}; name it, for example 'w'"
-            )
-        name = f"{prefix}{key}"
-        # Arrays first: an abstract class takes ten times as long to say no.
-        is_leaf = isinstance(value, np.ndarray) or not isinstance(value, Mapping)
-        below = (
-            {name: value} if is_leaf else flatten(value, f"{name}/", (*above, params))
-        )
-        for leaf, leaf_value in below.items():
-            if leaf in flat:
-                raise LayoutError(
-                    f"parameter {leaf!r} is given twice, nested and with '/' in its "
-                    f"name; rename one of them"
-                )
-            flat[leaf] = leaf_value
-    return flat
-
-
-def _check_nesting(
-    params: Mapping[str, Any], prefix: str, above: tuple[Mapping[str, Any], ...]
-) -> None:
-    """Refuse a mapping that would never end, or hardly."""
-    if any(params is mapping for mapping in above):
-        raise LayoutError(
-            f"the mapping under {prefix[:60]!r} contains itself; give each parameter a "
-            f"name of its own"
-        )
-    if len(above) > MOST_LEVELS:
-        raise LayoutError(
-            f"parameters are nested more than {MOST_LEVELS} levels deep, under "
-            f"{prefix[:60]!r}; use fewer levels, or names with '/' in them"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +172,11 @@ class Layout:
                 f"{said} {_shortened(below)}: nested names are joined with '/'"
             )
         said = f"{said} {_shortened(self.names)}"
+        if (one := name.rpartition("/")[0]) in self.by_name:
+            return UnknownParameterError(
+                f"{said}, and {one[:60]!r} is one array; a mapping or a list of arrays "
+                f"names several, pass numpy.stack(...) of them if they are one"
+            )
         near = difflib.get_close_matches(name[:60], self.names[:1000], 1)
         return UnknownParameterError(
             f"{said}; did you mean {near[0]!r}?" if near else said

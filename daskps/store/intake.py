@@ -7,7 +7,6 @@ anything, so that a refused call changes nothing anywhere.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +20,14 @@ from daskps.layout.arrays import (
     Layout,
     Parameter,
     compute_dtype,
-    flatten,
 )
+from daskps.layout.trees import flatten, holds_arrays, is_tree
 from daskps.store.row_grad import RowGrad
 from daskps.store.with_rows import refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from daskps.typing import Array
 
 #: Each dtype that a store can hold, as arrays have it.
@@ -56,7 +57,7 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
         raise error(f"{what} is a dask collection; call .compute() on it first")
     if getattr(value, "requires_grad", False):
         raise error(f"{what} is a tensor that requires grad; pass .detach().numpy()")
-    if isinstance(value, (list, tuple)) and _holds_arrays(value):
+    if isinstance(value, (list, tuple)) and holds_arrays(value):
         raise error(
             f"{what} is a {type(value).__name__} of arrays, which are not stacked to "
             f"one; give each a name of its own, or pass numpy.stack(...) if they are "
@@ -79,20 +80,6 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
             f"to one of {', '.join(DTYPES)}"
         )
     return array
-
-
-def _holds_arrays(values: list[Any] | tuple[Any, ...], level: int = 0) -> bool:
-    """Whether there is an array, tensor or dask collection somewhere in a list."""
-    kinds = set(map(type, values))
-    if any(
-        hasattr(kind, "__dask_graph__")
-        or (hasattr(kind, "__array__") and not issubclass(kind, np.generic))
-        for kind in kinds
-    ):
-        return True
-    # Below that many levels NumPy refuses it, also a list that contains itself.
-    nested = tuple(k for k in kinds if issubclass(k, (list, tuple)) and level < 64)
-    return any(_holds_arrays(v, level + 1) for v in values if isinstance(v, nested))
 
 
 def gradients(
@@ -241,10 +228,10 @@ def scaled(
 def plain(given: Any) -> dict[str, Any]:
     """Return a flat mapping of names to what was given for them."""
     # A dict first: an abstract class takes ten times as long to say yes.
-    if not isinstance(given, (dict, Mapping)):
+    if not isinstance(given, dict) and not is_tree(given):
         raise TypeError(
-            f"expected a mapping of parameter names to arrays, found "
-            f"{type(given).__name__}; pass {{'w': array}}"
+            f"expected a mapping of parameter names to arrays, or a list or tuple of "
+            f"arrays, found {type(given).__name__}; pass {{'w': array}}"
         )
     return flatten(given)
 

@@ -59,8 +59,9 @@ class Writable(Readable):
         Parameters
         ----------
         grads : mapping
-            Name to gradient, of the parameter's shape; may be nested. Parameters
-            that are not named are not updated and their step count stays.
+            Name to gradient, of the parameter's shape; may be nested, or be in lists and
+            tuples where the store was made of such. Parameters that are not named are
+            not updated and their step count stays.
         weight : float
             Multiplies the gradients.
         lr : float, optional

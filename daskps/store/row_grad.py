@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from daskps.layout.trees import Leaf
+
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RowGrad:
+class RowGrad(Leaf):
     """Gradients, deltas or values for some rows of a table.
 
     Parameters

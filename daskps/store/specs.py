@@ -10,8 +10,9 @@ import numpy as np
 
 from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import LayoutError
-from daskps.layout.arrays import DTYPES, FLOATS, flatten
+from daskps.layout.arrays import DTYPES, FLOATS
 from daskps.layout.tables import AnyIds
+from daskps.layout.trees import Leaf, flatten, is_tree
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
 from daskps.store.arguments import flag, whole
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ArraySpec:
+class ArraySpec(Leaf):
     """A parameter that its owners make themselves; nothing travels.
 
     Parameters
@@ -86,10 +87,10 @@ def blueprint(
     LayoutError, TypeError, ValueError
         For what no store can be made of.
     """
-    if not isinstance(params, Mapping):
+    if not is_tree(params):
         raise TypeError(
-            f"params must be a mapping of names to arrays, found "
-            f"{type(params).__name__}; pass {{'w': array}}"
+            f"params must be a mapping of names to arrays, or a list or tuple of arrays, "
+            f"found {type(params).__name__}; pass {{'w': array}}"
         )
     flat = flatten(params)
     if not flat:

@@ -85,7 +85,7 @@ class StoreList(list[StoreInfo]):
 
 
 def create(  # noqa: PLR0913 - the public contract
-    params: Mapping[str, Any],
+    params: Mapping[str, Any] | list[Any] | tuple[Any, ...],
     *,
     name: str | None = None,
     client: Any = None,
@@ -100,9 +100,11 @@ def create(  # noqa: PLR0913 - the public contract
 
     Parameters
     ----------
-    params : mapping
-        Name to ndarray, scalar, dask array or :class:`ArraySpec`; nested mappings
-        are flattened with "/".
+    params : mapping, list or tuple
+        Name to ndarray, scalar, dask array, :class:`ArraySpec` or :class:`TableSpec`.
+        Nested mappings, and lists and tuples with an array in them, are flattened: names
+        and places, from 0, are joined with "/", and :func:`unflatten` is the way back. A
+        list of numbers is an array.
     name : str, optional
         Up to 200 bytes. A named store stays until :meth:`ParameterStore.delete` and
         any client can :func:`open` it; without a name it goes with the client.

@@ -9,6 +9,7 @@ import numpy as np
 
 from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES
+from daskps.layout.trees import Leaf
 from daskps.store.arguments import whole
 
 #: Of rows at most, of pushes that a row outlives, and before one: words hold them.
@@ -16,7 +17,7 @@ _MOST = 2**47
 
 
 @dataclass(frozen=True, eq=False)
-class TableSpec:
+class TableSpec(Leaf):
     """A table of rows that are read and changed by their numbers.
 
     Each shard owns a range of the rows, or some of all ids by a hash, and no row is ever

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +19,7 @@ from daskps.cluster.caller.routes import (
     whole,
 )
 from daskps.errors import PushRejectedError
+from daskps.layout.trees import Tree, is_tree
 from daskps.store import intake, row_intake
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
@@ -29,6 +29,8 @@ from daskps.training.row_ids import as_rows
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
@@ -226,12 +228,12 @@ class Stepper:
         loss_sum = None if loss is None else loss * n
         return Computed(arrays, GRADIENT, n, loss_sum, of_tables)
 
-    def _split(self, result: Any) -> tuple[float | None, Mapping[str, Any]]:
+    def _split(self, result: Any) -> tuple[float | None, Tree]:
         """Return loss and gradients of what the user's function returned."""
         loss, grads = None, result
-        if isinstance(result, tuple) and len(result) == 2:
+        if isinstance(result, tuple) and len(result) == 2 and not _is_part(result[0]):
             loss, grads = result
-        if not isinstance(grads, Mapping):
+        if not is_tree(grads):
             raise self._wrong(type(grads).__name__)
         if loss is None:
             return None, grads
@@ -243,8 +245,9 @@ class Stepper:
     def _wrong(self, found: str) -> PushRejectedError:
         return PushRejectedError(
             f"gradient {funcname(self.plan.gradient)} returned {found}; return a "
-            f"mapping of parameter names to arrays, or (loss, mapping) with a loss "
-            f"that is one number"
+            f"mapping of parameter names to arrays (or a list or tuple of arrays, where "
+            f"the store was made of one), or (loss, mapping) with a loss that is one "
+            f"number"
         )
 
     def _checked(
@@ -266,3 +269,8 @@ class Stepper:
 
     def _is_ours(self, array: Array) -> bool:
         return any(np.may_share_memory(array, p) for p in self.params.values())
+
+
+def _is_part(value: Any) -> bool:
+    """Whether it is the first of two gradients, and no loss."""
+    return getattr(value, "ndim", 0) > 0 or is_tree(value)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.errors import LayoutError, UnknownParameterError
-from daskps.layout.arrays import DTYPES, Layout, compute_dtype, flatten
+from daskps.layout.arrays import DTYPES, Layout, compute_dtype
 from daskps.layout.bounds import bounds
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -130,31 +130,3 @@ def test_half_precision_is_computed_in_single():
         "float32",
         "float64",
     ]
-
-
-def test_nested_mappings_flatten_with_a_slash():
-    assert flatten({"a": {"b": 1, "c": {"d": 2}}, "e/f": 3}) == {
-        "a/b": 1,
-        "a/c/d": 2,
-        "e/f": 3,
-    }
-
-
-@pytest.mark.parametrize("name", ["a/b", " ", "ünï✓", "x" * 10_000, "/", "."])
-def test_any_name_will_do(name):
-    assert flatten({name: 1}) == {name: 1}
-
-
-@pytest.mark.parametrize(
-    "params", [{"a": {"b": 1}, "a/b": 2}, {"a/b": 2, "a": {"b": 1}}]
-)
-def test_a_name_given_nested_and_flat_is_refused(params):
-    with pytest.raises(LayoutError, match=r"'a/b' is given twice.*rename"):
-        flatten(params)
-
-
-def test_names_that_are_no_text_or_empty_are_refused():
-    with pytest.raises(TypeError, match="names are str, found 3 of type int"):
-        flatten({"a": {3: 1}})
-    with pytest.raises(LayoutError, match="empty parameter name under 'a/'"):
-        flatten({"a": {"": 1}})

@@ -60,9 +60,9 @@ MUTANTS = (
     ),
     Mutant(
         "name-below-a-name",
-        "daskps.layout.arrays:flatten",
+        "daskps.layout.trees:flatten",
         'name = f"{prefix}{key}"',
         'name = f"{key}"',
-        ("tests/layout/test_arrays.py::test_nested_mappings_flatten_with_a_slash",),
+        ("tests/layout/test_trees.py::test_nested_mappings_flatten_with_a_slash",),
     ),
 )

@@ -155,6 +155,27 @@ def test_bsp_equals_numpy_in_one_process(train, way, options):
     assert result.execution == train.execution
 
 
+def of_a_list(params, X, y):
+    w, b = daskps.unflatten(params)
+    loss, grads = regression({"w": w, "b": b}, X, y)
+    return loss, (grads["w"], grads["b"])
+
+
+def test_parameters_in_a_list_are_trained_as_named_ones_are(train, way):
+    """The function returns (loss, (w, b)); the bits are those of {"w": ..., "b": ...}."""
+    found = []
+    for start, gradient in [
+        (START, regression),
+        ([*START.values()], of_a_list),
+    ]:
+        with sgd_store(start, shards=3) as store:
+            result = train(store, gradient, X, Y, seed=3, trainers=2, epochs=2)
+            assert store.version == result.version
+            store.add([np.ones(5), 0.5] if start is not START else dict(START))
+        found.append([*result.weights.values()])
+    assert [w.tobytes() for w in found[0]] == [w.tobytes() for w in found[1]]
+
+
 @mostly_inside("trainers", [1, 2, 5], real=[5], train=True)
 def test_bsp_with_adam_equals_numpy(train, way, trainers):
     with daskps.create(START, optimizer=optim.Adam(0.05)) as store:
