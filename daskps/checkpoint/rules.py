@@ -7,7 +7,7 @@ file names is never imported.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps import optim
@@ -32,13 +32,21 @@ RULES: Mapping[str, type[Rule]] = {
         optim.Adamax,
         optim.Ftrl,
         optim.RMSprop,
+        optim.chain,
+        optim.scaled,
     )
 }
 SCHEDULES: Mapping[str, Any] = {
     name: getattr(schedules, name) for name in schedules.__all__
 }
-#: Key of a schedule among the arguments of a rule; nested that deeply at most.
-_SCHEDULE, _MOST_NESTED = "schedule", 8
+#: What else may be an argument, by the key that it has there: these two, and rules.
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "schedule": SCHEDULES,
+    "part": {"clip_by_value": optim.clip_by_value},
+    "rule": RULES,
+}
+#: They are nested that deeply at most.
+_MOST_NESTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,7 @@ class StoredRule:
         told, slots = repr(rule)[:1000], tuple(rule.slots)
         kind, own = type(rule).__name__, RULES.get(type(rule).__name__)
         try:
-            named = inspect.signature(type(rule)).parameters
-            arguments = {n: _plain(getattr(rule, n)) for n in named}
+            arguments = _arguments(rule)
         except (TypeError, AttributeError, ValueError):
             own = None
         if own is not type(rule):
@@ -135,7 +142,7 @@ class StoredRule:
                 parameter,
             )
         try:
-            made = rule(**{n: _value(v) for n, v in self.arguments.items()})
+            made: Rule = _made(rule, self.arguments, 0)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{file}: no {self.kind} has the arguments {dict(self.arguments)!r:.200} "
@@ -170,22 +177,45 @@ def _of_row(first: float) -> bool:
     return isinstance(first, PerRow)
 
 
+def _arguments(value: Any) -> dict[str, Any]:
+    """Return what a rule, or an argument of one, was made with, by name."""
+    return {
+        n: _plain(getattr(value, n)) for n in inspect.signature(type(value)).parameters
+    }
+
+
+def _made(kind: Any, arguments: Mapping[str, Any], level: int) -> Any:
+    """Return a rule, or an argument of one, from :func:`_arguments`."""
+    given = {n: _value(v, level) for n, v in arguments.items()}
+    several: list[Any] = []
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            several += given.pop(name)
+    return kind(*several, **given)
+
+
 def _plain(value: Any) -> Any:
     """Return an argument as JSON has it; TypeError for one that it has not."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
     name = type(value).__name__
-    if SCHEDULES.get(name) is not type(value):
-        raise TypeError(f"{value!r} is not of daskps")
-    arguments = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return {_SCHEDULE: name, "arguments": arguments}
+    for key, known in ARGUMENTS.items():
+        if known.get(name) is type(value):
+            return {key: name, "arguments": _arguments(value)}
+    raise TypeError(f"{value!r} is not of daskps")
 
 
-def _value(plain: Any, level: int = 0) -> Any:
+def _value(plain: Any, level: int) -> Any:
     """Return an argument from :func:`_plain`."""
+    if isinstance(plain, list):
+        return tuple(_value(one, level) for one in plain)
     if not isinstance(plain, dict):
         return plain
     if level > _MOST_NESTED:
-        raise ValueError("schedules of schedules without an end")
-    given = plain["arguments"].items()
-    return SCHEDULES[plain[_SCHEDULE]](**{n: _value(v, level + 1) for n, v in given})
+        raise ValueError("rules or schedules of others without an end")
+    for key, known in ARGUMENTS.items():
+        if key in plain:
+            return _made(known[plain[key]], plain["arguments"], level + 1)
+    raise KeyError("an argument of no kind")

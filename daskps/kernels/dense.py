@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UndoLog,
     )
     from daskps.kernels.rows import OfRows
+    from daskps.kernels.source import Before
     from daskps.typing import Array
 
 #: Bytes of a cache line: what is written past the caches is written in full lines.
@@ -220,6 +221,8 @@ def build(
     dtype: Any,
     cache_dir: str | None = None,
     of_rows: OfRows | None = None,
+    *,
+    before: Before = (),
 ) -> Kernel:
     """Return the kernel of an update function for one dtype.
 
@@ -242,6 +245,10 @@ def build(
     of_rows : OfRows, optional
         What `update` needs whole rows for: it then takes a mean after the gradient, and
         the kernel updates rows of tables only.
+    before : tuple of (function, int)
+        Functions `(g, *scalars) -> g` that each element of the gradient goes through,
+        the last one first, and how many scalars each takes. They follow those of
+        `update`, in this order, and are part of `n_scalars`.
 
     Returns
     -------
@@ -257,11 +264,13 @@ def build(
     """
     dtype = np.dtype(dtype)
     if dtype == np.float16:
-        inner = build(update, n_slots, n_scalars, np.float32, cache_dir, of_rows)
+        given = n_slots, n_scalars, np.float32, cache_dir, of_rows
+        inner = build(update, *given, before=before)
         return Widened(inner, dtype)
     if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
     per_row = None if of_rows is None else of_rows.per_row
-    source = update_source(update, n_slots, n_scalars, dtype, of_rows=of_rows)
+    sizes = n_slots, n_scalars
+    source = update_source(update, *sizes, dtype, of_rows=of_rows, before=before)
     module = module_of(source, cache_dir)
-    return _native(module, dtype, (n_slots, n_scalars), per_row)
+    return _native(module, dtype, sizes, per_row)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,8 +23,13 @@ from daskps.kernels.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from daskps.kernels.freeze import Frozen
+
+#: What a gradient goes through first: functions `(g, *scalars) -> g`, and how many each
+#: takes.
+Before: TypeAlias = tuple[tuple[Callable[..., Any], int], ...]
 #: Raised whenever the generated code, `ahead.py`, `intrinsics.py`, `returns.py` or
 #: `streaming.py` changes its meaning.
 _FORMAT = 4
@@ -81,6 +87,25 @@ _cells = tuple(CellType(value) for value in ({cells}))
 _mean = rebuild("mean", _names, _cells,
 {code})
 _mean = njit(error_model="numpy", nogil=True)(_mean)
+"""
+
+#: What a gradient goes through before one of these functions gets it.
+_BEFORE = """\
+
+_names = {{"__name__": __name__, {names}}}
+_cells = tuple(CellType(value) for value in ({cells}))
+{name} = rebuild("{name}", _names, _cells,
+{code})
+{name} = njit(error_model="numpy", nogil=True)({name})
+"""
+_AFTER = """\
+
+{name}_of_changed = {name}
+
+
+@njit(error_model="numpy", nogil=True)
+def {name}({arguments}):
+    return {name}_of_changed({given})
 """
 
 _LOOP = """
@@ -229,6 +254,7 @@ def update_source(
     dtype: np.dtype[Any],
     *,
     of_rows: OfRows | None = None,
+    before: Before = (),
 ) -> str:
     """Return the module with the loops of an update function.
 
@@ -243,6 +269,8 @@ def update_source(
     of_rows : OfRows, optional
         What it needs whole rows for: it takes a mean after the gradient, and there are
         loops over rows only.
+    before : sequence of (function, int)
+        As `build` takes it.
 
     Returns
     -------
@@ -254,21 +282,11 @@ def update_source(
     TypeError
         If the function cannot be a kernel.
     """
-    n_means = 0 if of_rows is None else 1
-    frozen = freeze(update, 2 + n_means + n_slots + n_scalars, dtype)
     slots = [f"s{j}" for j in range(n_slots)]
     scalars = [f"c{j}" for j in range(n_scalars)]
     scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
-    text = _HEADER + _UPDATE.format(
-        dtype=dtype.name,
-        unsigned=f"uint{8 * dtype.itemsize}",
-        code=frozen.code,
-        names=frozen.names,
-        cells=frozen.cells,
-    )
+    text = _functions_text(update, dtype, of_rows, (slots, scalars, before))
     if of_rows is not None:
-        mean = freeze(of_rows.mean, 2 + n_scalars, dtype)
-        text += _MEAN.format(code=mean.code, names=mean.names, cells=mean.cells)
         rows = row_text(of_rows.per_row, scalars)
         return (
             text
@@ -292,6 +310,42 @@ def update_source(
     text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
     call = _call(slots, scalars, "[r, i]", "[source, i]")
     return text + rows_source(slots, scalars_read, weights_text(slots, call))
+
+
+def _functions_text(
+    update: Callable[..., Any],
+    dtype: np.dtype[Any],
+    of_rows: OfRows | None,
+    names: tuple[list[str], list[str], Before],
+) -> str:
+    """Return the text of what the loops call, for slots and scalars of these names."""
+    slots, scalars, before = names
+    own = scalars[: len(scalars) - sum(n for _, n in before)]
+    between = slots if of_rows is None else ["mean", *slots]
+    frozen = freeze(update, 2 + len(between) + len(own), dtype)
+    text = _HEADER + _UPDATE.format(
+        dtype=dtype.name, unsigned=f"uint{8 * dtype.itemsize}", **_fields(frozen)
+    )
+    called = [("_update", between)]
+    if of_rows is not None:
+        called.append(("_mean", []))
+        text += _MEAN.format(**_fields(freeze(of_rows.mean, 2 + len(own), dtype)))
+    if not before:
+        return text
+    changed, at = "g", len(scalars)
+    for j, (function, n) in reversed([*enumerate(before)]):
+        frozen, name, at = freeze(function, 1 + n, dtype), f"before{j}", at - n
+        text += _BEFORE.format(name=name, **_fields(frozen))
+        changed = f"{name}({', '.join([changed, *scalars[at : at + n]])})"
+    for name, more in called:
+        arguments = ", ".join(["w", "g", *more, *scalars])
+        given = ", ".join(["w", changed, *more, *own])
+        text += _AFTER.format(name=name, arguments=arguments, given=given)
+    return text
+
+
+def _fields(frozen: Frozen) -> dict[str, str]:
+    return {"code": frozen.code, "names": frozen.names, "cells": frozen.cells}
 
 
 def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:

@@ -20,6 +20,9 @@ from daskps.optim.adamax import Adamax as Adamax
 from daskps.optim.base import Rule as Rule
 from daskps.optim.binding import Bound as Bound
 from daskps.optim.binding import bind as bind
+from daskps.optim.composed import chain as chain
+from daskps.optim.composed import clip_by_value as clip_by_value
+from daskps.optim.composed import scaled as scaled
 from daskps.optim.ftrl import Ftrl as Ftrl
 from daskps.optim.patterns import resolve as resolve
 from daskps.optim.rmsprop import RMSprop as RMSprop
@@ -35,6 +38,9 @@ __all__ = [
     "Ftrl",
     "RMSprop",
     "Rule",
+    "chain",
+    "clip_by_value",
     "resolve",
+    "scaled",
     "schedules",
 ]

@@ -89,6 +89,15 @@ class Rule(ABC):
         """
         return None
 
+    @property
+    def before(self) -> tuple[tuple[Callable[..., Any], int], ...]:
+        """Functions that each element of a gradient goes through, the last one first.
+
+        Each is `(g, *scalars) -> g`, written as `update` is, with the number of its
+        scalars, which follow those of `update` in this order.
+        """
+        return ()
+
     @abstractmethod
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the scalars of one update.

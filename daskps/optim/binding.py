@@ -92,11 +92,9 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
     with user_code(f"the optimizer {type(rule).__name__}"):
         per_row = tuple(name in rule.row_slots for name in rule.slots)
         mean, sizes = rule.row_mean, (len(per_row), n_scalars)
-        if mean is None:
-            if any(per_row):
-                raise TypeError(f"{rule!r} has row_slots, but no row_mean")
-            kernel = kernels.build(rule.update, *sizes, dtype, cache_dir)
-        else:
-            of_rows = kernels.OfRows(mean, per_row)
-            kernel = kernels.build(rule.update, *sizes, dtype, cache_dir, of_rows)
+        if mean is None and any(per_row):
+            raise TypeError(f"{rule!r} has row_slots, but no row_mean")
+        of_rows = None if mean is None else kernels.OfRows(mean, per_row)
+        given = rule.update, *sizes, dtype, cache_dir, of_rows
+        kernel = kernels.build(*given, before=tuple(rule.before))
     return Bound(rule, kernel)

@@ -221,6 +221,8 @@ RULES = [
     optim.Adadelta(rho=0.5),
     optim.Adamax(0.1),
     optim.Ftrl(0.1, l1=0.5),
+    optim.chain(optim.clip_by_value(-1, 1), optim.SGD(SCHEDULE)),
+    optim.scaled(optim.chain(optim.SGD(0.1, weight_decay=0.5)), 2.0, 0.5),
 ]
 
 
@@ -243,7 +245,14 @@ def test_rules_of_daskps_come_back(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [Mine(0.1), Adam(0.1), optim.SGD(lambda n: 0.1)], ids=["own", "name", "lr"]
+    "rule",
+    [
+        Mine(0.1),
+        Adam(0.1),
+        optim.SGD(lambda n: 0.1),
+        optim.chain(optim.clip_by_value(-1, 1), Mine(0.1)),
+    ],
+    ids=["own", "name", "lr", "inside"],
 )
 def test_rules_of_ones_own_have_to_be_passed(rule):
     again = StoredRule.from_json(fields(stored(rule)))
@@ -281,6 +290,16 @@ def test_schedules_that_never_end():
         deep = {"schedule": "warmup", "arguments": {"after": deep, "steps": 1}}
     rule = replace(stored(optim.SGD(0.1)), arguments={"lr": deep})
     with pytest.raises(CheckpointError, match="no SGD has the arguments"):
+        rule.make("manifest.json", "w")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[], [{"rule": "Mine"}], [{"part": "system", "arguments": {}}], [1.0], 7, [{}]],
+)
+def test_parts_that_no_chain_has(parts):
+    rule = replace(stored(optim.chain(optim.SGD(0.1))), arguments={"parts": parts})
+    with pytest.raises(CheckpointError, match="no chain has the arguments"):
         rule.make("manifest.json", "w")
 
 
