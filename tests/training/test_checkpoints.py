@@ -53,6 +53,11 @@ def fails(params, X, y):
     return gradient(params, X, y)
 
 
+def fails_at_once(params, X, y):
+    """Raise before any round is complete."""
+    raise FailedError
+
+
 def fail_at(last, path=""):
     CALLS.update(n=itertools.count(), last=last, path=path)
     CALLS["before"] = set(manifests(path))
@@ -87,6 +92,25 @@ def test_another_store_goes_on_to_the_last_bit(way, execution, options, tmp_path
         assert found.epoch == entry.epoch
         if not found.since:
             assert found.loss == entry.loss
+
+
+@pytest.mark.parametrize("way", INSIDE, indirect=True)
+def test_a_store_whose_first_run_failed_is_loaded(way, tmp_path):
+    """Its first gradient raised before a round was complete: it is at version 0."""
+    where = Checkpoints(tmp_path)
+    with new_store() as whole:
+        train(whole, 2, checkpoint=where, **ROWS)
+        saved = bits(whole)
+        train(whole, 1, **ROWS)
+        expected = bits(whole)
+    with new_store(shards=2) as store:
+        with pytest.raises(FailedError):
+            train(store, 1, fails_at_once, **ROWS)
+        assert store.version == 0
+        train(store, 2, checkpoint=where, resume=True, **ROWS)
+        assert bits(store) == saved
+        train(store, 1, **ROWS)
+        assert bits(store) == expected
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)

@@ -40,6 +40,7 @@ from daskps.init import constant
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installing import Counted, Installation
+from daskps.shards.memory.format import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -210,10 +211,13 @@ async def install(
     url, options = where
     hosted = {one.index: one for one in host.of(store)}
     for index, one in hosted.items():
-        if one.shard.segment.flip or one.shard.segment.current.version:
+        now = one.shard.segment.current
+        # A run that ended before its first round has left nothing.
+        if now.version or now.plain[RUN]:
+            what = "is in a run" if now.plain[RUN] else "has been pushed to, or filled"
             raise ProtocolError(
                 f"shard {index} of store {one.name!r} is to be filled from a checkpoint "
-                f"and has been pushed to, or filled, already; restore to a new store"
+                f"and {what} already; restore to a new store"
             )
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-restore")
