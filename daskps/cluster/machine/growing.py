@@ -36,8 +36,10 @@ class PrivateMemory:
             self.memory = mmap.mmap(-1, nbytes, flags=_PRIVATE)
         except OSError as error:
             raise LayoutError(
-                f"a table of any ids is given {nbytes:,} bytes of addresses, which this "
-                f"system does not allow: {error}; let it overcommit memory"
+                f"a shard with tables of any ids is given {nbytes:,} bytes of addresses, "
+                f"and this process has none left ({error.strerror}): it has 128 TiB at "
+                f"most, less where `ulimit -v` or vm.overcommit_memory=2 say so. Make "
+                f"fewer shards for each worker, or give such tables max_rows="
             ) from error
         self.fd = -1
 

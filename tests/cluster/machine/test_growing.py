@@ -107,6 +107,13 @@ def test_private_memory_grows():
         Growing(PrivateMemory(4096), np.empty(8), asks(0)).take([np.empty(8)])
 
 
+def test_a_process_without_addresses_says_what_takes_them():
+    with pytest.raises(LayoutError, match="none left") as found:
+        PrivateMemory(2**47)
+    for advice in ("fewer shards", "max_rows=", "ulimit -v", "vm.overcommit_memory=2"):
+        assert advice in str(found.value)
+
+
 def test_memory_that_was_given_back_is_zeros_when_it_is_taken_again():
     memory = PrivateMemory(8 * 4096)
     buffer = np.frombuffer(memory.memory, np.uint8)
