@@ -91,6 +91,38 @@ def replaced(client: Any, worker: str) -> None:
     client.wait_for_workers(2, timeout=PATIENCE)
 
 
+def test_a_stopped_owner_is_named_and_the_next_save_works(tmp_path):
+    """Stopped before the cut, and between the cut and the files; pushes go on."""
+    with local_cluster(n_workers=2, threads=1) as client:
+        s = filled(2)
+        link, target = link_of(s), saving.CheckpointTarget(str(tmp_path))
+        how: Any = {"training": saving.TrainingState()}
+        victim = s.placement[1]
+        pid = client.run(os.getpid, workers=[victim])[victim]
+
+        def take(seconds: float) -> Any:
+            return link.run(lambda: saving.take(s._shards, Deadline(seconds, "a save")))
+
+        cut = take(PATIENCE)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            how["deadline"] = Deadline(1.0, "a save")
+            with pytest.raises(TimeoutError, match="stopped, or busy") as caught:
+                link.run(lambda: saving.write(s._shards, cut, target, **how))
+            assert victim in str(caught.value)
+            with pytest.raises(TimeoutError, match="no shard is held") as caught:
+                take(1.0)
+            assert f"waited for {victim} to answer" in str(caught.value)
+            push(s, 50)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [*tmp_path.rglob(MANIFEST)] == []
+        folder, _ = save(s, tmp_path)
+        assert [p.parent for p in tmp_path.rglob(MANIFEST)] == [folder]
+        with restored(link, folder, 1) as other:
+            assert other["w"].pull().tobytes() == s["w"].pull().tobytes()
+
+
 def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatch):
     with local_cluster(n_workers=2, threads=1) as client:
         s = filled(3)

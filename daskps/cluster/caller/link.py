@@ -25,13 +25,13 @@ from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.deadline import Deadline, silence
 from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -166,12 +166,17 @@ class Link(SyncMethodMixin):
         self._ensured = True
 
     async def within(
-        self, function: Callable[[], Awaitable[T]], seconds: float | None, what: str
+        self,
+        function: Callable[[], Awaitable[T]],
+        seconds: float | None,
+        what: str,
+        silent: Collection[str] = (),
     ) -> T:
         """Await what a function begins, or after `seconds` raise a TimeoutError.
 
-        Which names what was waited for; one of the work's own passes as it is. A
-        function: where this is cancelled before it begins nothing is left unawaited.
+        Which names what was waited for, and the workers that are `silent` then; one of
+        the work's own passes as it is. A function: where this is cancelled before it
+        begins nothing is left unawaited.
         """
         scope = asyncio.timeout(seconds)
         try:
@@ -180,7 +185,8 @@ class Link(SyncMethodMixin):
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise Deadline(seconds, what).error(changes=False) from None
+            deadline = Deadline(seconds, what)
+            raise deadline.error(silence(silent), changes=False) from None
 
     async def wind_up(self, work: Awaitable[Any]) -> None:
         """Await for a moment what a call leaves behind; then it goes on alone.

@@ -167,9 +167,11 @@ async def write(
     CheckpointError, SnapshotLostError, TimeoutError
         As of :func:`save`.
     """
+    silent: set[str] = set()
+    work = partial(_write, shards, cut, target, training, silent=silent)
     try:
-        work = partial(_write, shards, cut, target, training)
-        return await shards.link.within(work, deadline.remaining(), deadline.what)
+        seconds = deadline.remaining()
+        return await shards.link.within(work, seconds, deadline.what, silent)
     finally:
         await drop_cut(shards, cut.name)
 
@@ -179,6 +181,8 @@ async def _write(
     cut: WholeCut,
     target: CheckpointTarget,
     training: TrainingState,
+    *,
+    silent: set[str],
 ) -> tuple[str, Manifest]:
     meta = shards.meta
     rules = Rules(meta.layout, meta.rules)
@@ -187,7 +191,9 @@ async def _write(
     text = await shards.link.directory("trained_by", uid=meta.uid)
     run = {"run": json.loads(text)} if text else {}
     try:
-        said, held = await _by_owners(shards, cut, target, folder=folder, rules=rules)
+        said, held = await _by_owners(
+            shards, cut, target, folder=folder, rules=rules, silent=silent
+        )
         history = training.history
         if training.hear is not None:
             history = await training.hear(said.epochs)
@@ -252,8 +258,12 @@ async def _by_owners(
     *,
     folder: str,
     rules: Rules,
+    silent: set[str],
 ) -> tuple[OwnersSaid, list[str]]:
-    """Have all owners write their chunks; return what they say, and who had no room."""
+    """Have all owners write their chunks; return what they say, and who had no room.
+
+    In `silent` are those that have yet to do so.
+    """
     meta, link = shards.meta, shards.link
     slots = [(i, [*map(float, of)], per_row(of)) for i, of in rules.slots.items()]
     about = {
@@ -273,9 +283,11 @@ async def _by_owners(
             shard = [owner for owner, *_ in cut.copies].index(worker)
             why = f"died or cannot be reached while it wrote a checkpoint ({error})"
             raise SnapshotLostError(meta.name, shard, worker, why) from error
+        silent.discard(worker)
         return found
 
     workers = [*dict.fromkeys(owner for owner, *_ in cut.copies)]
+    silent.update(workers)
     replies = await gather(*map(ask, workers))
     pairs = zip(workers, replies, strict=True)
     return OwnersSaid.joined(replies), [worker for worker, of in pairs if of["holds"]]

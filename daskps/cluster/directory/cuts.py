@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import remember
+from daskps.cluster.wire.deadline import silence
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.reports import unpack_report
 from daskps.errors import (
@@ -59,8 +60,9 @@ class OpenCut:
     #: The parameter, None for all.
     index: int | None
     attempt: int = 0
-    #: For callers that it takes too long.
+    #: For callers that it takes too long: "" for the hosts that are silent.
     waits_for: str = "another snapshot of the store to end"
+    silent: set[str] = field(default_factory=set)
     work: asyncio.Future[dict[str, Any]] = field(init=False)
 
 
@@ -185,12 +187,13 @@ class Cuts:
             if not scope.expired():
                 raise
             if (away := entry.first_away) is None:
-                return {"waited_for": cut.waits_for}
+                silent = silence(cut.silent) or "its hosts to copy their shards"
+                return {"waited_for": cut.waits_for or silent}
             shard, worker, why = away
             return {"waited_for": f"shard {shard} at worker {worker}, which {why}"}
 
     async def _until_done(self, cut: OpenCut) -> list[tuple[int, ...]]:
-        entry = cut.entry
+        entry, cut.waits_for = cut.entry, ""
         while True:
             # Also what has come since, of rows of any ids.
             hold = (
@@ -245,7 +248,10 @@ class Cuts:
     def _everywhere(
         self, cut: OpenCut, method: str, **kwargs: Any
     ) -> Awaitable[list[Any]]:
-        return self._hosts.everywhere(cut.entry, method, cut=cut.name, **kwargs)
+        cut.silent = set()
+        return self._hosts.everywhere(
+            cut.entry, method, silent=cut.silent, cut=cut.name, **kwargs
+        )
 
 
 def _order(orders: Mapping[int, Order]) -> dict[str, Any]:
@@ -257,7 +263,7 @@ def _order(orders: Mapping[int, Order]) -> dict[str, Any]:
 
 def _describe(missing: Sequence[tuple[int, int, int]]) -> str:
     if not missing:
-        return "its hosts to copy their shards"
+        return ""
     shard, owner, sequence = missing[0]
     whose = f"trainer {-1 - owner}" if owner < 0 else f"producer {owner}"
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

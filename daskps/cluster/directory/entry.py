@@ -230,13 +230,27 @@ class Hosts:
         return unpack_reply(reply, f"worker {worker}")
 
     async def everywhere(
-        self, entry: StoreEntry, method: str, **kwargs: Any
+        self,
+        entry: StoreEntry,
+        method: str,
+        *,
+        silent: set[str] | None = None,
+        **kwargs: Any,
     ) -> list[Any]:
-        """Send a control message to every live host of a store."""
-        found = await asyncio.gather(
-            *(self.control(w, method, store=entry.uid, **kwargs) for w in entry.hosts),
-            return_exceptions=True,
-        )
+        """Send a control message to every live host of a store.
+
+        In `silent` are those that have yet to answer.
+        """
+        silent = set() if silent is None else silent
+        silent.update(entry.hosts)
+
+        async def ask(worker: str) -> Any:
+            found = await self.control(worker, method, store=entry.uid, **kwargs)
+            silent.discard(worker)
+            return found
+
+        asked = map(ask, entry.hosts)
+        found = await asyncio.gather(*asked, return_exceptions=True)
         # Only once all have answered: what is sent next must not overtake this.
         for answer in found:
             if isinstance(answer, BaseException):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Deadline:
@@ -52,3 +56,12 @@ class Deadline:
             f"timed out{after} waiting for {self.what}{at}; "
             f"{sent if changes else 'pass'} a larger timeout=, or None to wait for ever"
         )
+
+
+def silence(workers: Collection[str]) -> str:
+    """Return what is said of workers that have yet to answer; "" of none."""
+    if not workers:
+        return ""
+    named, n = ", ".join(sorted(workers)[:3]), len(workers)
+    more = f" and {n - 3} more" if n > 3 else ""
+    return f"{named}{more} to answer, of which one is stopped, or busy"
