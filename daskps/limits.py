@@ -131,6 +131,32 @@ def check_parameters(
             )
 
 
+def check_placed(placed: Iterable[tuple[Sequence[int], Sequence[int]]], n: int) -> None:
+    """Refuse parameters that are placed in more ways than a layout has room for.
+
+    Parameters
+    ----------
+    placed : iterable of (shards, indices)
+        Shards, and the parameters and tables that are cut over these.
+    n : int
+        How many parameters and tables there are.
+
+    Raises
+    ------
+    LayoutError
+        Naming what they come to and the limit.
+    """
+    # What is cut over the same shards is cut as one vector for each of the 12 dtypes.
+    found = n + sum(
+        len(indices) + len(shards) * min(len(indices), 12) for shards, indices in placed
+    )
+    if found > MOST_PIECES:
+        raise LayoutError(
+            f"parameters that are placed come to {found:,} pieces, more than the "
+            f"{MOST_PIECES:,} that a store may have; place them on fewer servers"
+        )
+
+
 def check_trainers(size: Any, *, graph: bool) -> None:
     """Refuse trainers that an execution has no room for.
 

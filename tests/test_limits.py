@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,11 @@ import pytest
 import daskps
 from daskps import LayoutError, limits
 from daskps.cluster.directory.placement import StoreRequest, reserve
-from daskps.store.specs import blueprint
+from daskps.store.specs import Wanted, blueprint
 
 OPTIONS: dict[str, Any] = {
     "name": None,
     "optimizer": None,
-    "shards": None,
-    "servers": "auto",
     "seed": 0,
     "overwrite": False,
 }
@@ -76,7 +75,7 @@ def request(params, shards):
 @pytest.mark.parametrize(("options", "params", "said"), [*absurd()])
 def test_an_absurd_store_is_refused_at_the_client(options, params, said):
     with pytest.raises(LayoutError, match=said):
-        blueprint(params, **{**OPTIONS, **options})
+        blueprint(params, where=Wanted(options.get("shards"), "auto", None), **OPTIONS)
 
 
 @pytest.mark.parametrize(("options", "params", "said"), [*absurd()])
@@ -88,6 +87,17 @@ def test_an_absurd_store_is_refused_by_the_directory(options, params, said):
     ]
     with pytest.raises(LayoutError, match=said):
         reserve(scheduler, request(rows, options.get("shards")), ["a"], {})
+
+
+def test_parameters_that_are_placed_in_too_many_ways_are_refused():
+    scheduler: Any = SimpleNamespace(workers={}, id="s")
+    rows = [(f"w{i}", [1], "float32") for i in range(4_000)]
+    wanted = replace(
+        request(rows, 64),
+        placement=[(["a", "b"][: 1 + i % 2], [i]) for i in range(4_000)],
+    )
+    with pytest.raises(LayoutError, match=r"come to 138,000 pieces.*fewer servers"):
+        reserve(scheduler, wanted, ["a", "b"], {})
 
 
 @pytest.mark.parametrize("shape", [[-1], [1.5], ["x"], [True], [None]])

@@ -13,7 +13,7 @@ from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
 from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
-from daskps.store.repr import text_table
+from daskps.store.repr import shards_line, text_table
 from daskps.store.table_counts import counted_tables
 
 if TYPE_CHECKING:
@@ -96,13 +96,20 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
     click.echo(f"{found['kind']} store {found['name']!r}, uid {found['uid']}\n")
     columns = ("name", "shape", "dtype", "nbytes", "optimizer")
     if found["parameters"]:
-        click.echo(table(columns, found["parameters"]))
+        click.echo(table(_placed(columns, found), found["parameters"]))
         click.echo()
     if found["tables"]:
         of_rows = ("name", "rows", "dim", "dtype", "nbytes", "steps", "optimizer")
-        click.echo(table(of_rows, found["tables"]))
+        click.echo(table(_placed(of_rows, found), found["tables"]))
         click.echo()
     click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
+
+
+def _placed(columns: tuple[str, ...], found: dict[str, Any]) -> tuple[str, ...]:
+    """Add over which shards each is cut, where one is placed on some of them."""
+    every = [*found["parameters"], *found["tables"]]
+    is_placed = any(row["shards"] is not None for row in every)
+    return (*columns, "shards") if is_placed else columns
 
 
 def described(sight: StoreView) -> dict[str, Any]:
@@ -126,6 +133,7 @@ def described(sight: StoreView) -> dict[str, Any]:
             "dtype": p.dtype,
             "nbytes": p.nbytes,
             "optimizer": meta.optimizers.get(p.index),
+            "shards": p.shards and list(p.shards),
         }
         for p in meta.layout.parameters
     ]
@@ -135,6 +143,7 @@ def described(sight: StoreView) -> dict[str, Any]:
             "name": t.name,
             **counted[t.name],
             "optimizer": meta.optimizers.get(t.index),
+            "shards": t.shards and list(t.shards),
         }
         for t in meta.layout.tables
     ]
@@ -201,6 +210,8 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(column: str, row: dict[str, Any]) -> str:
     value = row.get(column)
+    if column == "shards" and not isinstance(value, int):
+        return shards_line(value)
     if value is None:
         return "" if "error" in row else "-"
     if column in HEADS:

@@ -1,15 +1,16 @@
 """Where every element of every parameter lives: a pure function of names and shapes.
 
 The parameters of one dtype form one flat vector, in the order they were given; shard
-*i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. One
-parameter therefore meets a shard in at most one contiguous run, a *piece*. Tables are cut
-apart from them, see :mod:`daskps.layout.tables`.
+*i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. Those that
+are placed on some of the shards form vectors of their own, which are cut over these alone
+(:mod:`daskps.layout.vectors`). One parameter therefore meets a shard in at most one
+contiguous run, a *piece*. Tables are cut apart from them, see
+:mod:`daskps.layout.tables`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.errors import LayoutError, UnknownParameterError
-from daskps.layout.bounds import bounds
+from daskps.layout.parameters import Parameter, Piece
 from daskps.layout.tables import AnyIds, Table, TablePiece, TableShape, UnboundedTable
+from daskps.layout.vectors import Vector, VectorPart, by_index, parts_of, placed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,46 +50,6 @@ def counted(n: int, thing: str) -> str:
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One dense parameter and its place in the flat vector of its dtype."""
-
-    index: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    #: Position in the flat vector of all parameters of this dtype, in elements.
-    offset: int
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of one copy of the values."""
-        return self.size * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The run of one parameter's elements that one shard owns."""
-
-    parameter: Parameter
-    shard: int
-    #: Start and stop within the C-order elements of the parameter.
-    start: int
-    stop: int
-    #: Start within the shard's part of the dtype's vector, in elements.
-    local: int
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.stop - self.start
-
-
 @dataclass(frozen=True)
 class Layout:
     """Names, shapes, dtypes and the number of shards; everything else follows."""
@@ -102,23 +64,28 @@ class Layout:
         shapes: Mapping[str, tuple[tuple[int, ...], str]],
         n_shards: int,
         tables: Mapping[str, TableShape] | None = None,
+        placed: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
     ) -> Layout:
         """Lay parameters and tables out over `n_shards` shards.
 
         `shapes` has the shape and dtype of each parameter, `tables` the number of rows,
         their length and the dtype of each table, both by name. A table of any ids has 0
-        rows, and what they begin with.
+        rows, and what they begin with. `placed` has shards, and the indices of the
+        parameters and tables that are cut over these alone.
         """
         if n_shards < 1:
             raise ValueError(f"shards must be at least 1, found {n_shards}")
-        ends: dict[str, int] = {}
+        tables = tables or {}
+        over = by_index(placed, len(shapes) + len(tables), n_shards)
+        ends: dict[Vector, int] = {}
         parameters = []
         for index, (name, (shape, dtype)) in enumerate(shapes.items()):
             _check_dtype("parameter", name, dtype)
-            parameter = Parameter(index, name, shape, dtype, ends.get(dtype, 0))
-            ends[dtype] = parameter.offset + parameter.size
+            offset = ends.get(vector := Vector(dtype, over.get(index)), 0)
+            parameter = Parameter(index, name, shape, dtype, offset, vector.shards)
+            ends[vector] = offset + parameter.size
             parameters.append(parameter)
-        return cls(tuple(parameters), n_shards, _tables(tables or {}, parameters))
+        return cls(tuple(parameters), n_shards, _tables(tables, parameters, over))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -142,11 +109,24 @@ class Layout:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Elements in the flat vector of each dtype, in order of appearance."""
+        """Elements of all parameters of each dtype, in order of appearance."""
         lengths: dict[str, int] = {}
-        for p in self.parameters:
-            lengths[p.dtype] = lengths.get(p.dtype, 0) + p.size
+        for vector, n in self.vectors.items():
+            lengths[vector.dtype] = lengths.get(vector.dtype, 0) + n
         return lengths
+
+    @cached_property
+    def vectors(self) -> dict[Vector, int]:
+        """Elements of each flat vector, in order of appearance."""
+        vectors: dict[Vector, int] = {}
+        for p in self.parameters:
+            vectors[p.vector] = vectors.get(p.vector, 0) + p.size
+        return vectors
+
+    @cached_property
+    def parts(self) -> dict[Vector, tuple[VectorPart, ...]]:
+        """For each flat vector the part of each shard that it is cut over."""
+        return parts_of(self.vectors, self.n_shards)
 
     def __getitem__(self, name: str) -> Parameter:
         try:
@@ -182,9 +162,14 @@ class Layout:
             f"{said}; did you mean {near[0]!r}?" if near else said
         )
 
-    def extent(self, shard: int, dtype: str) -> tuple[int, int]:
-        """Return start and stop of a shard's part of the vector of `dtype`."""
-        return bounds(self.lengths[dtype], self.n_shards, shard)
+    @cached_property
+    def n_elements(self) -> tuple[dict[str, int], ...]:
+        """For each shard how many elements of arrays it has of each dtype."""
+        found = [dict.fromkeys(self.lengths, 0) for _ in range(self.n_shards)]
+        for vector, parts in self.parts.items():
+            for part in parts:
+                found[part.shard][vector.dtype] += part.size
+        return tuple(found)
 
     def shard_nbytes(self, shard: int) -> int:
         """Return the bytes of one copy of a shard's values, rows among them."""
@@ -193,8 +178,7 @@ class Layout:
 
     def dense_nbytes(self, shard: int) -> int:
         """Return the bytes of one copy of what a shard has of arrays."""
-        extents = [(np.dtype(d), *self.extent(shard, d)) for d in self.lengths]
-        return sum((stop - start) * d.itemsize for d, start, stop in extents)
+        return sum(np.dtype(d).itemsize * n for d, n in self.n_elements[shard].items())
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -232,26 +216,26 @@ class Layout:
         }
 
     def _cut(self, p: Parameter) -> Iterator[Piece]:
-        n, k = self.lengths[p.dtype], self.n_shards
-        size, longer = divmod(n, k)
+        parts = self.parts[p.vector]
+        size, longer = divmod(self.vectors[p.vector], len(parts))
         if p.size == 0:
             return
         # The first shard that can hold element `offset`, found by arithmetic: with
         # 10,000 shards a scan per parameter would dominate `create`.
         edge = longer * (size + 1)
-        shard = (
+        i = (
             p.offset // (size + 1)
             if p.offset < edge
             else longer + (p.offset - edge) // max(size, 1)
         )
         at = p.offset
         while at < p.offset + p.size:
-            start, stop = bounds(n, k, shard)
+            shard, start, stop, local = parts[i]
             end = min(stop, p.offset + p.size)
             if end > at:
-                yield Piece(p, shard, at - p.offset, end - p.offset, at - start)
+                yield Piece(p, shard, at - p.offset, end - p.offset, local + at - start)
                 at = end
-            shard += 1
+            i += 1
 
     @cached_property
     def nbytes(self) -> int:
@@ -268,6 +252,8 @@ class Layout:
         unbounded = [t for t in self.tables if isinstance(t, UnboundedTable)]
         if unbounded:
             wire["any_ids"] = [(t.name, *t.of.to_wire()) for t in unbounded]
+        if placed := placed_of([*self.parameters, *self.tables]):
+            wire["placed"] = placed
         return wire
 
     @classmethod
@@ -279,11 +265,13 @@ class Layout:
             n: (rows, dim, d, any_ids[n]) if n in any_ids else (rows, dim, d)
             for n, rows, dim, d in wire.get("tables", ())
         }
-        return cls.build(shapes, wire["shards"], tables)
+        return cls.build(shapes, wire["shards"], tables, wire.get("placed", ()))
 
 
 def _tables(
-    tables: Mapping[str, TableShape], parameters: Sequence[Parameter]
+    tables: Mapping[str, TableShape],
+    parameters: Sequence[Parameter],
+    over: Mapping[int, tuple[int, ...]],
 ) -> tuple[Table, ...]:
     """Return tables, numbered after the parameters; refuse what no store holds."""
     names = {p.name for p in parameters}
@@ -300,10 +288,11 @@ def _tables(
                 f"table {name!r} has {counted(rows, 'row')} of {counted(dim, 'number')}; "
                 f"it needs at least one of each"
             )
+        about, on = (index, name, rows, dim, dtype), over.get(index)
         if any_ids:
-            found.append(UnboundedTable(index, name, 0, dim, dtype, any_ids[0]))
+            found.append(UnboundedTable(*about, any_ids[0], shards=on))
         else:
-            found.append(Table(index, name, rows, dim, dtype))
+            found.append(Table(*about, shards=on))
     return tuple(found)
 
 

@@ -15,7 +15,8 @@ from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout.arrays import Layout, Parameter, Piece
+    from daskps.layout.arrays import Layout
+    from daskps.layout.parameters import Parameter, Piece
     from daskps.layout.tables import Table
 
 

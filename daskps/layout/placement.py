@@ -46,6 +46,43 @@ def place(n_shards: int, servers: Sequence[str]) -> tuple[str, ...]:
     return tuple(servers[i] for i, part in enumerate(parts) for _ in range(*part))
 
 
+def shards_on(servers: Sequence[str], owners: Sequence[str]) -> tuple[int, ...]:
+    """Return over which shards something is cut that is placed on some servers.
+
+    Parameters
+    ----------
+    servers : sequence of str
+        Addresses, at least one.
+    owners : sequence of str
+        The owner of each shard.
+
+    Returns
+    -------
+    tuple of int
+        All shards of these servers, ascending; of one server alone the first shard, which
+        has it whole.
+
+    Raises
+    ------
+    LayoutError
+        If one of them owns no shard.
+
+    Examples
+    --------
+    >>> shards_on(["b"], ["a", "b", "b"]), shards_on(["b", "a"], ["a", "b", "b"])
+    ((1,), (0, 1, 2))
+    """
+    wanted = dict.fromkeys(servers)
+    if absent := wanted.keys() - set(owners):
+        raise LayoutError(
+            f"placement names {min(absent)!r:.80}, which owns no shard of this store; its "
+            f"shards are on {[*dict.fromkeys(owners)][:8]}. Name some of these, or have "
+            f"more by servers= and shards="
+        )
+    found = tuple(shard for shard, owner in enumerate(owners) if owner in wanted)
+    return found[:1] if len(wanted) == 1 else found
+
+
 def check_memory(
     need: Mapping[str, int],
     held: Mapping[str, int],

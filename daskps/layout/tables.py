@@ -2,27 +2,30 @@
 
 The rows of a table that has a number of them are cut into contiguous ranges like
 ``np.array_split``; no row is ever split. Those of a table of any ids are cut by a hash of
-the id, see :mod:`daskps.layout.buckets`. Every shard has a piece of every table, of no
-rows where there are fewer rows than shards: a push of a table goes to all of them, and so
-each counts the table's steps.
+the id, see :mod:`daskps.layout.buckets`. A table may be placed on some of the shards: then it
+is cut over these. Every shard has a piece of every table, of no rows where it is placed
+elsewhere or has fewer rows than shards: a push of a table goes to all of them, and so each
+counts the table's steps.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from daskps.init import constant, normal, uniform
 from daskps.kernels import id_hash, row_split
-from daskps.layout.bounds import bounds
+from daskps.layout.bounds import bounds, spread
 from daskps.layout.buckets import bucket_edges, bucket_rows, n_buckets
 from daskps.layout.ids import check_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.kernels.row_split import Split
     from daskps.typing import Array
 
@@ -85,6 +88,13 @@ class Table:
     #: Length of a row.
     dim: int
     dtype: str
+    #: The shards that it is cut over, ascending; None for all.
+    shards: tuple[int, ...] | None = field(default=None, kw_only=True)
+
+    @property
+    def whole(self) -> TablePiece:
+        """All of it as one piece."""
+        return TablePiece(self, 0, 0, self.rows)
 
     @property
     def is_bounded(self) -> bool:
@@ -129,13 +139,23 @@ class Table:
 
         None where one of them is none of the table.
         """
-        edges = _row_edges(self.rows, n_shards)
-        return row_split.split(ids, edges, cache_dir=cache_dir)
+        over = self.shards
+        edges = _row_edges(self.rows, n_shards if over is None else len(over))
+        found = row_split.split(ids, edges, cache_dir=cache_dir)
+        if found is None or over is None:
+            return found
+        return found._replace(starts=[*spread(found.starts, over, n_shards)])
 
     def cut(self, n_shards: int, shard: int) -> TablePiece:
-        """Return the piece that one of its shards has."""
-        start, stop = bounds(self.rows, n_shards, shard)
-        return TablePiece(self, shard, start, stop - start)
+        """Return the piece that a shard has."""
+        start, stop = self.edges(n_shards)[shard : shard + 2]
+        return TablePiece(self, shard, int(start), int(stop - start))
+
+    def edges(self, n_shards: int) -> Array:
+        """Return where the rows of each shard begin, and the last of them ends."""
+        if self.shards is None:
+            return _row_edges(self.rows, n_shards)
+        return _spread(_row_edges, self.rows, self.shards, n_shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +163,11 @@ class UnboundedTable(Table):
     """A table of any ids. It begins without rows: `rows`, and bytes with it, is 0."""
 
     of: AnyIds
+
+    @property
+    def whole(self) -> TablePiece:
+        """All of it as one piece."""
+        return UnboundedPiece(self, 0, 0, 0, 0, self.n_buckets)
 
     @property
     def is_bounded(self) -> bool:
@@ -166,7 +191,9 @@ class UnboundedTable(Table):
 
     def edges(self, n_shards: int) -> Array:
         """Return where the buckets of each shard begin, and the last of them ends."""
-        return _bucket_edges(self.n_buckets, n_shards)
+        if self.shards is None:
+            return _bucket_edges(self.n_buckets, n_shards)
+        return _spread(_bucket_edges, self.n_buckets, self.shards, n_shards)
 
     def check(self, ids: Array, what: str, error: type[Exception]) -> None:
         """Refuse ids that can be none of it: there are none."""
@@ -178,11 +205,15 @@ class UnboundedTable(Table):
         self, ids: Array, n_shards: int, *, cache_dir: str | None = None
     ) -> Split | None:
         """Sort ids by the shard that their hash says; see :meth:`Table.split`."""
-        edges = self.edges(n_shards)
-        return id_hash.split(ids, self.hash_seed, edges, cache_dir=cache_dir)
+        over = self.shards
+        edges = _bucket_edges(self.n_buckets, n_shards if over is None else len(over))
+        found = id_hash.split(ids, self.hash_seed, edges, cache_dir=cache_dir)
+        if over is None:
+            return found
+        return found._replace(starts=[*spread(found.starts, over, n_shards)])
 
     def cut(self, n_shards: int, shard: int) -> TablePiece:
-        """Return the piece that one of its shards has."""
+        """Return the piece that a shard has."""
         first, stop = self.edges(n_shards)[shard : shard + 2].tolist()
         return UnboundedPiece(self, shard, 0, 0, first, stop)
 
@@ -237,7 +268,7 @@ class UnboundedPiece(TablePiece):
     @property
     def is_empty(self) -> bool:
         """Whether no row is ever in it."""
-        return False
+        return self.first_bucket == self.stop_bucket
 
     @property
     def of(self) -> AnyIds:
@@ -293,6 +324,14 @@ def _row_edges(rows: int, n_shards: int) -> Array:
 @functools.lru_cache(maxsize=64)
 def _bucket_edges(n_buckets: int, n_shards: int) -> Array:
     return bucket_edges(n_buckets, n_shards)
+
+
+@functools.lru_cache(maxsize=64)
+def _spread(
+    edges: Callable[[int, int], Array], n: int, shards: tuple[int, ...], n_shards: int
+) -> Array:
+    """Return where the parts of all shards begin, of `n` cut over some of them."""
+    return np.array(spread(edges(n, len(shards)).tolist(), shards, n_shards), np.int64)
 
 
 @functools.lru_cache(maxsize=256)

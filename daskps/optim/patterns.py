@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -63,18 +63,47 @@ def _check(rule: Any, where: str) -> Rule:
 
 def _match(rules: Mapping[str, Rule], names: list[str]) -> dict[str, Rule]:
     chosen: dict[str, Rule] = {}
-    for name in names:
-        pattern = next((p for p in rules if fnmatchcase(name, p)), None)
+    found = first_matches(rules, names, "optimizer")
+    for name, pattern in zip(names, found, strict=True):
         if pattern is None:
             raise LayoutError(
                 f"no optimizer for parameter {name!r}: none of the patterns "
                 f"{list(rules)} matches it. Add one, for example '*' at the end."
             )
         chosen[name] = rules[pattern]
-    for pattern in rules:
+    return chosen
+
+
+def first_matches(
+    patterns: Iterable[str], names: Sequence[str], what: str
+) -> list[str | None]:
+    """Return the first pattern that matches each name, None where there is none.
+
+    Parameters
+    ----------
+    patterns : iterable of str
+        Shell patterns; case matters, and ``*`` also matches "/".
+    names : sequence of str
+        Of parameters.
+    what : str
+        Whose patterns they are, for the message.
+
+    Raises
+    ------
+    LayoutError
+        If a pattern matches no name.
+
+    Examples
+    --------
+    >>> first_matches(["emb*", "*x"], ["embedding", "max", "bias"], "optimizer")
+    ['emb*', '*x', None]
+    """
+    patterns = [*patterns]
+    found = [next((p for p in patterns if fnmatchcase(n, p)), None) for n in names]
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise LayoutError(
-                f"optimizer pattern {pattern!r} matches no parameter; there are "
+                f"{what} pattern {pattern!r} matches no parameter; there are "
                 f"{names}. Correct the pattern or leave it out."
             )
-    return chosen
+    return found

@@ -23,7 +23,7 @@ from daskps.store.targets import target_of
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.layout.arrays import Parameter
+    from daskps.layout.parameters import Parameter
     from daskps.store.pushes import Writable
     from daskps.typing import Array
 

@@ -18,7 +18,6 @@ from daskps.layout.arrays import (
     DTYPES,
     FLOATS,
     Layout,
-    Parameter,
     compute_dtype,
 )
 from daskps.layout.trees import flatten, holds_arrays, is_tree
@@ -28,6 +27,7 @@ from daskps.store.with_rows import refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from daskps.layout.parameters import Parameter
     from daskps.typing import Array
 
 #: Each dtype that a store can hold, as arrays have it.

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.layout.arrays import Layout, Parameter
+    from daskps.layout.arrays import Layout
+    from daskps.layout.parameters import Parameter
     from daskps.layout.tables import Table, TablePiece
 
 _TEMPLATES = str(Path(__file__).parent / "widgets")
@@ -147,6 +148,24 @@ def snapshot_line(
     )
 
 
+def shards_line(shards: Sequence[int] | None) -> str:
+    """Return over which shards something is cut, in words."""
+    if shards is None:
+        return "all"
+    more = f" and {len(shards) - 8} more" if len(shards) > 8 else ""
+    return ", ".join(map(str, shards[:8])) + more
+
+
+def _with_shards(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], of: Sequence[Parameter | Table]
+) -> HtmlTable:
+    """Add over which shards each is cut, where one is placed on some of them."""
+    if all(one.shards is None for one in of):
+        return heads, rows
+    cells = zip(rows, of, strict=True)
+    return (*heads, "shards"), [(*row, shards_line(one.shards)) for row, one in cells]
+
+
 def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str:
     """Return the tables of a store's parameters and shards."""
     line = store_line(name, meta)
@@ -171,8 +190,16 @@ def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str
     ]
     return html_tables(
         line,
-        (("parameter", "shape", "dtype", "bytes", "optimizer"), parameters),
-        (("table", "rows", "dim", "dtype", "bytes", "optimizer"), tables),
+        _with_shards(
+            ("parameter", "shape", "dtype", "bytes", "optimizer"),
+            parameters,
+            layout.parameters,
+        ),
+        _with_shards(
+            ("table", "rows", "dim", "dtype", "bytes", "optimizer"),
+            tables,
+            layout.tables,
+        ),
         (("shard", "worker", "bytes", "version"), shards),
     )
 

@@ -14,6 +14,7 @@ from daskps.store.arguments import flag
 from daskps.store.first_rows import first_rows
 from daskps.store.specs import (
     checked_name,
+    checked_placement,
     checked_servers,
     checked_shards,
     most_rows,
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.creation import CheckpointSource
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
+    from daskps.store.specs import Wanted
 
 
 def restored(
     source: CheckpointSource,
     *,
     name: str | None,
-    shards: Any,
-    servers: Any,
+    where: Wanted,
     optimizer: Any,
     init: Any,
     overwrite: Any,
@@ -49,7 +50,7 @@ def restored(
     LayoutError, TypeError, ValueError
         For what no store can be made of.
     """
-    manifest, number = source.manifest, checked_shards(shards)
+    manifest, number = source.manifest, checked_shards(where.shards)
     shapes = {p.name: (p.shape, p.dtype) for p in manifest.parameters}
     tables = _tables(manifest, init)
     check_parameters(
@@ -67,7 +68,8 @@ def restored(
         initializers={},
         rules=_rules(manifest, optimizer, tables),
         shards=number,
-        servers=checked_servers(servers),
+        servers=checked_servers(where.servers),
+        placement=checked_placement(where.placement, [*shapes, *tables]),
         seed=manifest.seed,
         overwrite=flag(overwrite, "overwrite"),
         source=source,

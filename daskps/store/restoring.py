@@ -12,6 +12,7 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import current_link
 from daskps.store.awaiting import opening
 from daskps.store.restored import restored
+from daskps.store.specs import Wanted
 from daskps.store.store import SAVED_NBYTES_A_SECOND, ParameterStore
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def restore(  # noqa: PLR0913 - the public contract
     client: Any = None,
     shards: int | None = None,
     servers: str | Sequence[str] = "auto",
+    placement: Mapping[str, str | Sequence[str]] | None = None,
     optimizer: Any = None,
     init: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -53,6 +55,8 @@ def restore(  # noqa: PLR0913 - the public contract
         Number of shards, at most 16,384; one per server by default.
     servers : {"auto", "all"}, "resource:NAME" or list of str
         As in :func:`create`.
+    placement : mapping of str to str or list of str, optional
+        As in :func:`create`; it may be another one than that of the saved store.
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
         In place of the rules that were saved; their slots must be the same. Rules and
         schedules of your own have to be passed.
@@ -105,8 +109,7 @@ def restore(  # noqa: PLR0913 - the public contract
         plan = restored(
             source,
             name=name,
-            shards=shards,
-            servers=servers,
+            where=Wanted(shards, servers, placement),
             optimizer=optimizer,
             init=init,
             overwrite=overwrite,

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.snapshots import Taken
     from daskps.cluster.host.snapshot_copies import CopyGroup
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.layout.arrays import Layout, Parameter
+    from daskps.layout.arrays import Layout
     from daskps.layout.chunks import Chunk
+    from daskps.layout.parameters import Parameter
     from daskps.layout.spans import Span
     from daskps.layout.tables import Table
     from daskps.store.handle import Handle

@@ -15,6 +15,7 @@ from daskps.layout.tables import AnyIds
 from daskps.layout.trees import Leaf, flatten, is_tree
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
 from daskps.optim import Rule, resolve
+from daskps.optim.patterns import first_matches
 from daskps.store.arguments import flag, whole
 from daskps.store.first_rows import first_rows
 from daskps.store.intake import cast, spec_of
@@ -70,13 +71,21 @@ class ArraySpec(Leaf):
         object.__setattr__(self, "dtype", name)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Into how many shards a store is cut and where these are, as its user says it."""
+
+    shards: Any
+    servers: Any
+    placement: Any
+
+
 def blueprint(
     params: Any,
     *,
     name: str | None,
     optimizer: Any,
-    shards: int | None,
-    servers: str | Sequence[str],
+    where: Wanted,
     seed: int,
     overwrite: bool,
 ) -> Blueprint:
@@ -95,7 +104,7 @@ def blueprint(
     flat = flatten(params)
     if not flat:
         raise LayoutError("params is empty; a store needs at least one parameter")
-    number = checked_shards(shards)
+    number = checked_shards(where.shards)
     # Before anything of their number is made; once more when their shapes are known.
     check_parameters((), len(flat), number or 1)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -130,7 +139,8 @@ def blueprint(
         initializers=values.initializers,
         rules=rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
         shards=number,
-        servers=checked_servers(servers),
+        servers=checked_servers(where.servers),
+        placement=checked_placement(where.placement, [*shapes, *tables]),
         seed=seed,
         overwrite=flag(overwrite, "overwrite"),
     )
@@ -303,14 +313,12 @@ def checked_shards(shards: Any) -> int | None:
 def checked_servers(servers: Any) -> str | list[str]:
     """Return which servers are meant, or refuse what can be none."""
     if not isinstance(servers, str):
-        found = list(servers) if isinstance(servers, Iterable) else []
-        if not found or not all(isinstance(s, str) for s in found):
+        found = _addresses(servers)
+        if not found:
             raise TypeError(
                 f"servers is 'auto', 'all', 'resource:NAME' or a list of worker "
                 f"addresses, found {servers!r}"
             )
-        for server in found:
-            _encoded(server, "server", ValueError)
         return found
     _encoded(servers, "servers", ValueError)
     if servers in ("auto", "all") or servers.removeprefix("resource:") != servers:
@@ -319,3 +327,55 @@ def checked_servers(servers: Any) -> str | list[str]:
         f"servers={servers!r} is not known; choose 'auto', 'all', 'resource:NAME' or "
         f"a list of worker addresses"
     )
+
+
+def checked_placement(
+    placement: Any, names: Sequence[str]
+) -> list[tuple[list[str], list[int]]]:
+    """Return servers, and the indices of what is placed on them.
+
+    Parameters
+    ----------
+    placement : mapping of str to str or sequence of str, or None
+        As `create` takes it.
+    names : sequence of str
+        Of the arrays and then of the tables.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what names no servers.
+    LayoutError
+        If a pattern matches nothing.
+    """
+    if placement is None:
+        return []
+    if not isinstance(placement, Mapping):
+        raise TypeError(
+            f"placement is a mapping of patterns of names to worker addresses, such as "
+            f"{{'emb*': 'tcp://host:1234'}}, found {type(placement).__name__}"
+        )
+    servers: dict[str, list[str]] = {}
+    for pattern, given in placement.items():
+        one = [given] if isinstance(given, str) else given
+        if not isinstance(pattern, str) or not (found := _addresses(one)):
+            raise TypeError(
+                f"placement[{pattern!r:.60}] is a worker address or a list of them, and "
+                f"its key a pattern of names, found {given!r:.80}"
+            )
+        servers[pattern] = found
+    by_pattern: dict[str, list[int]] = {}
+    for index, pattern in enumerate(first_matches(servers, names, "placement")):
+        if pattern is not None:
+            by_pattern.setdefault(pattern, []).append(index)
+    return [(servers[pattern], indices) for pattern, indices in by_pattern.items()]
+
+
+def _addresses(given: Any) -> list[str]:
+    """Return addresses of workers; none for what has no such."""
+    found = list(given) if isinstance(given, Iterable) else []
+    if not all(isinstance(one, str) for one in found):
+        return []
+    for server in found:
+        _encoded(server, "server", ValueError)
+    return found

@@ -14,7 +14,7 @@ from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
 from daskps.store.awaiting import opening
 from daskps.store.repr import html_tables, text_table
-from daskps.store.specs import blueprint, checked_name
+from daskps.store.specs import Wanted, blueprint, checked_name
 from daskps.store.store import ParameterStore
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def create(  # noqa: PLR0913 - the public contract
     optimizer: Any = None,
     shards: int | None = None,
     servers: str | Sequence[str] = "auto",
+    placement: Mapping[str, str | Sequence[str]] | None = None,
     seed: int = 0,
     overwrite: bool = False,
     timeout: Any = DEFAULT,
@@ -117,6 +118,10 @@ def create(  # noqa: PLR0913 - the public contract
     servers : {"auto", "all"}, "resource:NAME" or list of str
         Workers that own shards: all of them, or those with the resource ``PS`` when
         any has it ("auto"); or worker addresses.
+    placement : mapping of str to str or list of str, optional
+        Shell patterns of names of parameters and tables, as those of `optimizer`, to
+        workers that own shards: what matches is cut over the shards of these only, and one
+        address keeps it whole. What no pattern matches goes over all.
     seed : int
         Seed of initializers.
     overwrite : bool
@@ -135,7 +140,8 @@ def create(  # noqa: PLR0913 - the public contract
     StoreExistsError
         If the name is taken.
     LayoutError
-        For values no store can hold, patterns that do not fit, too little memory.
+        For values no store can hold, patterns that do not fit, a placement on a worker
+        that owns no shard, too little memory.
     NotEnoughWorkersError
         If no worker, or not all that were named, can be found.
     ShardLostError
@@ -158,8 +164,7 @@ def create(  # noqa: PLR0913 - the public contract
         params,
         name=name,
         optimizer=optimizer,
-        shards=shards,
-        servers=servers,
+        where=Wanted(shards, servers, placement),
         seed=seed,
         overwrite=overwrite,
     )

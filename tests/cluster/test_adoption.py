@@ -622,3 +622,23 @@ def counted(trainer, part):
     for _ in range(part):
         trainer.pushpull({"w": np.ones(WIDTH)})
     return trainer.clock
+
+
+def test_what_is_placed_goes_with_its_shard(machine, workers):
+    """It stays whole and where its shard is, whoever has that; a snapshot has all."""
+    a, b, *_ = workers
+    on = {"w": b, "t": [b, a]}
+    params = {"w": np.zeros(6), "v": np.zeros(6), "t": TableSpec(8, 1)}
+    with daskps.create(params, placement=on, optimizer=optim.SGD(1.0)) as s:
+        assert [(p.shard, p.size) for p in s.layout.pieces_of[0]] == [(1, 6)]
+        for step in range(2):
+            s.push({"w": np.arange(6.0), "v": np.ones(6), "t": RowGrad([7], [[1]])})
+            if not step:
+                kill(pids(machine)[b])
+        until(lambda: b not in book(machine).stores[s.uid].owners)
+        snap = s.snapshot()
+        for found in (s.pull(), {n: snap[n].compute() for n in ("w", "v")}):
+            np.testing.assert_array_equal(found["w"], -2.0 * np.arange(6))
+            np.testing.assert_array_equal(found["v"], np.full(6, -2.0))
+        assert s["t"].pull([7, 0]).tolist() == [[-2], [0]]
+        assert snap["t"].compute()[:, 0].tolist() == [0] * 7 + [-2]

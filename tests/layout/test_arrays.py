@@ -20,54 +20,76 @@ parameters = st.dictionaries(
 )
 
 
-@given(parameters, st.integers(1, 12))
-def test_split_then_assemble_is_identity(params, k):
+@st.composite
+def layouts(draw):
+    """Layouts of which any parameters are placed on any shards."""
+    params, k = draw(parameters), draw(st.integers(1, 12))
+    sets = st.sets(st.integers(0, k - 1), min_size=1).map(sorted)
+    indices = draw(st.permutations(range(len(params))))
+    placed = []
+    for shards in draw(st.lists(sets, max_size=4)):
+        n = draw(st.integers(0, len(indices)))
+        placed.append((shards, sorted(indices[:n])))
+        indices = indices[n:]
+    return Layout.build(params, k, placed=placed)
+
+
+@given(layouts())
+def test_split_then_assemble_is_identity(layout):
     """Pieces are disjoint, cover every element, and say where in the shard it is."""
-    layout = Layout.build(params, k)
     values = {p.name: np.arange(p.size) + 1000 * p.index for p in layout.parameters}
     shards = []
-    for i in range(k):
-        vectors = {}
-        for dtype in layout.lengths:
-            start, stop = layout.extent(i, dtype)
-            vectors[dtype] = np.full(stop - start, -1)
+    for i in range(layout.n_shards):
+        vectors = {d: np.full(n, -1) for d, n in layout.n_elements[i].items()}
         for piece in layout.pieces[i]:
             assert piece.shard == i
+            assert piece.parameter.shards is None or i in piece.parameter.shards
             assert piece.size > 0
             vector = vectors[piece.parameter.dtype]
             part = values[piece.parameter.name][piece.start : piece.stop]
             vector[piece.local : piece.local + piece.size] = part
         assert all((v >= 0).all() for v in vectors.values())
+        assert layout.dense_nbytes(i) == sum(
+            np.dtype(d).itemsize * len(v) for d, v in vectors.items()
+        )
         shards.append(vectors)
     for p in layout.parameters:
         found = np.full(p.size, -1)
+        at = 0
         for piece in layout.pieces_of[p.index]:
             vector = shards[piece.shard][p.dtype]
             found[piece.start : piece.stop] = vector[piece.local :][: piece.size]
+            assert piece.start == at
+            at = piece.stop
         np.testing.assert_array_equal(found, values[p.name])
     assert [x for row in layout.pieces for x in row if x.parameter.size == 0] == []
 
 
-@given(parameters, st.integers(1, 12))
-def test_shards_are_cut_like_array_split(params, k):
-    layout = Layout.build(params, k)
-    for dtype, n in layout.lengths.items():
-        vector = np.concatenate(
-            [
-                np.arange(p.size) + p.offset
-                for p in layout.parameters
-                if p.dtype == dtype
-            ]
-        )
-        np.testing.assert_array_equal(vector, np.arange(n))
-        for i, part in enumerate(np.array_split(vector, k)):
-            start, stop = layout.extent(i, dtype)
-            np.testing.assert_array_equal(vector[start:stop], part)
+@given(layouts())
+def test_vectors_are_cut_like_array_split(layout):
+    """Over the shards they are placed on, and one behind the other in each shard."""
+    ends = [dict.fromkeys(layout.lengths, 0) for _ in range(layout.n_shards)]
+    for vector, n in layout.vectors.items():
+        of = [
+            np.arange(p.size) + p.offset
+            for p in layout.parameters
+            if p.vector == vector
+        ]
+        np.testing.assert_array_equal(np.concatenate(of), np.arange(n))
+        over = range(layout.n_shards) if vector.shards is None else vector.shards
+        parts = layout.parts[vector]
+        assert [part.shard for part in parts] == [*over]
+        for part, split in zip(
+            parts, np.array_split(np.arange(n), len(over)), strict=True
+        ):
+            np.testing.assert_array_equal(np.arange(part.start, part.stop), split)
+            assert part.local == ends[part.shard][vector.dtype]
+            ends[part.shard][vector.dtype] += part.size
+    assert tuple(ends) == layout.n_elements
 
 
-@given(parameters, st.integers(1, 12))
-def test_a_parameter_meets_a_shard_once(params, k):
-    layout = Layout.build(params, k)
+@given(layouts())
+def test_a_parameter_meets_a_shard_once(layout):
     for row in layout.pieces:
         indices = [piece.parameter.index for piece in row]
         assert indices == sorted(set(indices))
@@ -81,9 +103,8 @@ def test_bounds_are_those_of_array_split(n, k):
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(parameters, st.integers(1, 5))
-def test_the_wire_form_says_everything(params, k):
-    layout = Layout.build(params, k)
+@given(layouts())
+def test_the_wire_form_says_everything(layout):
     assert Layout.from_wire(layout.to_wire()) == layout
 
 
@@ -94,6 +115,59 @@ def test_ten_thousand_shards_and_a_thousand_parameters_build_quickly():
     n = sum(map(len, layout.pieces))
     assert n == sum(map(len, layout.pieces_of.values()))
     assert time.process_time() - start < 2
+
+
+def test_what_is_placed_goes_to_its_shards_and_the_rest_to_all():
+    shapes = dict.fromkeys(("a", "b", "c"), ((6,), "float32"))
+    layout = Layout.build(shapes, 3, placed=[([1], [0]), ([0, 2], [2])])
+    found = [
+        [(p.parameter.name, p.start, p.stop, p.local) for p in row]
+        for row in layout.pieces
+    ]
+    assert found == [
+        [("b", 0, 2, 0), ("c", 0, 3, 2)],
+        [("a", 0, 6, 0), ("b", 2, 4, 6)],
+        [("b", 4, 6, 0), ("c", 3, 6, 2)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("placed", "said"),
+    [
+        ([([], [0])], "name some of them, in ascending order"),
+        ([([2, 1], [0])], "ascending order"),
+        ([([1, 1], [0])], "ascending order"),
+        ([([3], [0])], r"shards \[3\] of 3"),
+        ([([-1], [0])], r"shards \[-1\] of 3"),
+        ([([1], [2])], "number 2 of 2 parameters"),
+        ([([1], [-1])], "number -1 of 2"),
+        ([([1], [0]), ([2], [0])], "or twice"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(placed, said):
+    with pytest.raises(LayoutError, match=said):
+        Layout.build({"w": ((6,), "int8"), "v": ((6,), "int8")}, 3, placed=placed)
+
+
+def test_the_slices_of_a_net_are_balanced_and_in_order():
+    """Loads differ by at most one, a parameter's pieces are in order (SINGA's slicer)."""
+    sizes = 2400, 32, 25600, 32, 51200, 64, 57600, 10
+    shapes = {f"p{i}": ((n,), "float32") for i, n in enumerate(sizes)}
+    one = Layout.build(shapes, 1)
+    assert [p.size for p in one.pieces[0]] == [*sizes]
+    four = Layout.build(shapes, 4)
+    loads = [four.n_elements[i]["float32"] for i in range(4)]
+    assert loads == [34235, 34235, 34234, 34234]
+    assert [[p.size for p in four.pieces_of[i]] for i in range(8)] == [
+        [2400],
+        [32],
+        [25600],
+        [32],
+        [6171, 34235, 10794],
+        [64],
+        [23376, 34224],
+        [10],
+    ]
 
 
 def test_fewer_elements_than_shards_leaves_the_last_ones_empty():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.errors import LayoutError
-from daskps.layout.placement import check_memory, place
+from daskps.layout.placement import check_memory, place, shards_on
 
 
 @given(st.integers(1, 200), st.integers(1, 30))
@@ -37,3 +37,14 @@ def test_memory_is_counted_with_what_is_held():
 
 def test_a_worker_without_a_limit_takes_everything():
     check_memory({"a": 10**15, "b": 10**15}, {}, {"a": 0}, 0.5)
+
+
+def test_what_is_placed_goes_to_all_shards_of_its_servers_or_one_of_one():
+    owners = ("a", "a", "b", "b", "c")
+    assert shards_on(["b"], owners) == (2,)
+    assert shards_on(["b", "b"], owners) == (2,)
+    assert shards_on(["c", "a"], owners) == (0, 1, 4)
+    with pytest.raises(
+        LayoutError, match=r"names 'd', which owns no shard.*\['a', 'b'"
+    ):
+        shards_on(["a", "d"], owners)

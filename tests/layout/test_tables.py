@@ -132,3 +132,33 @@ def test_tables_of_any_ids_are_told_apart():
     ]
     assert len(set(made)) == 3
     assert max(made) < 2**64
+
+
+@pytest.mark.parametrize("shards", [(0,), (3,), (1, 2), (0, 4), (0, 1, 2, 3, 4)])
+def test_rows_of_a_placed_table_are_cut_over_its_shards(shards):
+    """Those of other shards are none, in pieces, edges and splits of ids alike."""
+    any_ids: Any = (0, 4, "float32", AnyIds(init.normal(), 3))
+    given: Any = {"emb": (10, 4, "float32"), "any": any_ids}
+    placed = [([*shards], [2, 3])]
+    layout = Layout.build(ARRAYS, 5, given, placed)
+    assert Layout.from_wire(layout.to_wire()) == layout
+    assert sum(map(layout.shard_nbytes, range(5))) == layout.nbytes
+    parts = np.array_split(np.arange(10), len(shards))
+    for shard in range(5):
+        rows, any_rows = layout.table_pieces[shard]
+        want = parts[shards.index(shard)] if shard in shards else []
+        assert [*range(rows.first_row, rows.first_row + rows.n_rows)] == [*want]
+        assert rows.is_empty == any_rows.is_empty == (shard not in shards)
+    ids = np.array([9, 0, 3, 3, 7, 5], np.int64)
+    for table, some in zip(layout.tables, (ids, ANY), strict=True):
+        split: Any = table.split(some, 5)
+        at = np.arange(len(some)) if split.pos is None else split.pos
+        np.testing.assert_array_equal(split.ids, some[at])
+        assert (len(split.starts), split.starts[-1]) == (6, len(some))
+        for shard, of in enumerate(layout.table_pieces):
+            own = split.ids[split.starts[shard] : split.starts[shard + 1]]
+            assert of[table.index - 2].holds(own)
+            assert shard in shards or not len(own)
+    emb: Any = layout.tables[0]
+    assert emb.split(np.array([10], np.int64), 5) is None
+    assert (emb.whole.n_rows, layout.tables[1].whole.holds(ANY)) == (10, True)

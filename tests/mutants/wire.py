@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "elements-of-another-shard",
         "daskps.cluster.wire.messages:_range",
-        "if 0 <= start <= stop <= high - low:",
+        "if 0 <= start <= stop <= n:",
         "if 0 <= start <= stop:",
         (
             "tests/cluster/wire/test_saying.py::test_a_call_that_no_caller_makes_is_refused",

@@ -19,7 +19,7 @@ from daskps import (
 )
 from daskps.layout.arrays import Layout
 from daskps.store import intake, row_intake
-from daskps.store.specs import blueprint
+from daskps.store.specs import Wanted, blueprint
 
 LAYOUT = Layout.build(
     {"w": ((2,), "float32")},
@@ -30,8 +30,9 @@ RULES = {0: "SGD", 1: "SGD"}
 
 
 def planned(params, **more):
-    more = {"name": None, "optimizer": None, "shards": 2, "servers": "auto", **more}
-    return blueprint(params, seed=0, overwrite=False, **more)
+    more = {"name": None, "optimizer": None, **more}
+    where = Wanted(more.pop("shards", 2), more.pop("servers", "auto"), None)
+    return blueprint(params, where=where, seed=0, overwrite=False, **more)
 
 
 @pytest.mark.parametrize(

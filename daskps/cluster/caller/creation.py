@@ -84,6 +84,8 @@ class Blueprint:
     overwrite: bool
     #: Where all values come from, in place of initial ones.
     source: CheckpointSource | None = None
+    #: Addresses of workers, and the indices of what is cut over their shards alone.
+    placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
 
 
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
@@ -147,6 +149,7 @@ async def _create(
             "row_slots": [(i, per_row(values)) for i, values in slots],
             "lineage": "" if plan.source is None else plan.source.manifest.lineage,
             "rows_nbytes": rows,
+            "placement": plan.placement,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
             "machine": settings.machine_way,

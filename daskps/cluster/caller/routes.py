@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
-    from daskps.layout.arrays import Parameter
+    from daskps.layout.parameters import Parameter
     from daskps.optim import Rule
     from daskps.typing import Array
 
@@ -214,20 +214,21 @@ class Computed:
 
 
 def whole(meta: StoreMap) -> Target:
-    """Read every parameter, as views of one buffer per dtype: one copy per shard."""
+    """Read every parameter, as views of one buffer per vector: one copy per shard."""
     layout = meta.layout
-    buffers = {d: np.empty(n, d) for d, n in layout.lengths.items()}
-    slices = {}
-    for shard in range(layout.n_shards):
-        extents = [(i, d, *layout.extent(shard, d)) for i, d in enumerate(buffers)]
-        slices[shard] = tuple(
-            ReadSlice((d, 0, b - a), i, slice(a, b)) for i, d, a, b in extents if b > a
-        )
+    buffers = {v: np.empty(n, v.dtype) for v, n in layout.vectors.items()}
+    slices: dict[int, list[ReadSlice]] = {s: [] for s in range(layout.n_shards)}
+    for i, (vector, parts) in enumerate(layout.parts.items()):
+        for shard, start, stop, at in parts:
+            if start < stop:
+                asked = vector.dtype, at, at + stop - start
+                slices[shard].append(ReadSlice(asked, i, slice(start, stop)))
     views = {
-        p.name: buffers[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
+        p.name: buffers[p.vector][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
-    return Target(slices, [*buffers.values()], lambda: views)
+    by_shard = {shard: tuple(of) for shard, of in slices.items()}
+    return Target(by_shard, [*buffers.values()], lambda: views)
 
 
 def into(

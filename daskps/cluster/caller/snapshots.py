@@ -221,7 +221,7 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
     pair of these and rows.
     """
     layout = taken.layout
-    flats = {d: np.empty(n, d) for d, n in layout.lengths.items()}
+    flats = {v: np.empty(n, v.dtype) for v, n in layout.vectors.items()}
     client = taken.client
     futures = taken.groups
     copies = [] if client is None else await upstream.results(client, futures)
@@ -231,10 +231,10 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
         for position, piece in enumerate(layout.pieces[shard]):
             start = piece.parameter.offset + piece.start
             span = Span(WEIGHTS, position, 0, piece.size)
-            flat = flats[piece.parameter.dtype]
+            flat = flats[piece.parameter.vector]
             flat[start : start + piece.size] = group.get(shard, span)
     found = {
-        p.name: flats[p.dtype][p.offset : p.offset + p.size].reshape(p.shape)
+        p.name: flats[p.vector][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
     for table in layout.tables if tables else ():

@@ -11,9 +11,9 @@ from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.wire.messages import PROTOCOL, identity
 from daskps.errors import NotEnoughWorkersError, ProtocolError, ShardLostError
 from daskps.layout.arrays import Layout
-from daskps.layout.placement import check_memory, place
+from daskps.layout.placement import check_memory, place, shards_on
 from daskps.layout.slots import with_widths
-from daskps.limits import check_parameters, check_shards
+from daskps.limits import check_parameters, check_placed, check_shards
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class StoreRequest:
     #: how many bytes its shards take for the rows of any ids that they begin with.
     lineage: str = ""
     rows_nbytes: int = 0
+    #: Addresses of workers, and the parameters and tables that are cut over their shards.
+    placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
 
 
 def reserve(
@@ -72,8 +74,10 @@ def reserve(
     of_arrays, tables = wanted.params, wanted.tables
     check_parameters(of_arrays, len(of_arrays), n_shards, tables)
     wire = {"parameters": of_arrays, "tables": tables, "shards": n_shards}
-    layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids})
-    owners = place(layout.n_shards, workers)
+    owners = place(n_shards, workers)
+    placed = [(shards_on(on, owners), indices) for on, indices in wanted.placement]
+    check_placed(placed, len(of_arrays) + len(tables))
+    layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids, "placed": placed})
     nbytes: dict[str, int] = {}
     sizes: dict[int, int] = {}
     of_rows = dict(wanted.row_slots)

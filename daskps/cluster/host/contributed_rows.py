@@ -91,7 +91,7 @@ def keep_rows(
     empty : callable, optional
         Makes the memory.
     """
-    whole, kept_in = table.cut(1, 0), cache_dir()
+    whole, kept_in = table.whole, cache_dir()
     ids, rows, at = each_once(item, whole, GRADIENT, kept_in, empty=empty)
     n = len(ids)
     if n < starts[-1]:

@@ -270,11 +270,14 @@ def _check_layout(made: _Installing) -> None:
 
 
 def _kept(layout: Layout) -> list[object]:
-    """Return what must be as it was saved: all but what absent rows begin with."""
+    """Return what must be as it was saved.
+
+    All but where it is placed, and what absent rows begin with.
+    """
     tables = [
-        replace(t, of=replace(t.of, init=constant(0.0)))
+        replace(t, of=replace(t.of, init=constant(0.0)), shards=None)
         if isinstance(t, UnboundedTable)
-        else t
+        else replace(t, shards=None)
         for t in layout.tables
     ]
-    return [layout.parameters, tables]
+    return [[(p.name, p.shape, p.dtype) for p in layout.parameters], tables]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.wire.messages import Call
     from daskps.codecs import Codec
-    from daskps.layout.arrays import Layout, Piece
+    from daskps.layout.arrays import Layout
+    from daskps.layout.parameters import Piece
     from daskps.reduction import Empty
     from daskps.shards.steps import Step
     from daskps.typing import Array

@@ -29,7 +29,7 @@ from daskps.cluster.wire.rows import (
     unpack_rows_item,
 )
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.layout.arrays import Layout, Piece, compute_dtype
+from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.codecs import Codec
+    from daskps.layout.parameters import Piece
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
@@ -327,8 +328,8 @@ def unpack_item(
 def _range(layout: Layout, shard: int, packed: Range) -> Range:
     dtype, start, stop = packed
     if dtype in layout.lengths and type(start) is type(stop) is int:
-        low, high = layout.extent(shard, dtype)
-        if 0 <= start <= stop <= high - low:
+        n = layout.n_elements[shard][dtype]
+        if 0 <= start <= stop <= n:
             return dtype, start, stop
     raise errors.ProtocolError(
         f"a read of elements {start} to {stop} of the {dtype} values of shard {shard}, "

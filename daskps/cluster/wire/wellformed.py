@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.errors import DaskPSError, ProtocolError
 from daskps.layout.arrays import Layout
-from daskps.limits import check_parameters, check_shards
+from daskps.limits import check_parameters, check_placed, check_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +97,7 @@ class LayoutWire:
     shards: int
     tables: Sequence[tuple[str, int, int, str]] = ()
     any_ids: Sequence[tuple[str, str, Sequence[float], str, Sequence[int]]] = ()
+    placed: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
 
 
 def layout_of(wire: Mapping[str, Any]) -> Layout:
@@ -121,6 +122,7 @@ def layout_of(wire: Mapping[str, Any]) -> Layout:
     check_shards(wire["shards"])
     parameters, tables = wire["parameters"], wire.get("tables", ())
     check_parameters(parameters, len(parameters), wire["shards"], tables)
+    check_placed(wire.get("placed", ()), len(parameters) + len(tables))
     return Layout.from_wire(wire)
 
 

@@ -31,7 +31,7 @@ from daskps.shards.steps import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout.arrays import Parameter, Piece
+    from daskps.layout.parameters import Parameter, Piece
     from daskps.layout.tables import Table, TablePiece
     from daskps.optim import Bound
     from daskps.typing import Array

@@ -139,9 +139,8 @@ def areas_of(
     pieces, tables = layout.pieces[shard], layout.table_pieces[shard]
     add(HEADER, "int64", HEADER_WORDS)
     add(RECORD, "int64", Record.n_words(len(pieces), len(tables)), buffers=2)
-    for dtype in layout.lengths:
-        start, stop = layout.extent(shard, dtype)
-        add(WEIGHTS, dtype, stop - start, buffers=2)
+    for dtype, n in layout.n_elements[shard].items():
+        add(WEIGHTS, dtype, n, buffers=2)
     for piece in pieces:
         dtype = compute_dtype(piece.parameter.dtype)
         for slot in range(len(slots.get(piece.parameter.index, ()))):

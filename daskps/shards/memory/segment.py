@@ -39,7 +39,8 @@ from daskps.shards.memory.witness import Change
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.layout.arrays import Layout, Piece
+    from daskps.layout.arrays import Layout
+    from daskps.layout.parameters import Piece
     from daskps.layout.spans import Span
     from daskps.shards.memory.witness import Witness
     from daskps.typing import Array

@@ -45,7 +45,7 @@ from daskps.shards.rounds.words import HEAD, MASK, N_BROUGHT, ROUND, SHIFT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.layout.arrays import Piece
+    from daskps.layout.parameters import Piece
     from daskps.layout.tables import TablePiece
     from daskps.reduction import Node, Reducer
     from daskps.typing import Array

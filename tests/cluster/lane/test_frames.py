@@ -157,9 +157,8 @@ def parts(draw: Any, kind: str) -> Part:
             data = np.arange(start, start + n, dtype=dtype)
             items.append(Item(position, start, data))
     ranges = tuple(
-        (d, 0, draw(st.integers(0, b - a)))
-        for d in LAYOUT.lengths
-        for a, b in [LAYOUT.extent(shard, d)]
+        (d, 0, draw(st.integers(0, n)))
+        for d, n in LAYOUT.n_elements[shard].items()
         if draw(st.booleans())
     )
     step = Step(

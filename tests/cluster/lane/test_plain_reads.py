@@ -83,8 +83,8 @@ class Lane:
         self.parts = tuple(Part(i, Step(wait=READ), self.ranges(i)) for i in (0, 1))
 
     def ranges(self, index: int) -> tuple[tuple[str, int, int], ...]:
-        low, high = LAYOUT.extent(index, "float32")
-        return ("float32", 1, high - low), ("float64", 0, 2)
+        n = LAYOUT.n_elements[index]["float32"]
+        return ("float32", 1, n), ("float64", 0, 2)
 
     def serve(self, idle_ms: int = 10_000) -> tuple[int, bytes]:
         """Return why the loop ends, and what is still in the socket."""
