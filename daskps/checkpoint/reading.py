@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.checkpoint.arrays import StoredArray
-    from daskps.checkpoint.digests import StoredFile
+    from daskps.checkpoint.digests import Content, StoredFile
     from daskps.checkpoint.manifest import Manifest
     from daskps.checkpoint.storage import Storage
     from daskps.typing import Array
 
 
-def read_file(storage: Storage, manifest: Manifest, file: StoredFile) -> bytes:
+def read_file(
+    storage: Storage, manifest: Manifest, file: StoredFile, room: Array | None = None
+) -> Content:
     """Return the content of a file of a checkpoint.
 
     Parameters
@@ -30,11 +32,13 @@ def read_file(storage: Storage, manifest: Manifest, file: StoredFile) -> bytes:
         Its manifest.
     file : StoredFile
         One of its files.
+    room : ndarray, shape (nbytes,), uint8, optional
+        Where it may be read to.
 
     Returns
     -------
-    bytes
-        What was written.
+    bytes-like
+        What was written; of `room`, or its own.
 
     Raises
     ------
@@ -43,7 +47,9 @@ def read_file(storage: Storage, manifest: Manifest, file: StoredFile) -> bytes:
     """
     of = manifest.parameter_of(file.path)
     try:
-        content = storage.read(file.path)
+        path = file.path
+        content: Content
+        content = storage.read(path) if room is None else storage.read_into(path, room)
     except CheckpointError as error:
         raise CheckpointError(str(error), file.path, of) from None
     check_content(content, file, of)

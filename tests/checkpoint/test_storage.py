@@ -44,6 +44,17 @@ def test_files_come_back_whole_and_in_parts(url):
     assert storage.sizes()["zarr.json"] == 3
 
 
+@pytest.mark.parametrize("n", [0, 99, 100, 101])
+def test_files_are_read_into_memory_that_was_used(url, n):
+    """Where that is as long; a file of another length comes as it is."""
+    storage, content = Storage(full_url(url)), bytes(range(100))
+    storage.write("a/b", content)
+    room = np.full(n, 255, np.uint8)
+    assert bytes(storage.read_into("a/b", room)) == content
+    with pytest.raises(CheckpointError, match="a/c is missing"):
+        storage.read_into("a/c", room)
+
+
 def test_removing(url):
     storage = Storage(full_url(url))
     assert storage.sizes() == {}

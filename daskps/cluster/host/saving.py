@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Chunks that a host writes at the same time.
 IN_FLIGHT = 2
+#: Digests of files with as many bytes are taken while these are written.
+DIGEST_NBYTES = 2**20
 #: How often to look whether anybody still waits for what a silent host has.
 LOOK_SECONDS = 1.0
 
@@ -60,6 +62,8 @@ class _Writing:
     url: str
     options: Mapping[str, Any]
     chunks: Iterator[StoredChunk]
+    #: Threads for digests.
+    digests: ThreadPoolExecutor
     files: list[tuple[str, int, str]] = field(default_factory=list)
     #: The hash that a chunk of ids begins with, by path.
     begins: list[tuple[str, int]] = field(default_factory=list)
@@ -125,8 +129,12 @@ class _Writing:
         data = content.view(np.uint8).data
         if not hasattr(self.local, "storage"):
             self.local.storage = Storage(self.url, self.options)
+        if data.nbytes < DIGEST_NBYTES:
+            self.local.storage.write(chunk.path, data)
+            return chunk.path, data.nbytes, digest(data)
+        found = self.digests.submit(digest, data)
         self.local.storage.write(chunk.path, data)
-        return chunk.path, data.nbytes, digest(data)
+        return chunk.path, data.nbytes, found.result()
 
     def _hash_of(self, chunk: StoredChunk, first: Array) -> int:
         shard, span = chunk.parts[0]
@@ -170,6 +178,9 @@ async def write_checkpoint(
         return [chunk for chunk in every if chunk.home in mine]
 
     url, options = where
+    chunks = iter(await host.in_thread(plan))
+    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-save")
+    digests = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-digest")
     work = _Writing(
         host=host,
         store=hosted.name,
@@ -180,13 +191,14 @@ async def write_checkpoint(
         copies=mine,
         url=url,
         options=unpack_options(options),
-        chunks=iter(await host.in_thread(plan)),
+        chunks=chunks,
+        digests=digests,
     )
-    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-save")
     try:
         await _all_of(work, pool)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (pool, digests):
+            threads.shutdown(wait=False, cancel_futures=True)
     return {
         "holds": host.snapshots.claim(store, cut).holds,
         "files": work.files,
