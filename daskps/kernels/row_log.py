@@ -15,6 +15,8 @@ import numpy as np
 from daskps.kernels.compiled import module_of
 from daskps.kernels.inputs import check_input
 from daskps.kernels.row_moves import NOWHERE, as_bytes, gather, scatter
+from daskps.kernels.row_moves import check_rows as check_rows_alike
+from daskps.kernels.row_repeats import hash_table
 from daskps.kernels.source import MOVES_SOURCE
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _ID = np.dtype(np.int64)
 #: Elements that are widened or added up at a time: they stay in a second-level cache.
 _BLOCK = 16_384
+#: Of a hash.
+_BITS = 64
 
 
 def in_blocks(
@@ -110,9 +114,19 @@ def restore(
 
 
 def overlay(
-    log: UndoLog, n: int, ids: Array, out: Array, at: Array | None = None, *, first: int
+    log: UndoLog,
+    n: int,
+    ids: Array,
+    out: Array,
+    at: Array | None = None,
+    *,
+    first: int,
+    cache_dir: str | None = None,
 ) -> None:
     """Put rows as they were before the first `n` entries of a log where they are read.
+
+    Who writes the log may be at it: what is put is right where those entries were still
+    there afterwards, and nothing outside is read or written in any case.
 
     Parameters
     ----------
@@ -121,22 +135,35 @@ def overlay(
     n : int
         How many entries count.
     ids : ndarray, shape (k,), int64
-        What was read, maybe with repeats.
-    out : ndarray, shape (m, dim)
-        Has what rows are now; those of the log are replaced.
+        What was read, contiguous, maybe with repeats.
+    out : ndarray, shape (m, dim), dtype of the log's rows
+        Contiguous. Has what rows are now; those of the log are replaced.
     at : ndarray, shape (k,), int64, optional
         Row i is at `out[at[i]]`; at `out[i]` without it.
     first : int
         Id of the first row of the table.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
+
+    Raises
+    ------
+    ValueError
+        If an array is not as described, or a row is at none of `out`.
     """
-    # Of several entries of a row the oldest has what it was before them all.
-    rows, oldest = np.unique(log.rows[:n], return_index=True)
-    if not len(rows):
+    check_rows_alike(log.w, out)
+    places = NOWHERE if at is None else at
+    if at is not None:
+        check_input(at, _ID, ids.shape)
+    n = min(n, len(log.rows))
+    if not n or not len(ids):
         return
-    asked = ids - first
-    near = np.minimum(np.searchsorted(rows, asked), len(rows) - 1)
-    found = np.flatnonzero(rows[near] == asked)
-    out[found if at is None else at[found]] = log.w[oldest[near[found]]]
+    table, bits = hash_table(n)
+    loop = module_of(MOVES_SOURCE, cache_dir).function("overlay")
+    kept, into = as_bytes(log.w), as_bytes(out)
+    where = table, _BITS - bits
+    done = loop(log.rows, kept, n, first, ids, places, into, *where)
+    if done < len(ids):
+        raise ValueError(f"place {places[done]} is not below {len(out)}")
 
 
 def check_rows(

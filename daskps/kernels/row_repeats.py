@@ -204,7 +204,7 @@ def are_distinct(
         seen = zeros(n, np.int64)
         found = functions("marked")(ids, first, n_rows, seen)
     else:
-        table, bits = _table(k)
+        table, bits = hash_table(k)
         found = functions("hashed")(ids, first, n_rows, table, bits)
     if found == _OUTSIDE:
         raise ValueError(f"an id is no row from {first} to {first + n_rows - 1}")
@@ -228,7 +228,7 @@ def repeats(ids: Array, *, cache_dir: str | None = None) -> Repeats:
     """
     k = len(ids)
     _check_positions(ids, k)
-    table, bits = _table(k)
+    table, bits = hash_table(k)
     where, distinct = scratch.empty(2 * k, np.int64).reshape(2, k)
     n = _module(cache_dir).function("number")(ids, table, bits, where, distinct)
     return Repeats(distinct[:n], where, cache_dir)
@@ -261,8 +261,21 @@ def _bare(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.kind == "f" else np.dtype(f"u{dtype.itemsize}")
 
 
-def _table(k: int) -> tuple[Array, int]:
-    """Return a table of hashes for so many ids, at most half full."""
+def hash_table(k: int) -> tuple[Array, int]:
+    """Return an empty table of hashes for so many ids, at most half full.
+
+    Parameters
+    ----------
+    k : int
+        How many.
+
+    Returns
+    -------
+    table : ndarray, shape (2 ** bits,), int32
+        Zeros.
+    bits : int
+        Of a place in it.
+    """
     bits = max(1, (2 * k).bit_length())
     n = 1 << bits
     zeros = np.zeros if 4 * n < scratch.SMALLEST else scratch.zeros

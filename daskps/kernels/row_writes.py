@@ -139,7 +139,7 @@ def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
     dtypes = set(dtypes)
     # Those without a compiled loop of their own go in blocks.
     more = ("scatter",) if dtypes - {"float32", "float64"} else ()
-    for name in ("gather", "assign", "mark", "restore", *more):
+    for name in ("gather", "assign", "mark", "restore", "overlay", *more):
         module_of(MOVES_SOURCE, cache_dir).function(name)
     row_repeats.warm(dtypes, cache_dir=cache_dir)
 

@@ -22,8 +22,11 @@ class OfRows(NamedTuple):
 #: the first-level cache still. 8, 16 and 32 take the same time.
 _CHUNK = 16
 #: How many rows before its turn memory is asked for a row. 8 and 16 are alike, and take
-#: 0.75 times as long as none.
+#: 0.75 times as long as none. So is what comes for it, where that has gaps: processors ask
+#: ahead for what has none themselves.
 _AHEAD = 16
+#: What spreads rows over a table of hashes.
+_MIX = 0x9E3779B97F4A7C15
 
 #: An entry of the log counts once the word says so, and its row changes after that.
 #: Whoever gave ids may change them meanwhile: each is read once, and looked at before it
@@ -43,7 +46,10 @@ def {name}({arguments}):
             if r >= n or source >= given:
                 return -1 - k
             log[begin + k], sources[k - lo] = r, source
-            later = ids[min(k + {ahead}, ids.size - 1)] - first
+            ahead = min(k + {ahead}, ids.size - 1)
+            later = ids[ahead] - first
+            if not direct:
+                fetch_to_read(g, at[ahead])
 {keep}        store(word.ctypes.data, base + begin + hi)
         hold()
         for k in range(lo, hi):
@@ -80,7 +86,7 @@ _AFTER = """\
 """
 
 _ROWS = """\
-from daskps.kernels.ahead import copy_row, fetch
+from daskps.kernels.ahead import copy_row, fetch, fetch_to_read
 from daskps.kernels.intrinsics import hold, store
 
 INFINITE, UNSIGNED = np.array([np.inf], T).view(U)[0], U(np.iinfo(U).max >> 1)
@@ -140,7 +146,7 @@ _MOVES = """\
 from daskps.kernels.ahead import copy_row, fetch, fetch_to_read
 from daskps.kernels.intrinsics import hold, store
 
-AHEAD = {ahead}
+AHEAD, MIX = {ahead}, np.uint64({mix})
 READ_ROWS = read(types.uint8).copy(ndim=2)
 WRITE_ROWS = write(types.uint8).copy(ndim=2)
 IDS = read(types.int64)
@@ -191,6 +197,30 @@ def mark(word, value):
 
 
 @njit(nogil=True, cache=CACHE)
+def overlay(log, log_w, n, first, ids, at, out, table, shift):
+    direct = at.size == 0
+    last, room = np.uint64(table.size - 1), np.uint64(out.shape[0])
+    for k in range(n):
+        # Of several entries of a row the oldest has what it was before them all.
+        place = np.uint64(log[k]) * MIX >> np.uint64(shift)
+        while table[place] and log[table[place] - 1] != log[k]:
+            place = (place + np.uint64(1)) & last
+        if not table[place]:
+            table[place] = k + 1
+    for k in range(ids.size):
+        row = ids[k] - first
+        place = np.uint64(row) * MIX >> np.uint64(shift)
+        while table[place] and log[table[place] - 1] != row:
+            place = (place + np.uint64(1)) & last
+        if table[place]:
+            to = np.uint64(k) if direct else np.uint64(at[k])
+            if to >= room:
+                return k
+            copy_row(out, to, log_w, table[place] - 1)
+    return ids.size
+
+
+@njit(nogil=True, cache=CACHE)
 def restore(w, log, log_w, n):
     # The newest first: what a row was before the oldest of its entries stays.
     for k in range(n - 1, -1, -1):
@@ -209,6 +239,10 @@ SIGNATURES["assign"] = (
     types.int64, types.int64
 )
 SIGNATURES["mark"] = ENTRIES, types.int64
+SIGNATURES["overlay"] = (
+    ENTRIES, READ_ROWS, types.int64, types.int64, IDS, IDS, WRITE_ROWS,
+    write(types.int32), types.int64
+)
 SIGNATURES["restore"] = WRITE_ROWS, ENTRIES, READ_ROWS, types.int64
 """
 
@@ -260,6 +294,7 @@ def sums_text(dtype: str, operator: str) -> str:
 #: What moves rows as they are.
 MOVES = _MOVES.format(
     ahead=_AHEAD,
+    mix=_MIX,
     assign=_logged("assign", (), "            copy_row(w, r, g, source)\n"),
 )
 

@@ -1,7 +1,8 @@
 """Reads of rows: without the lock, under it, and of the publication before.
 
-Rows have one buffer. Any publication that changes some spoils a read of the table, so a
-reader tries once without the lock (:func:`copy_rows`), and takes it then
+Rows have one buffer, and a log of what the last publication has changed. A reader without
+the lock (:func:`copy_rows`) puts that over what it has gathered, where one publication ran
+into it; where two did, or rows of any ids were changed, it takes the lock
 (:func:`copy_rows_locked`).
 """
 
@@ -12,11 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daskps.errors import ProtocolError
-from daskps.kernels.row_log import overlay
 from daskps.kernels.row_moves import gather
-from daskps.shards.arrays.rows import entries_of, flip_of
+from daskps.shards.arrays.rows import flip_of
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WITHDRAWS, WRITING
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import LOGGED, UNTOLD, is_logged, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,8 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     Returns
     -------
     bool
-        False where rows were being changed, or the flip is not the last one: then
-        `wanted` holds anything.
+        False where more was changed meanwhile than the logs tell, or the flip is not
+        the last one: then `wanted` holds anything.
 
     Raises
     ------
@@ -67,14 +67,22 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     header = segment.header
     sequence = header[ROWS_SEQUENCE]
     # Looked at after the sequence: what was published before that would not change it.
-    if sequence & 1 or header[FLIP] != flip:
+    if sequence & UNTOLD == UNTOLD or header[FLIP] != flip:
         return False
+    gathered, has_any_ids = [], False
     for one in wanted:
         table = table_at(segment, one.position)
         if table.any_rows is not None:
+            has_any_ids = True
             one = _by_row(table, one, table.since(segment.record(flip)))
-        _gather(table, one, segment.cache_dir)
-    return header[ROWS_SEQUENCE] == sequence
+        gathered.append((table, one, _gather(table, one, segment.cache_dir)))
+    if header[ROWS_SEQUENCE] == sequence and not sequence & LOGGED:
+        return True
+    if has_any_ids or not is_logged(sequence, header[ROWS_SEQUENCE]):
+        return False
+    for table, one, rows in gathered:
+        table.put_back(flip, one.ids, rows, one.at, cache_dir=segment.cache_dir)
+    return is_logged(sequence, header[ROWS_SEQUENCE])
 
 
 def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
@@ -113,8 +121,7 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
         one = _by_row(table, one, table.since(segment.record(flip)), before=has_log)
         rows = _gather(table, one, segment.cache_dir)
         if has_log:
-            log, first = table.buffers.log, table.piece.first_row
-            overlay(log, entries_of(word), one.ids, rows, one.at, first=first)
+            table.put_back(flip, one.ids, rows, one.at, cache_dir=segment.cache_dir)
     return True
 
 

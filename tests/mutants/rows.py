@@ -222,9 +222,33 @@ MUTANTS = (
     Mutant(
         "rows-that-a-writer-ran-into-are-good",
         "daskps.shards.row_reads:copy_rows",
-        "return header[ROWS_SEQUENCE] == sequence",
-        "return header[ROWS_SEQUENCE] >= sequence",
+        "if has_any_ids or not is_logged(sequence, header[ROWS_SEQUENCE]):",
+        "if has_any_ids:",
         (f"{_ROWS}::test_a_read_that_an_update_runs_into_is_told_so",),
+    ),
+    Mutant(
+        "rows-that-a-writer-is-at-are-as-they-are",
+        "daskps.shards.memory.tables:TableMemory.put_back",
+        "if flip_of(word) > flip and (n := entries_of(word)):",
+        "if flip_of(word) > flip + 1 and (n := entries_of(word)):",
+        (f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",),
+    ),
+    Mutant(
+        "rows-that-are-taken-back-are-in-the-log",
+        "daskps.shards.memory.undo:_roll_back",
+        "segment.header[ROWS_SEQUENCE] |= UNTOLD",
+        "pass",
+        (
+            f"{_ROWS}::test_a_reader_is_told_of_a_writer_that_is_being_taken_back",
+            f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",
+        ),
+    ),
+    Mutant(
+        "rows-that-were-taken-back-are-in-the-log",
+        "daskps.shards.memory.undo:settle",
+        "further = 4 if sequence & UNTOLD == UNTOLD else 0",
+        "further = 0",
+        (f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",),
     ),
     Mutant(
         "rows-that-are-not-finite-stay-without-a-ticket",
@@ -249,19 +273,21 @@ MUTANTS = (
     Mutant(
         "rows-near-that-a-writer-ran-into-are-good",
         "daskps.cluster.caller.row_source:RowSource.read",
-        "if header[ROWS_SEQUENCE] != sequence:",
+        "if header[ROWS_SEQUENCE] != sequence or sequence & LOGGED:",
         "if False:",
         (
             "tests/cluster/caller/test_row_reads.py"
             "::test_a_copy_that_an_update_runs_into_is_made_again",
+            "tests/cluster/caller/test_row_reads.py"
+            "::test_what_one_update_has_changed_meanwhile_comes_from_its_log",
         ),
     ),
     Mutant(
-        "rows-of-a-dead-writer-are-good",
+        "rows-that-are-being-taken-back-are-good",
         "daskps.shards.row_reads:copy_rows",
-        "if sequence & 1 or header[FLIP] != flip:",
+        "if sequence & UNTOLD == UNTOLD or header[FLIP] != flip:",
         "if header[FLIP] != flip:",
-        (f"{_ROWS}::test_a_writer_that_died_is_settled_by_who_comes_next",),
+        (f"{_ROWS}::test_a_reader_is_told_of_a_writer_that_is_being_taken_back",),
     ),
     Mutant(
         "publication-before-is-that-in-force",
@@ -294,8 +320,8 @@ MUTANTS = (
     Mutant(
         "publication-before-is-read-from-the-newest-entry",
         "daskps.kernels.row_log:overlay",
-        "out[found if at is None else at[found]] = log.w[oldest[near[found]]]",
-        "out[found if at is None else at[found]] = log.w[n - 1 - oldest[near[found]]]",
+        "done = loop(log.rows, kept, n, first, ids, places, into, *where)",
+        "done = loop(log.rows[n - 1 :: -1].copy(), kept[n - 1 :: -1].copy(), n, first, ids, places, into, *where)",
         (f"{_LOG}::test_several_updates_are_undone_and_read_as_before",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ import pytest
 from daskps import optim
 from daskps.consistency import ASP
 from daskps.errors import NoOptimizerError, ProtocolError, PushRejectedError
-from daskps.kernels import row_moves
+from daskps.kernels import row_log, row_moves
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import ROWS, Span, slot_area
@@ -323,19 +323,74 @@ def test_a_read_that_an_update_runs_into_is_told_so(monkeypatch):
     assert not copy_rows(shard.segment, flip, wanted)  # another flip by now
     flip = shard.segment.flip
 
-    seen = list[int]()
+    old, coming = read(shard, EMB, [1, 2]), list[int]()
 
     def gather(*args, **kwargs):
-        """Another writer comes while rows are gathered."""
-        if not seen:
-            seen.append(1)
-            send(shard, GRADIENT, rows(shard, EMB, [2], 1))
+        """Other writers come while rows are gathered."""
+        while coming:
+            send(shard, GRADIENT, rows(shard, EMB, [coming.pop()], 1))
         return really(*args, **kwargs)
 
     really = row_moves.gather
     monkeypatch.setattr(row_reads, "gather", gather)
+    coming[:] = [2, 30]  # the second one begins the log anew
     assert not copy_rows(shard.segment, flip, wanted)
-    assert copy_rows(shard.segment, shard.segment.flip, wanted)
+    flip, now = shard.segment.flip, read(shard, EMB, [1, 2])
+    assert (now[1] != old[1]).all()
+    coming[:] = [2]  # what it replaces is in the log
+    assert copy_rows(shard.segment, flip, wanted)
+    np.testing.assert_array_equal(wanted[0].out.reshape(2, 3), now)
+    assert (read(shard, EMB, [2]) != now[1]).all()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_a_writer_has_changed_is_read_as_it_was(refused):
+    """Unless it is taken back meanwhile: then the log is empty, and the copy is torn."""
+    shard = make()
+    segment, flip = shard.segment, shard.segment.flip
+    old, table = read(shard, EMB, range(40)), segment.tables[0]
+    update = RowUpdate(np.array([3, 4]), np.full((2, 3), -1, "f4"))
+    ids = np.array([4, 0, 3, 3])
+    wanted = [RowsRead(1, ids, np.empty(12, "f4"), np.array([1, 0, 3, 2]))]
+    undo.begin(segment, flip + 1, [0])
+    assert copy_rows(segment, flip, wanted)
+    assert update.apply(table.buffers, flip + 1, None)
+    sequence = segment.header[ROWS_SEQUENCE]
+    assert copy_rows(segment, flip, wanted)
+    np.testing.assert_array_equal(wanted[0].out.reshape(4, 3), old[[0, 4, 3, 3]])
+    if refused:
+        undo.settle(segment)
+    else:
+        segment.flip = flip + 1
+        undo.settle(segment)
+    for began in (sequence & ~1, sequence):
+        now = segment.header[ROWS_SEQUENCE]
+        assert undo.is_logged(began, now) == (not refused)
+    assert undo.is_logged(now, now)
+    undo.begin(segment, segment.flip + 1, [0])
+    assert not undo.is_logged(sequence, segment.header[ROWS_SEQUENCE])
+
+
+def test_a_reader_is_told_of_a_writer_that_is_being_taken_back(monkeypatch):
+    shard = make()
+    segment, flip = shard.segment, shard.segment.flip
+    table = segment.tables[0]
+    update = RowUpdate(np.array([3, 4]), np.full((2, 3), -1, "f4"))
+    wanted = [RowsRead(1, np.array([3]), np.empty(3, "f4"))]
+    undo.begin(segment, flip + 1, [0])
+    assert update.apply(table.buffers, flip + 1, None)
+    seen = list[bool]()
+
+    def read_meanwhile(*args, **kwargs):
+        seen.append(copy_rows(segment, flip, wanted))
+        really(*args, **kwargs)
+        seen.append(copy_rows(segment, flip, wanted))
+
+    really = row_log.restore
+    monkeypatch.setattr("daskps.shards.arrays.rows.restore", read_meanwhile)
+    undo.settle(segment)
+    assert seen == [False, False]
+    assert copy_rows(segment, flip, wanted)
 
 
 def test_an_update_of_arrays_alone_disturbs_no_reader_of_rows():
@@ -537,10 +592,10 @@ def test_a_writer_that_died_is_settled_by_who_comes_next():
     update = RowUpdate(np.array([3, 4]), np.full((2, 3), -1, "f4"))
     assert update.apply(segment.tables[0].buffers, segment.flip + 1, None)
     assert (table.w[[3, 4]] != old[[3, 4]]).all()
-    wanted = [RowsRead(1, np.arange(40), np.empty(120, "f4"))]
-    assert not copy_rows(segment, segment.flip, wanted)
-    assert copy_rows_locked(segment, segment.flip, wanted)
-    np.testing.assert_array_equal(wanted[0][2].reshape(40, 3), old)
+    for copy in (copy_rows, copy_rows_locked):
+        wanted = [RowsRead(1, np.arange(40), np.empty(120, "f4"))]
+        assert copy(segment, segment.flip, wanted)
+        np.testing.assert_array_equal(wanted[0][2].reshape(40, 3), old)
     assert contents(shard) == state
 
 

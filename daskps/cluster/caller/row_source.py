@@ -1,7 +1,8 @@
 """One shard that rows are read of without its lock: what stays, looked up once.
 
 Rows of any ids are found in the index of the shard first; which of them it has not is
-known when the copy is known to be whole.
+known when the copy is known to be whole. An update spoils such a copy; of a table of n rows
+its log says what the rows were that it has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from daskps.kernels import scratch
 from daskps.kernels.row_moves import FixedGather
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
+from daskps.shards.memory.undo import LOGGED, UNTOLD, is_logged
 from daskps.shards.reads import NOT_YET
 
 if TYPE_CHECKING:
@@ -79,19 +81,34 @@ class RowSource(NamedTuple):
         header = self.header
         sequence = header[ROWS_SEQUENCE]
         # In this order: what is published before the one is seen by the other.
-        if sequence & 1 or header[FLIP] != flip:
+        if sequence & UNTOLD == UNTOLD or header[FLIP] != flip:
             return BUSY
         missing: list[AbsentIds] = []
         for copy in copies:
             ordinal, ids, out, at = copy
             if self.any_ids[ordinal]:
+                if sequence & LOGGED:
+                    return BUSY
                 ids, at = self._find_rows(copy, flip, missing)
             if not self.gathers[ordinal](ids, out, at):
                 return NEVER
-        if header[ROWS_SEQUENCE] != sequence:
-            return SPOILED
+        if header[ROWS_SEQUENCE] != sequence or sequence & LOGGED:
+            return DONE if self._put_back(copies, flip, sequence) else SPOILED
         absent += missing
         return DONE
+
+    def _put_back(self, copies: Sequence[RowCopy], flip: int, sequence: int) -> bool:
+        """Put what rows were at a flip over what has changed of a copy; False where it cannot."""
+        segment, header = self.segment, self.header
+        if not is_logged(sequence, header[ROWS_SEQUENCE]):
+            return False
+        for ordinal, ids, out, at in copies:
+            if self.any_ids[ordinal]:
+                return False
+            segment.tables[ordinal].put_back(
+                flip, ids, out, at, cache_dir=segment.cache_dir
+            )
+        return is_logged(sequence, header[ROWS_SEQUENCE])
 
     def _find_rows(
         self, copy: RowCopy, flip: int, missing: list[AbsentIds]

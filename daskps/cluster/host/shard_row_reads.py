@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from daskps.kernels.row_moves import FixedGather
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
+from daskps.shards.memory.undo import LOGGED, UNTOLD, is_logged
 from daskps.shards.reads import ASK, LatestReads, TrainerReads
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from daskps.layout.tables import Table
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
@@ -31,28 +33,20 @@ class ShardRowRead:
     """
 
     def __init__(self, segment: Segment, step: Step, tables: Sequence[Table]) -> None:
-        self._header = segment.header
+        self._header, self._cache_dir = segment.header, segment.cache_dir
         looks = TrainerReads if step.run else LatestReads
         self.looks = looks(segment, step.run, step.rank)
         of = {memory.piece.table.index: memory for memory in segment.tables}
-        self._gathers = [
-            (
-                FixedGather(
-                    of[table.index].rows,
-                    of[table.index].piece.first_row,
-                    cache_dir=segment.cache_dir,
-                ),
-                table.dim,
-                table.dtype,
-                table.row_nbytes,
-            )
+        self._tables = [
+            (memory, _gather_of(memory, segment.cache_dir), table)
             for table in tables
+            for memory in (of[table.index],)
         ]
 
     def read(
         self, bound: int, asked: Sequence[Array], out: Array, at: int
     ) -> tuple[int, int]:
-        """Read rows, if no update is at them.
+        """Read rows, unless more updates come to them meanwhile than their logs tell.
 
         Parameters
         ----------
@@ -74,13 +68,25 @@ class ShardRowRead:
         header = self._header
         sequence = header[ROWS_SEQUENCE]
         flip = self.looks.find_flip(bound)
-        # In this order: what is published before the one is seen by the other.
-        if sequence & 1 or flip < 0 or header[FLIP] != flip:
-            return ASK, at
-        for ids, (gather, dim, dtype, nbytes) in zip(asked, self._gathers, strict=True):
-            end = at + len(ids) * nbytes
-            if not gather(ids, out[at:end].view(dtype).reshape(-1, dim)):
-                return ASK, at
-            at = end
         version = self.looks.version(flip)
-        return (version if header[ROWS_SEQUENCE] == sequence else ASK), at
+        # In this order: what is published before the one is seen by the other.
+        if sequence & UNTOLD == UNTOLD or flip < 0 or header[FLIP] != flip:
+            return ASK, at
+        gathered = []
+        for ids, (memory, gather, table) in zip(asked, self._tables, strict=True):
+            end = at + len(ids) * table.row_nbytes
+            rows = out[at:end].view(table.dtype).reshape(-1, table.dim)
+            if not gather(ids, rows):
+                return ASK, at
+            gathered.append((memory, ids, rows))
+            at = end
+        if header[ROWS_SEQUENCE] == sequence and not sequence & LOGGED:
+            return version, at
+        for memory, ids, rows in gathered:
+            memory.put_back(flip, ids, rows, None, cache_dir=self._cache_dir)
+        return (version if is_logged(sequence, header[ROWS_SEQUENCE]) else ASK), at
+
+
+def _gather_of(memory: TableMemory, cache_dir: str | None) -> FixedGather:
+    """Return what copies rows out of a table."""
+    return FixedGather(memory.rows, memory.piece.first_row, cache_dir=cache_dir)

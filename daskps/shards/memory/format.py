@@ -59,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 12
+FORMAT = 13
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)

@@ -8,9 +8,10 @@ import numpy as np
 
 from daskps.kernels import index_probe
 from daskps.kernels.interface import TableRows, UndoLog
+from daskps.kernels.row_log import overlay
 from daskps.layout.tables import UnboundedPiece
 from daskps.shards.arrays.any_rows import LOG_ROOM, AnyRows
-from daskps.shards.arrays.rows import RowBuffers, undo_word
+from daskps.shards.arrays.rows import RowBuffers, entries_of, flip_of, undo_word
 from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import integers
 
@@ -67,6 +68,34 @@ class TableMemory(NamedTuple):
         self.buffers.roll_back(cache_dir)
         if self.any_rows is not None:
             self.any_rows.roll_back()
+
+    def put_back(
+        self,
+        flip: int,
+        ids: Array,
+        rows: Array,
+        at: Array | None,
+        *,
+        cache_dir: str | None,
+    ) -> None:
+        """Put what rows were at a flip over what was read of them since.
+
+        Of a table of n rows, and where at most one publication has begun to change rows
+        since, as :func:`~daskps.shards.memory.undo.is_logged` says.
+
+        Parameters
+        ----------
+        flip : int
+            That which was in force.
+        ids, rows, at
+            What was read, as :func:`~daskps.kernels.row_log.overlay` has it.
+        cache_dir : str or None
+            Where the compiled loop is kept.
+        """
+        word = self.buffers.undo[0]
+        if flip_of(word) > flip and (n := entries_of(word)):
+            log, first = self.buffers.log, self.piece.first_row
+            overlay(log, n, ids, rows, at, first=first, cache_dir=cache_dir)
 
     def fill_slots(self, fill: Callable[[Array, float], object]) -> None:
         """Give the slots of all rows their first values."""

@@ -4,14 +4,18 @@ Rows and slots have one buffer and are changed in place, under the undo log of
 :mod:`daskps.shards.arrays.rows`. A publication that changes rows
 
 1. stores its flip, with no entries yet, in the undo words of *all* tables that it changes;
-2. adds one to the *row sequence*, which is odd from there on;
+2. sets the lowest bit of the *row sequence*, which is odd from there on;
 3. logs and changes rows, a few at a time;
-4. stores the flip word, and adds one to the row sequence.
+4. stores the flip word, and the next multiple of 4 as the row sequence.
 
-Readers take no lock: what they have gathered is whole iff the sequence was even and is the
-same afterwards. Whoever finds it odd, with the lock, has found a writer that died, and
-settles what that has left: tables whose undo word is of the coming flip are rolled back.
-That ends with the same flip and no entries, so it can be cut off and begun again.
+Readers take no lock. What they have gathered is whole where the sequence was even and is
+the same afterwards. Where one publication has begun to change rows since, or was at it, its
+log has what those rows were before: with that put over what was gathered it is whole too,
+as long as no other one has begun (:func:`is_logged`). Whoever finds the sequence odd, with
+the lock, has found a writer that died, and settles what that has left: tables whose undo
+word is of the coming flip are rolled back. That ends with the same flip and no entries, so
+it can be cut off and begun again; and as it empties the log of whoever reads meanwhile, the
+sequence says so first, in its second bit, and ends one further.
 
 After the flip the log *is* the publication before, of the tables whose undo word has the
 flip in force; those of an earlier flip have not changed since, and those of a later one,
@@ -21,7 +25,8 @@ Two kinds of publication go *forward* instead. One that gives all slots their fi
 would need a log as long as the table, and one that withdraws the publication in force has
 that one's log in use. They change tables last: the record is whole by then, and a word says
 what is left to do. From the odd row sequence on, whoever comes next does all of that, again
-where it was begun, and stores the flip.
+where it was begun, and stores the flip. No log tells readers of these: the second bit of the
+sequence is set from the beginning.
 """
 
 from __future__ import annotations
@@ -41,6 +46,19 @@ if TYPE_CHECKING:
 RESET: Final = 1
 WITHDRAW: Final = 2
 _KIND_BITS: Final = 2
+#: Of the row sequence, in its lower bits: rows are changed under their logs; or in a way
+#: that no log tells. It is a multiple of 4 while they are not.
+LOGGED: Final = 1
+UNTOLD: Final = 3
+
+
+def is_logged(began: int, now: int) -> bool:
+    """Return whether logs have all that has happened to rows since a row sequence.
+
+    That is so where nothing has, where one publication is at them, and where that one is
+    done: from one multiple of 4 to the next. Who has taken back changes goes further.
+    """
+    return now & UNTOLD != UNTOLD and now <= (began | UNTOLD) + 1
 
 
 def begin(segment: Segment, flip: int, ordinals: Collection[int]) -> None:
@@ -49,13 +67,13 @@ def begin(segment: Segment, flip: int, ordinals: Collection[int]) -> None:
     segment.header[FORWARD] = 0
     for ordinal in ordinals:
         segment.tables[ordinal].begin(flip)
-    segment.header[ROWS_SEQUENCE] += 1
+    segment.header[ROWS_SEQUENCE] |= LOGGED
 
 
 def go_forward(segment: Segment, flip: int, kind: int) -> None:
     """Change tables and flip, as the last thing of a publication whose record is whole."""
     segment.header[FORWARD] = flip << _KIND_BITS | kind
-    segment.header[ROWS_SEQUENCE] += 1
+    segment.header[ROWS_SEQUENCE] |= UNTOLD
     settle(segment)
 
 
@@ -65,7 +83,7 @@ def settle(segment: Segment) -> None:
     What a publication has left half-way is rolled back, or done.
     """
     header, flip = segment.header, segment.flip
-    if not header[ROWS_SEQUENCE] & 1:
+    if not header[ROWS_SEQUENCE] & LOGGED:
         return
     word = header[FORWARD]
     if word >> _KIND_BITS == flip + 1:
@@ -76,13 +94,16 @@ def settle(segment: Segment) -> None:
         segment.flip = flip + 1
     else:
         _roll_back(segment, flip + 1)
-    header[ROWS_SEQUENCE] += 1
+    sequence = header[ROWS_SEQUENCE]
+    further = 4 if sequence & UNTOLD == UNTOLD else 0
+    header[ROWS_SEQUENCE] = (sequence | UNTOLD) + 1 + further
 
 
 def _roll_back(segment: Segment, flip: int) -> None:
-    """Take back what the publication of a flip has changed."""
+    """Take back what the publication of a flip has changed, and say so before."""
     for table in segment.tables:
         if flip_of(table.buffers.undo[0]) == flip:
+            segment.header[ROWS_SEQUENCE] |= UNTOLD
             table.roll_back(segment.cache_dir)
 
 

@@ -15,7 +15,9 @@ from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.consistency import BSP, SSP
 from daskps.kernels.row_moves import FixedGather
+from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.deputy import CLOSED, set_gate
+from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.steps import ADD, ASSIGN, Step, Ticket
 from tests.cluster.callers import Ways, counted
@@ -96,9 +98,11 @@ def test_a_copy_that_an_update_runs_into_is_made_again(
 
     def gather(self: Any, *args: Any) -> bool:
         for i in updates:
-            step = Step(ADD, [rows(here.shard, EMB, [2], 1)], producer=9, sequence=i)
             done = really(self, *args)
-            here.shard.submit([Ticket(step)])
+            for sequence in (2 * i, 2 * i + 1):  # the log has the second one's rows
+                item = rows(here.shard, EMB, [2], 1)
+                step = Step(ADD, [item], producer=9, sequence=sequence)
+                here.shard.submit([Ticket(step)])
             return done
         return really(self, *args)
 
@@ -107,12 +111,39 @@ def test_a_copy_that_an_update_runs_into_is_made_again(
     if disturbed == TRIES:
         assert found is None
     else:
-        np.testing.assert_array_equal(found, at_first([2]) + disturbed)
+        np.testing.assert_array_equal(found, at_first([2]) + 2 * disturbed)
 
 
-def test_while_an_update_is_under_way_the_read_waits_a_moment() -> None:
+@pytest.mark.parametrize("under_way", [False, True])
+def test_what_one_update_has_changed_meanwhile_comes_from_its_log(
+    monkeypatch: pytest.MonkeyPatch, under_way: bool
+) -> None:
+    """The copy is of the version that was in force when it began."""
+    here, flip = Here(), 0
+    segment = here.shard.segment
+    here.pull([1])
+    really = FixedGather.__call__
+
+    def gather(self: Any, *args: Any) -> bool:
+        undo.begin(segment, flip + 1, [0])
+        update = RowUpdate(np.array([2, 5]), np.ones((2, 3), "f4"))
+        assert update.apply(segment.tables[0].buffers, flip + 1, None)
+        done = really(self, *args)
+        if not under_way:
+            segment.flip = flip + 1
+            undo.settle(segment)
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FixedGather, "__call__", gather)
+        np.testing.assert_array_equal(here.pull([4, 2, 2]), at_first([4, 2, 2]))
+    # One that begins now is of the version that is in force now.
+    np.testing.assert_array_equal(here.pull([2]), at_first([2]) + (not under_way))
+
+
+def test_while_an_update_is_taken_back_the_read_waits_a_moment() -> None:
     here = Here()
-    here.shard.segment.header[ROWS_SEQUENCE] += 1
+    here.shard.segment.header[ROWS_SEQUENCE] |= undo.UNTOLD
     assert here.pull([1]) is None
 
 

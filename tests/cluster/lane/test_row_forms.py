@@ -41,6 +41,8 @@ from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
 from daskps.limits import MOST_PUSHED_ROWS
+from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.steps import ADD, ASK, Step
 from tests.cluster.callers import map_of
@@ -398,14 +400,25 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
     )
     assert read_.read(version + 1, ids, out, 0)[0] < 0
     header = segment.header
-    header[ROWS_SEQUENCE] += 1
+    before = out.copy()
+    undo.begin(segment, segment.flip + 1, [0])
+    buffers = segment.tables[0].buffers
+    table = buffers.table
+    update = RowUpdate(np.array([0]), np.ones((1, 3), table.w.dtype), replace=True)
+    assert update.apply(buffers, segment.flip + 1, None)
+    out[:] = 0
+    assert read_.read(0, ids, out, 0) == (segment.current.version, 12)
+    assert out.tobytes() == before.tobytes()  # as it was before that writer
+    assert (table.w[0] == 1).all()
+    header[ROWS_SEQUENCE] |= undo.UNTOLD
     try:
         assert read_.read(0, ids, out, 0)[0] < 0
     finally:
-        header[ROWS_SEQUENCE] += 1
+        undo.settle(segment)
+    assert read_.read(0, ids, out, 0)[0] >= 0
 
     def gathered(*_: Any) -> bool:
-        header[ROWS_SEQUENCE] += 2
+        header[ROWS_SEQUENCE] += 8
         return True
 
     monkeypatch.setattr(FixedGather, "__call__", gathered)
