@@ -128,16 +128,16 @@ class Installation:
         counted, counts = candidates
         counted = np.ascontiguousarray(counted)
         for some in (ids, counted):
-            _check_ids(table, any_rows, some)
+            _check_ids(table, any_rows, some, segment.cache_dir)
         if (counts < 1).any():
             raise ValueError(f"ids of {table.piece} were counted less than once")
         n_ids = len(ids) + len(counted)
         if segment.memory is None:
             raise LayoutError("memory for rows is taken by the owner of a shard alone")
         reserve(segment.memory, table, any_rows, n_rows=len(ids), n_ids=n_ids)
-        numbers = _numbers(any_rows, ids)
-        values = np.concatenate([numbers + 1, -counts])
         every, cache_dir = np.concatenate([ids, counted]), segment.cache_dir
+        numbers = _numbers(any_rows, ids, cache_dir)
+        values = np.concatenate([numbers + 1, -counts])
         index_filling.enter_all_new(any_rows.index, every, values, cache_dir=cache_dir)
         head = any_rows.head
         any_rows.keys[numbers], any_rows.state[numbers] = ids, 1
@@ -192,22 +192,24 @@ def _of_rows(table: TableMemory) -> dict[str, Array]:
     return found
 
 
-def _check_ids(table: TableMemory, any_rows: AnyRows, ids: Array) -> None:
+def _check_ids(
+    table: TableMemory, any_rows: AnyRows, ids: Array, cache_dir: str | None
+) -> None:
     """Refuse ids that are not this shard's, or not in the order of their hashes."""
-    if len(ids) and not table.piece.holds(ids):
+    if len(ids) and not table.piece.holds(ids, cache_dir=cache_dir):
         raise ValueError(f"ids that are not among {table.piece}")
     hashes = id_hash.hashes(ids, any_rows.hash_seed)
     if (hashes[1:] <= hashes[:-1]).any():
         raise ValueError(f"ids of {table.piece} are not in the order of their hashes")
 
 
-def _numbers(any_rows: AnyRows, ids: Array) -> Array:
+def _numbers(any_rows: AnyRows, ids: Array, cache_dir: str | None) -> Array:
     """Return which row each id gets; where there are so many at most, one of its bucket's."""
     most = any_rows.of.max_rows
     if not most:
         return np.arange(len(ids))
     n, piece = n_buckets(most), any_rows.piece
-    of = id_hash.buckets(ids, any_rows.hash_seed, n)
+    of = id_hash.buckets(ids, any_rows.hash_seed, n, cache_dir=cache_dir)
     buckets, first, counts = np.unique(of, return_index=True, return_counts=True)
     starts = np.array([bucket_rows(most, b) for b in buckets.tolist()], np.int64)
     stops = np.array([bucket_rows(most, b + 1) for b in buckets.tolist()], np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from daskps.testing.files import SimFiles
 from daskps.testing.ground import CHANCE
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Shares of messages that are lost: one of them for each seed.
 LOSSES = (0.0, 0.05, 0.15, 0.3)
+#: And of reads and writes of files that fail.
+FILE_LOSSES = (0.0, 0.0, 0.02, 0.1)
 #: How long faults come.
 FAULT_SECONDS = (1.5, 5.0)
 #: How long after a crash its peers see the end of their streams, at most.
@@ -49,6 +52,7 @@ class Faults:
         self._kinds = {
             self.crash: CHANCE.choice((0, 0, 1, 2)),
             self.crash_at_work: CHANCE.choice((0, 0, 1)),
+            self.crash_at_file: CHANCE.choice((0, 0, 1)),
             self.restart: CHANCE.choice((0, 1)),
             self.stop: CHANCE.choice((0, 1, 3)),
             self.cut: CHANCE.choice((0, 1, 3)),
@@ -63,7 +67,10 @@ class Faults:
         network = self._world.network
         network.loss = CHANCE.choice(LOSSES)
         network.late = CHANCE.choice((0.0, 0.1))
-        self._note(f"loss {network.loss:g}, late {network.late:g}")
+        SimFiles.failing = CHANCE.choice(FILE_LOSSES)
+        self._note(
+            f"loss {network.loss:g}, late {network.late:g}, files {SimFiles.failing:g}"
+        )
         seconds = CHANCE.uniform(*FAULT_SECONDS)
         due = [
             (CHANCE.uniform(0.0, seconds), kind)
@@ -77,10 +84,10 @@ class Faults:
             await kind()
         end = max(began + seconds, self._hangs_until)
         await asyncio.sleep(max(0.0, end - network.now))
-        network.loss = network.late = 0.0
+        network.loss = network.late = SimFiles.failing = 0.0
         network.heal()
         for process in self._world.network.processes.values():
-            process.dies_at_work = False
+            process.dies_at_work = process.dies_at_file = False
             self.go_on(process)
         self._watch.quiet_at = loop.time()
         self._note("faults are over")
@@ -103,13 +110,23 @@ class Faults:
 
     async def crash_at_work(self) -> None:
         """End a worker when it changes rows of any ids next, half-way."""
+        if (victim := self._doomed("change of rows")) is not None:
+            victim.dies_at_work = True
+
+    async def crash_at_file(self) -> None:
+        """End a worker when it writes a file next, half-way."""
+        if (victim := self._doomed("file")) is not None:
+            victim.dies_at_file = True
+
+    def _doomed(self, what: str) -> Process | None:
+        """Choose a worker that is to die at something; another one comes."""
         victim = CHANCE.choice(self._world.live)
         if not self._spares([victim]):
-            return
-        self._note(f"crash {victim.name} at its next change of rows")
+            return None
+        self._note(f"crash {victim.name} at its next {what}")
         self._leaving.add(victim)
-        victim.dies_at_work = True
         self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
+        return victim
 
     async def restart(self) -> None:
         """End all workers of a machine; soon others come to the same addresses."""

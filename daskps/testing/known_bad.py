@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.storage import Storage
 from daskps.cluster.directory.fencing import Ending
-from daskps.cluster.host import adoption
+from daskps.cluster.host import adoption, saving
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.messages import Answer
+from daskps.epochs import Epochs
+from daskps.kernels.row_index import RowIndex
 from daskps.shards import producers
 from daskps.shards.cuts.cut import Cut
 from daskps.shards.memory.feed import Feed
@@ -25,12 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.wire.messages import Call
+    from daskps.kernels.words_log import WordsLog
     from daskps.shards.memory.format import Record
     from daskps.shards.steps import Ticket
     from daskps.typing import Array
 
 #: How late the pushes are applied that were acknowledged before.
 LATE_SECONDS = 0.005
+#: And files that were said to be there.
+FILES_LATE_SECONDS = 0.3
 
 
 def no_deduplication() -> None:
@@ -124,6 +131,46 @@ def growth_takes_nothing() -> None:
     put(Growing, take=lambda *args: None)
 
 
+def manifest_first() -> None:
+    """Say that files of a checkpoint are written, and write them after the manifest."""
+    write, sizes = Storage.write, Storage.sizes
+    said: dict[str, dict[str, int]] = {}
+
+    def write_late(storage: Storage, path: str, content: Any) -> None:
+        if path == MANIFEST:
+            write(storage, path, content)
+            return
+        said.setdefault(storage.url, {})[path] = len(content)
+        loop, what = asyncio.get_running_loop(), bytes(content)
+        loop.call_later(FILES_LATE_SECONDS, write, storage, path, what)
+
+    def sizes_said(storage: Storage, prefix: str = "") -> dict[str, int]:
+        return sizes(storage, prefix) | said.get(storage.url, {})
+
+    put(Storage, write=write_late, sizes=sizes_said)
+
+
+def epoch_counter_not_saved() -> None:
+    """Save a store as if it had never been trained."""
+    count = saving._counted  # noqa: SLF001 - what is broken here
+
+    def count_some(shard: int, copy: Any) -> list[Any]:
+        *counted, _ = count(shard, copy)
+        return [*counted, Epochs()]
+
+    put(saving, _counted=count_some)
+
+
+def half_of_a_log_put_back() -> None:
+    """Put back only a part of what a writer that died has changed in an index."""
+    restore = RowIndex.restore
+
+    def restore_some(index: RowIndex, log: WordsLog, n: int) -> None:
+        restore(index, log, n // 2)
+
+    put(RowIndex, restore=restore_some)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -136,5 +183,8 @@ VARIANTS: dict[str, Callable[[], None]] = {
         growth_takes_nothing,
         changes_forget_a_producer,
         adopter_cannot_grow,
+        manifest_first,
+        epoch_counter_not_saved,
+        half_of_a_log_put_back,
     )
 }

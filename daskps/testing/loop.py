@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 #: How long a thread takes to begin what it is given.
 HAND_OVER_SECONDS = (1e-5, 2e-4)
+#: And one of those that a host has for files, which take as long.
+FILE_SECONDS = (1e-3, 5e-2)
+#: The share of threads that have begun when nobody waits for them any more.
+BEGUN_SHARE = 0.5
 
 
 class Process:
@@ -36,6 +41,8 @@ class Process:
         self.is_closing = False
         #: Whether it dies in the next change of rows of any ids.
         self.dies_at_work = False
+        #: Whether it dies half-way through the next file that it writes.
+        self.dies_at_file = False
         #: What would have run while it was stopped.
         self.kept: list[asyncio.Handle] = []
         self._context = copy_context()
@@ -146,16 +153,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[Any] = self.create_future()
 
         def call() -> None:
-            if future.cancelled():
+            if future.cancelled() and CHANCE.random() >= BEGUN_SHARE:
                 return
             try:
                 result = func(*args)
             except BaseException as error:  # noqa: BLE001 - the future's
-                future.set_exception(error)
+                if not future.cancelled():
+                    future.set_exception(error)
             else:
-                future.set_result(result)
+                if not future.cancelled():
+                    future.set_result(result)
 
-        self.call_later(CHANCE.uniform(*HAND_OVER_SECONDS), call)
+        is_slow = isinstance(executor, ThreadPoolExecutor)
+        seconds = CHANCE.uniform(*(FILE_SECONDS if is_slow else HAND_OVER_SECONDS))
+        self.call_later(seconds, call)
         return future
 
     def call_soon_threadsafe(  # type: ignore[override]  # its own has type variables

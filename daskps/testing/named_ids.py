@@ -7,6 +7,7 @@ row must have been changed, and which ids there are.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +79,15 @@ class NamedIds:
         for shard in cut.shards():
             at = cut.at_of(shard)
             self._shards[slice(cut.starts[shard], None) if at is None else at] = shard
+
+    def stored_in(self, n_shards: int) -> NamedIds:
+        """Return the same for a copy of the store in another number of shards.
+
+        What is counted stays by shards of the first one.
+        """
+        found = copy.copy(self)
+        found._n_shards = n_shards  # noqa: SLF001 - one of these
+        return found
 
     def own(self, step: int) -> Array:
         """Return the ids that a step has for itself."""

@@ -31,6 +31,10 @@ LOSSY = ("daskps_call", "daskps_control")
 _END = object()
 
 
+class DeadError(BaseException):
+    """The process that was at work has died: nobody hears of it."""
+
+
 class Network:
     """All links; one to a simulation.
 

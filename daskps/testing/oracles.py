@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.errors import DaskPSError, IllegalStateError
-from daskps.shards.memory.format import GENERATION, NONCE, RUN, VERSION
+from daskps.shards.memory.format import (
+    GENERATION,
+    NONCE,
+    ROWS_SEQUENCE,
+    RUN,
+    VERSION,
+)
 from daskps.shards.memory.publication import Publication
 from daskps.testing.ground import CLOCK, put
 from daskps.testing.invariants import validate
@@ -21,7 +27,9 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Answer, Call
+    from daskps.epochs import Epochs
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.shard import Shard
     from daskps.testing.loop import Process
 
 T = TypeVar("T")
@@ -33,6 +41,16 @@ EXPECTED = (DaskPSError, TimeoutError, OSError)
 
 class FoundError(Exception):
     """Something that must not be was found; the simulation ends with it."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a store holds that was made of a checkpoint."""
+
+    #: Arrays and rows by name, and "ids".
+    values: Any
+    #: Where it is in its epochs.
+    epochs: Epochs
 
 
 @dataclass(eq=False)
@@ -48,6 +66,8 @@ class Watch:
     _found: asyncio.Event = field(default_factory=asyncio.Event)
     #: By nonce and version of a segment: what its weights were.
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: By process and shard: at what changes of rows its tables were validated last.
+    _rows: dict[tuple[str, Shard], tuple[int, ...]] = field(default_factory=dict)
     #: By nonce of a segment: the last version that it has shown.
     _versions: dict[int, int] = field(default_factory=dict)
 
@@ -67,8 +87,13 @@ class Watch:
         """Validate the shards of a process: it has just handled a message."""
         host = HOSTS.get(f"sim://{process.name}")
         for hosted in () if host is None else list(host.shards.values()):
+            # What nobody has changed since is as it was.
+            segment, words = hosted.shard.segment, hosted.shard.segment.header
+            rows = segment.flip, words[ROWS_SEQUENCE], hosted.shard.generation
+            known = self._rows.get((process.name, hosted.shard))
+            self._rows[process.name, hosted.shard] = rows
             try:
-                validate(hosted.shard)
+                validate(hosted.shard, tables=rows != known)
                 _check_memory(hosted)
             except IllegalStateError as error:
                 self.wrong(f"{process.name}, shard {hosted.index}: {error}")

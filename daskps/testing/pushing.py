@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
-    from daskps.testing.oracles import Watch
+    from daskps.testing.oracles import Restored, Watch
     from daskps.testing.world import World
 
 #: Deadline of calls outside runs.
@@ -215,13 +215,35 @@ class OneHotPushes:
                 values = await self.watch.call("a snapshot", work, SECONDS)
             except EXPECTED:
                 continue
-            rows = self._compare(values, before, "a snapshot")
-            # A push that was given up may be there in part.
-            whole = [i for i in self.acknowledged if (rows[:, i] != rows[0, i]).any()]
-            if whole:
-                self.watch.wrong(f"a snapshot has a part of push {whole[0]}")
-            wanted = self.named.expected(rows, removed)
+            wanted = self._moment(values, before, removed, "a snapshot")
             self._compare_named("a snapshot", wanted, *values[ANY])
+
+    def _moment(
+        self, values: Any, before: set[int], removed: set[int], what: str
+    ) -> Any:
+        """Find pushes of which one moment has a part; return what ids must read then."""
+        rows = self._compare(values, before, what)
+        # A push that was given up may be there in part.
+        whole = [i for i in self.acknowledged if (rows[:, i] != rows[0, i]).any()]
+        if whole:
+            self.watch.wrong(f"{what} has a part of push {whole[0]}")
+        return self.named.expected(rows, removed)
+
+    # -- checkpoints -----------------------------------------------------------
+
+    def known(self) -> tuple[set[int], set[int]]:
+        """Return what a checkpoint that begins now must have: pushes, and what is removed."""
+        return {*self.acknowledged}, {*self.named.removed}
+
+    def check_restored(self, found: Restored, known: Any, what: str) -> None:
+        """Compare what was restored with one moment, and what was known before that."""
+        before, removed = known or (set(), set())
+        wanted = self._moment(found.values, before, removed, what)
+        every = np.arange(len(wanted))
+        self.named.compare(what, wanted, every, found.values[ANY])
+        self.named.compare_ids(what, wanted, found.values["ids"])
+        if found.epochs != (0, 0, 0):
+            self.watch.wrong(f"{what} has the epochs {found.epochs} of no run")
 
     def _compare_named(self, what: str, wanted: Any, ids: Any, rows: Any) -> None:
         """Compare all rows of any ids, and which there are, with what they must be."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import daskps
 from daskps import optim
 from daskps.errors import ShardLostError
+from daskps.testing.checkpoints import SimCheckpoints
 from daskps.testing.faults import Faults
 from daskps.testing.ground import CHANCE, CLOCK
 from daskps.testing.named_ids import ANY
@@ -20,6 +21,7 @@ from daskps.testing.world import World
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskps.testing.checkpoints import SimJob
     from daskps.testing.loop import Process
 
 #: Machines of the workers at the beginning.
@@ -52,6 +54,7 @@ class SeedReport:
     seconds: float
     n_sent: int
     n_lost: int
+    n_restored: int = 0
     happened: list[str] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
 
@@ -80,6 +83,7 @@ async def simulate(seed: int) -> SeedReport:
         round(CLOCK.elapsed, 6),
         network.n_sent,
         network.n_lost,
+        scenario.n_restored,
         scenario.happened,
         dict(sorted(watch.outcomes.items())),
     )
@@ -92,6 +96,7 @@ class _Scenario:
         self.watch.follow_publications()
         self.watch.follow_calls()
         self.happened: list[str] = []
+        self.n_restored = 0
         self.users: list[tuple[Process, Client]] = []
 
     async def run(self) -> None:
@@ -107,10 +112,12 @@ class _Scenario:
         for job in (pushes, training):
             await world.within(process, _create(job, client))
         faults, link = Faults(world, watch), world.link(client)
+        checkpoints = SimCheckpoints(world, watch, (pushes, training))
         self.happened = faults.happened
         await asyncio.gather(
             # In no process: it would be stopped with that.
             faults.run(),
+            checkpoints.run(),
             *(
                 world.within(user, work)
                 for (user, its_client), own in zip(self.users, OWN, strict=True)
@@ -133,6 +140,9 @@ class _Scenario:
         watch.look_for_runs(world.live)
         for job in (pushes, training):
             await world.within(process, self._compare(job, client))
+            await world.within(process, self._save_last(checkpoints, job, client))
+        await world.within(process, checkpoints.check(client))
+        self.n_restored = checkpoints.n_restored
 
     async def _until_none_is_away(self) -> None:
         """Wait until each shard has an owner or is lost: so long runs of it are held."""
@@ -159,9 +169,24 @@ class _Scenario:
             took = CLOCK.now - began
             if self._freed() and took > LOST_SECONDS:
                 self.watch.wrong(f"{job.name} was freed, told after {took:.1f} s")
-            without = self._without() | self._freed()
-            if not (without and isinstance(error, ShardLostError)):
+            if not self._may_be_lost(error):
                 self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
+
+    async def _save_last(
+        self, checkpoints: SimCheckpoints, job: SimJob, client: Client
+    ) -> None:
+        """Save once more when all is quiet: that must go well."""
+        try:
+            await checkpoints.save(job, client)
+        except EXPECTED as error:
+            if not self._may_be_lost(error):
+                self.watch.wrong(f"{job.name} cannot be saved at the end: {error!r}")
+
+    def _may_be_lost(self, error: Exception) -> bool:
+        """Whether a call may end with an error when all is quiet: with its machine."""
+        return isinstance(error, ShardLostError) and bool(
+            self._without() | self._freed()
+        )
 
     def _without(self) -> set[str]:
         """Return the machines that have no worker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from distributed.core import Status
 import daskps
 from daskps.cluster import upstream
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
 from daskps.testing import steps
 from daskps.testing.following import Follower, opened
@@ -21,17 +23,23 @@ from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
+    from daskps.layout.arrays import Layout
     from daskps.testing.loop import Process
-    from daskps.testing.oracles import Watch
+    from daskps.testing.oracles import Restored, Watch
     from daskps.testing.steps import AsyncTrainer
     from daskps.testing.world import World
 
 #: Policies as the directory takes them, with their staleness.
 POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", 0))
 N_RANKS, N_CLOCKS = 3, 5
+#: Rounds of an epoch: in the end one is half over.
+PER_EPOCH = 2
+BEGINNING = Epochs(per_epoch=PER_EPOCH)
 #: How many ids a step has for itself: with many of them the index grows in a round.
 SIZES = (4, 4, 60, 600)
 #: How much later than the last fault a call of a run, or all of it, must have ended.
@@ -56,6 +64,11 @@ class Training:
     #: Whether it has come to its end, and why it has not.
     is_complete: bool = False
     why: str = ""
+    #: Where in its epochs it begins, and how many rounds there were before.
+    epochs: Epochs = BEGINNING
+    n_before: int = 0
+    #: Whether its caller cancels it.
+    is_cancelled: bool = False
     #: Ranks and clocks that were acknowledged.
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
 
@@ -63,6 +76,7 @@ class Training:
         self.policy, self.staleness = CHANCE.choice(POLICIES)
         #: Whether each step takes two pushes of half of it.
         self._in_halves = self.policy == "bsp" and CHANCE.random() < 0.5
+        self.is_cancelled = CHANCE.random() < CANCELLED_SHARE
         sizes = CHANCE.choices(SIZES, k=N_RANKS * N_CLOCKS)
         self.named = NamedIds(self.watch, self.n_shards, sizes, 1)
         self.followers: list[Follower] = []
@@ -111,7 +125,7 @@ class Training:
             "reduce": upstream.dumps("sum"),
             "reset": False,
             "codec": "",
-            "epochs": None,
+            "epochs": self.epochs,
         }
         opening = self._open(link, begin)
         try:
@@ -120,7 +134,7 @@ class Training:
             self.why = f"it could not begin: {error!r}"
             return
         ranks = asyncio.gather(*(self._rank(uid, run, rank) for rank in range(N_RANKS)))
-        if CHANCE.random() < CANCELLED_SHARE:
+        if self.is_cancelled:
             await asyncio.wait({ranks}, timeout=CHANCE.uniform(0.3, 2.0))
             if not ranks.done():
                 self.why = "cancelled by its caller"
@@ -178,12 +192,12 @@ class Training:
                 link, uid, run=run, rank=rank, size=N_RANKS, bsp=self.is_bsp
             )
             trainer = await self.watch.call(what.format("register"), joining, SECONDS)
-            while trainer.clock < N_CLOCKS:
+            while (clock := self.n_before + trainer.clock) < N_CLOCKS:
                 read = trainer.read_async(self.asked())
                 values = await self.watch.call(what.format("a read"), read, SECONDS)
-                self._compare(values, rank, trainer.clock)
+                self._compare(values, rank, clock)
                 await asyncio.sleep(CHANCE.uniform(0.0, 0.3))
-                step = self._step(trainer)
+                step = self._step(trainer, clock)
                 await self.watch.call(what.format("a step"), step, SECONDS)
             finish = trainer.finish_async()
             await self.watch.call(what.format("finish"), finish, SECONDS)
@@ -203,23 +217,22 @@ class Training:
         with contextlib.suppress(*EXPECTED, RuntimeError):
             await link.directory("fence_run", run=run, reason=reason, worker=worker)
 
-    async def _step(self, trainer: AsyncTrainer) -> None:
-        clock = trainer.clock
+    async def _step(self, trainer: AsyncTrainer, clock: int) -> None:
         counts = np.zeros((self.n_shards, N_RANKS, N_CLOCKS))
         counts[:, trainer.rank, clock] = 1.0
         if self._in_halves:
             counts /= 2
             await trainer.deliver_async({0: counts.reshape(-1)}, tick=False)
-        rows = self._rows(trainer, counts)
+        step = trainer.rank * N_CLOCKS + clock
+        rows = self._rows(trainer.meta.layout, counts, step)
         await trainer.deliver_async({0: counts.reshape(-1)}, rows=rows)
         self.acknowledged.add((trainer.rank, clock))
 
-    def _rows(self, trainer: AsyncTrainer, counts: Any) -> list[RowsGiven]:
+    def _rows(self, layout: Layout, counts: Any, step: int) -> list[RowsGiven]:
         """Return one row of each shard, in two halves, and rows of any ids."""
         ids = np.tile(np.flatnonzero(counts), 2)
-        table, any_ids = trainer.meta.layout.tables
-        cut = RowCut.of(table, ids, self.n_shards)
-        step = trainer.rank * N_CLOCKS + trainer.clock
+        table, any_ids = layout.tables
+        cut = RowCut.of(table, ids, layout.n_shards)
         named = self.named.given(any_ids, step, -1.0)
         return [RowsGiven(cut, np.full(len(ids), 0.5)), named]
 
@@ -266,16 +279,59 @@ class Training:
         if self.is_complete and not counts.all():
             self.watch.wrong(f"{end} lacks {_first(counts == 0)}")
         if self.is_bsp:
-            if (counts != counts[:, :1]).any():
-                self.watch.wrong(f"{end}: a part of a round")
-            if (counts != counts[:1]).any():
-                self.watch.wrong(f"{end}: shards at rounds {counts[:, 0].sum(1)}")
-            if (np.diff(counts[:, 0]) > 0).any():
-                self.watch.wrong(f"{end}: a round without those before it")
+            self._check_rounds(counts, end)
         else:
-            for rank, clock in sorted(self.acknowledged):
-                if not counts[:, rank, clock].all():
-                    self.watch.wrong(f"{end} lacks clock {clock} of trainer {rank}")
+            self._check_steps(counts, self.acknowledged, end)
+
+    def _check_rounds(self, counts: Any, what: str) -> None:
+        if (counts != counts[:, :1]).any():
+            self.watch.wrong(f"{what}: a part of a round")
+        if (counts != counts[:1]).any():
+            self.watch.wrong(f"{what}: shards at rounds {counts[:, 0].sum(1)}")
+        if (np.diff(counts[:, 0]) > 0).any():
+            self.watch.wrong(f"{what}: a round without those before it")
+
+    def _check_steps(
+        self, counts: Any, before: Collection[tuple[int, int]], what: str
+    ) -> None:
+        for rank, clock in sorted(before):
+            if not counts[:, rank, clock].all():
+                self.watch.wrong(f"{what} lacks clock {clock} of trainer {rank}")
+
+    # -- checkpoints -----------------------------------------------------------
+
+    def known(self) -> set[tuple[int, int]]:
+        """Return what a checkpoint that begins now must have, where there are no rounds."""
+        return {*self.acknowledged}
+
+    def check_restored(self, found: Restored, known: Any, what: str) -> None:
+        """Compare what was restored with one moment, and what was known before that."""
+        counts, what = self.counts(found.values), f"{what} ({self.policy})"
+        self._once(counts, what)
+        wanted = self._compare_named(counts, found.values, what)
+        self.named.compare_ids(what, wanted, found.values["ids"])
+        if self.is_bsp:
+            self._check_rounds(counts, what)
+        else:
+            self._check_steps(counts, known or (), what)
+            # Of one that was given up a part may be there.
+            whole = np.zeros(counts.shape[1:], bool)
+            for step in self.acknowledged:
+                whole[step] = True
+            if (parts := (counts != counts[:1]) & whole).any():
+                self.watch.wrong(f"{what} has a part of {_first(parts)}")
+        if (n := int(counts.sum(axis=2).min())) != found.epochs.clock:
+            self.watch.wrong(f"{what} has {n} rounds, and counts {found.epochs}")
+
+    def going_on(self, name: str, epochs: Epochs, n_shards: int) -> Training:
+        """Return the rest of this run, in a store that was restored at such a place."""
+        rest = copy.copy(self)
+        rest.name, rest.n_before = name, epochs.clock
+        rest.epochs = epochs._replace(per_epoch=PER_EPOCH)
+        rest.named = self.named.stored_in(n_shards)
+        rest.acknowledged, rest.followers = set(), []
+        rest.is_complete, rest.why, rest.is_cancelled = False, "", False
+        return rest
 
 
 def _first(where: Any) -> list[int]:

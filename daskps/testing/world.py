@@ -18,7 +18,7 @@ from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
 from daskps.shards.arrays.any_rows import AnyRows
 from daskps.shards.rounds import words
-from daskps.testing import network, ordering
+from daskps.testing import files, network, ordering
 from daskps.testing.ground import aside, put
 from daskps.testing.loop import PROCESS, Process
 from daskps.testing.machines import SimMachine, SimView, follow_growth
@@ -60,6 +60,7 @@ async def _offload(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def prepare() -> None:
     """Have this process start no threads and know the scheme; before any server."""
     network.register()
+    files.register()
     ordering.settle()
     follow_growth()
     # What servers tell of their process and machine is not the same each time.
@@ -84,10 +85,6 @@ def prepare() -> None:
             vars(module)["offload"] = _offload
 
 
-class _Dead(BaseException):
-    """The process that was at work has died: nobody hears of it."""
-
-
 def _die_at_work() -> None:
     """Have processes that are to die at it stop when rows have changed, before the flip."""
     change = AnyRows.change
@@ -96,7 +93,7 @@ def _die_at_work() -> None:
         found, process = change(any_rows, *args), PROCESS.get()
         if process is not None and process.dies_at_work:
             network.network().crash(process, 0.0)
-            raise _Dead
+            raise network.DeadError
         return found
 
     put(AnyRows, change=change_or_die)

@@ -24,6 +24,7 @@ from daskps.errors import (
     LayoutError,
     SnapshotLostError,
 )
+from daskps.shards.steps import GRADIENT, Item, Ready, Step, Ticket
 from tests.cluster.saved import (
     blueprint,
     chunks,
@@ -81,6 +82,24 @@ def test_a_state_is_the_same_files_on_any_number_of_shards(here, tmp_path):
     for other in others:
         assert chunks(save(other, tmp_path)[0]) == later
     assert free(here)
+
+
+def test_a_push_that_has_reached_some_shards_only_is_no_obstacle(here, tmp_path):
+    """As of a task that was killed when it had sent the first of its messages."""
+    store = filled(3)
+    at = store.uid, 1
+    (one,) = [h.shards[at] for h in here.hosts if at in h.shards]
+    gone = Step(GRADIENT, (Item(0, 0, np.ones(10)),), producer=77, sequence=1)
+    ticket = Ticket(gone)
+    one.run(lambda shard: shard.submit([ticket]) and None)
+    one.serve()
+    assert isinstance(ticket.outcome, Ready)
+    folder, manifest = save(store, tmp_path)
+    assert [p.steps for p in manifest.parameters] == [9, 8, 0]
+    other = restored(link_of(store), folder, 2)
+    for of in (store, other):
+        push(of, 9)
+    assert [p.steps for p in save(other, tmp_path)[1].parameters] == [10, 9, 0]
 
 
 def test_a_restored_store_reads_as_the_one_that_was_saved(here, tmp_path):

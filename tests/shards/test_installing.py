@@ -221,6 +221,27 @@ def test_rows_that_are_none_of_a_shard_are_refused():
         into.begin_table(at - 1, ids[:0], nobody)
 
 
+def test_ids_are_looked_at_by_loops_that_are_kept(monkeypatch):
+    """Compiled anew they take a quarter of a second of each process that restores."""
+    where, buckets = [], id_hash.buckets
+
+    def seen(*args: Any, cache_dir: Any = None) -> Any:
+        where.append(cache_dir)
+        return buckets(*args, cache_dir=cache_dir)
+
+    segment = segments_of(layout_of(1, max_rows=129), durable=False)[0]
+    monkeypatch.setattr(segment, "cache_dir", kept())
+    monkeypatch.setattr(id_hash, "buckets", seen)
+    table: Any = segment.tables[1].piece.table
+    ids = np.arange(9)
+    ids = ids[np.argsort(id_hash.hashes(ids, table.hash_seed))]
+    candidates = np.array([ids[:3], [1, 1, 1]])
+    into, at = Installation(segment), len(segment.pieces) + 1
+    into.begin_table(at, ids[3:], candidates)
+    # Rows, candidates, and the buckets of the rows.
+    assert where == [kept()] * 3
+
+
 def test_more_than_there_is_room_for_is_refused():
     layout = layout_of(1, max_rows=129)
     segment = segments_of(layout, durable=False)[0]

@@ -10,7 +10,6 @@ from daskps.checkpoint.digests import StoredFile
 from daskps.checkpoint.manifest import StoredParameter, StoredTable
 from daskps.checkpoint.rules import StoredRule
 from daskps.epochs import Epochs
-from daskps.errors import IllegalStateError
 from daskps.layout.spans import CANDIDATES, IDS
 from daskps.layout.tables import UnboundedTable
 
@@ -30,9 +29,10 @@ class OwnersSaid:
     files: Sequence[StoredFile]
     #: The hash that each chunk of ids begins with, by its path.
     begins: Mapping[str, int]
-    #: By index of parameters and tables.
+    #: By index of parameters and tables, the largest of all shards: a push whose process
+    #: died half-way may have come to some of them only.
     steps: Mapping[int, int]
-    #: Of each table.
+    #: Of each table, the largest too: rows were touched at none that is later.
     clocks: Sequence[int]
     came: Sequence[tuple[int, int]]
     #: Where the shard is that is furthest behind.
@@ -40,14 +40,7 @@ class OwnersSaid:
 
     @classmethod
     def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
-        """Return what all hosts say.
-
-        Raises
-        ------
-        IllegalStateError
-            Where shards have counted other steps of one parameter or table: that is no
-            moment of the store.
-        """
+        """Return what all hosts say."""
         files: list[StoredFile] = []
         begins: dict[str, int] = {}
         steps: dict[int, int] = {}
@@ -57,10 +50,12 @@ class OwnersSaid:
         for reply in replies:
             files += [StoredFile(*row) for row in reply["files"]]
             begins |= dict(map(tuple, reply["begins"]))
-            for shard, of_shard, of_tables, ids, at in reply["counted"]:
+            for of_shard, of_tables, ids, at in reply["counted"]:
                 epochs.append(Epochs(*at))
-                _agree(steps, dict(map(tuple, of_shard)), shard, "optimizer steps")
-                _agree(clocks, dict(enumerate(of_tables)), shard, "pushes of a table")
+                for index, n in of_shard:
+                    steps[index] = max(n, steps.get(index, 0))
+                for i, n in enumerate(of_tables):
+                    clocks[i] = max(n, clocks.get(i, 0))
                 for i, (admitted, evicted) in enumerate(ids):
                     before = came.get(i, (0, 0))
                     came[i] = before[0] + admitted, before[1] + evicted
@@ -73,17 +68,6 @@ class OwnersSaid:
             came=[came[i] for i in every],
             epochs=min(epochs, key=lambda at: at.place),
         )
-
-
-def _agree(
-    known: dict[int, int], told: Mapping[int, int], shard: int, what: str
-) -> None:
-    for index, n in told.items():
-        if known.setdefault(index, n) != n:
-            raise IllegalStateError(
-                f"shard {shard} has counted {n} {what} of number {index} at a cut, other "
-                f"shards {known[index]}; no checkpoint was made"
-            )
 
 
 def contents(
