@@ -28,6 +28,13 @@ Reducer = Callable[[Array, Array], Array]
 Empty = Callable[[int, Any], Array]
 
 REDUCTIONS = ("mean", "sum")
+#: What an all-reduce does with two arrays; a mean divides at the root.
+OPERATIONS: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
 def check_reduce(reduce: str | Reducer) -> None:
@@ -73,17 +80,19 @@ def path(rank: int, size: int) -> tuple[tuple[int, int, int, bool], ...]:
     return tuple(reversed(found))
 
 
-def merge(left: Node, right: Node, empty: Empty = np.empty) -> Node:
+def merge(
+    left: Node, right: Node, empty: Empty = np.empty, combine: np.ufunc = np.add
+) -> Node:
     """Add `right` to `left` key by key, in place where an array may be written to.
 
     Contributions that must outlive the sum are handed over as read-only views; their
-    sum goes into an array that `empty` makes.
+    sum goes into an array that `empty` makes. `combine` may be another operation.
     """
     arrays, weights = left
     for key, value in right[0].items():
         if key in arrays:
             into = arrays[key]
-            arrays[key] = np.add(into, value, out=_writeable(into, empty))
+            arrays[key] = combine(into, value, out=_writeable(into, empty))
             weights[key] += right[1][key]
         else:
             arrays[key], weights[key] = value, right[1][key]
@@ -148,7 +157,12 @@ def cover(present: Set[int], absent: Set[int], size: int) -> list[tuple[int, int
 
 
 def fold(
-    nodes: Mapping[tuple[int, int], Node], lo: int, hi: int, empty: Empty = np.empty
+    nodes: Mapping[tuple[int, int], Node],
+    lo: int,
+    hi: int,
+    empty: Empty = np.empty,
+    *,
+    combine: np.ufunc = np.add,
 ) -> Node | None:
     """Return the sum over the ranks [lo, hi), a node of the tree, in its order.
 
@@ -158,8 +172,9 @@ def fold(
     if (lo, hi) in nodes or hi - lo == 1:
         return nodes.get((lo, hi))
     border = split(lo, hi)
-    left, right = fold(nodes, lo, border, empty), fold(nodes, border, hi, empty)
-    return merge(left, right, empty) if left and right else left or right
+    left = fold(nodes, lo, border, empty, combine=combine)
+    right = fold(nodes, border, hi, empty, combine=combine)
+    return merge(left, right, empty, combine) if left and right else left or right
 
 
 def reduce_all(

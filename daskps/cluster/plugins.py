@@ -13,6 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
+    allreduce,
     changes,
     cuts,
     edges,
@@ -42,6 +43,7 @@ EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
+    allreduce,
     changes,
     stores,
     cuts,

@@ -8,7 +8,7 @@ from daskps.cluster.caller.trainer_step import NO_MORE
 from daskps.store.arguments import flag
 from daskps.store.row_targets import pulled
 from daskps.store.targets import chosen_names, sign_of, target_of
-from daskps.training.overlap.ahead import Ahead
+from daskps.training.verbs import Verbs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from daskps.version import Version
 
 
-class Trainer(Ahead):
+class Trainer(Verbs):
     """One trainer of a run; `run` and `train` make it.
 
     A step is what a trainer does between two ticks of its clock. It sends one

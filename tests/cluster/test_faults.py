@@ -218,6 +218,37 @@ def test_resumable_run_begins_at_its_clock():
         np.testing.assert_array_equal(s["w"].pull(), -1500.0)
 
 
+def reduce_to(trainer, part):
+    """All-reduce what nobody can bring a second time, three times between two ticks."""
+    found, last = {}, None
+    for clock in range(trainer.clock, part):
+        large = trainer.allreduce(np.random.default_rng().random(100_000))
+        small = trainer.allreduce(np.random.default_rng().random())
+        found[clock] = large.sum(), float(small), int(trainer.allreduce(1))
+        last = trainer.push({"w": np.ones(4)})
+    return found, int(last or 0)
+
+
+def test_an_all_reduce_comes_to_the_same_for_a_trainer_that_starts_again():
+    """Its worker dies, with what its shard's host had of all-reduces."""
+    with local_cluster(n_workers=3, threads=2) as client:
+        s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+        pid = pid_of(client, s.placement[0])
+
+        def kill():
+            until(lambda: s.version > 5)
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        found = daskps.run(s, reduce_to, [60] * 3, resumable=True, timeout=120)
+        killer.join()
+        for clock in range(60):
+            assert len({of[clock] for of, _ in found if clock in of}) == 1
+        assert found[0][0][59][2] == 3
+        np.testing.assert_array_equal(s["w"].pull(), -60.0)
+
+
 CLIENT = """
 import sys, numpy as np, daskps
 from distributed import Client

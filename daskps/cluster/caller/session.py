@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.allreduce import Allreduces
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.caller.targets import ReadSlices, Target
+    from daskps.cluster.host.collectives import Offered
     from daskps.codecs import Codec
+    from daskps.typing import Array
 
 
 class Session:
@@ -68,6 +71,7 @@ class Session:
         self._finite = config.load().check_finite
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
+        self.allreduces = Allreduces(link, self.shards, joined.run, rank)
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._roads: dict[tuple[int, ...], StepRoad] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
@@ -331,6 +335,14 @@ class Session:
         """Wait until every live trainer has ticked as often as this one."""
         request = routes.barrier(self.meta, self._step())
         self._call(request, self._deadline(timeout, "a barrier"))
+
+    def allreduce(
+        self, brought: Offered, flats: Sequence[Array], timeout: float | None
+    ) -> list[Array]:
+        """Combine arrays with those of the other trainers; see :class:`Allreduces`."""
+        with self._lock:
+            deadline = self._deadline(timeout, "an allreduce")
+            return self.allreduces.reduce(brought, flats, self.clock, deadline)
 
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""

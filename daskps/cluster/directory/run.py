@@ -69,6 +69,10 @@ class RunState:
     holders: set[str] = field(default_factory=set)
     #: Attempt and round of the newest gradient task the scheduler has forgotten.
     forgotten: tuple[int, ...] = ()
+    #: By rank its clock, the first of its all-reduces at that clock, and the last one;
+    #: and the workers that keep what these have come to.
+    collectives: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    collecting: set[str] = field(default_factory=set)
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
@@ -100,6 +104,18 @@ class RunState:
         """Note how far a trainer is."""
         self.told[rank] = clock, loss, rows
         self.clock = max(self.clock, clock)
+
+    def collects(self, rank: int, clock: int, number: int) -> None:
+        """Note which all-reduce a trainer is at."""
+        before, first, last = self.collectives.get(rank, (-1, 0, -1))
+        if clock > before:
+            first = number
+        self.collectives[rank] = max(clock, before), first, max(number, last)
+
+    def collects_next(self, rank: int) -> dict[str, Any]:
+        """Return where the next trainer of a rank goes on, and how far others are."""
+        latest = max((last for _, _, last in self.collectives.values()), default=-1)
+        return {"place": self.collectives.get(rank), "latest": latest}
 
     @property
     def slowest(self) -> int:

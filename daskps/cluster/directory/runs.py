@@ -219,6 +219,10 @@ class Runs:
         self.open.pop(run.id, None)
         remember(self._ended, run.id, (run.fenced, how))
         run.notify()
+        for worker in run.collecting:
+            self._hosts.spawn(
+                self._hosts.control(worker, "end_collectives", run=run.id)
+            )
         if run.graph:
             # On all workers: a task of the run may be at work on any of them.
             self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))

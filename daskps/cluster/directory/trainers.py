@@ -68,7 +68,33 @@ class TrainerMessages:
             )
             await self._runs.fence(entry, short)
             raise short
-        return {"attempt": attempt, "mailboxes": entry.mailboxes}
+        return {
+            "attempt": attempt,
+            "mailboxes": entry.mailboxes,
+            "collectives": entry.collects_next(rank),
+        }
+
+    @DIRECTORY.handles("collects")
+    def on_collects(
+        self, run: int, rank: int, *, worker: str, clock: int, number: int
+    ) -> dict[str, Any]:
+        """Hear that a trainer begins an all-reduce, and on which worker.
+
+        Returns whether it may be started again, and which workers keep what
+        all-reduces have come to.
+        """
+        entry = self._runs.get_open(run, rank)
+        if entry.ranks.get(rank) != worker:
+            raise RunCancelledError(
+                f"trainer {rank} of run {run} on {worker} takes part in nothing: its "
+                f"worker was taken for lost, and another one goes on in its place"
+            )
+        if clock < 0 or number < 0:
+            raise ProtocolError(f"allreduce {number} at clock {clock}")
+        entry.collects(rank, clock, number)
+        entry.collecting.add(worker)
+        there = filter(self._hosts.has_worker, sorted(entry.collecting))
+        return {"restartable": entry.restartable, "workers": list(there)}
 
     @DIRECTORY.handles("trains_on")
     def on_trains_on(self, run: int, workers: Sequence[str]) -> None:

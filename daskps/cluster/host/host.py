@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
 from daskps.cluster.host.calls import answers_of, start_call
+from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.host.near_shards import NearShards
@@ -89,6 +90,7 @@ class ShardHost(NearShards):
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
+        self.collectives = Collectives()
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
         #: What wakes the calls of other processes that wait, by their tokens.
@@ -372,9 +374,10 @@ class ShardHost(NearShards):
     def totals(self) -> dict[str, int]:
         """Return what the worker shows of it."""
         hosted_shards, kept = list(self.shards.values()), self.contributions
+        nbytes = sum(hosted.nbytes for hosted in hosted_shards)
         return {
             "shards": len(hosted_shards),
-            "nbytes": sum(hosted.nbytes for hosted in hosted_shards) + kept.nbytes,
+            "nbytes": nbytes + kept.nbytes + self.collectives.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
             "lanes": 0 if self.lanes is None else len(self.lanes),

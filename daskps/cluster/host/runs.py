@@ -192,6 +192,7 @@ async def end_run(
             return shard.end_run(run, reason)
 
     await host.each(hosted_shards, end)
+    host.collectives.end(run, RunCancelledError(f"run {run} is over: {reason}"))
     for hosted in hosted_shards:
         if hosted.mailboxes_of(run) is not None:
             hosted.free_mailbox()
@@ -214,6 +215,7 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
         return hosted.shard.finish_rank(run, rank)
 
     await host.each(host.of(store), end)
+    host.collectives.leave_out(run, rank)
 
 
 @HOST.handles("resume", user_code=True)
@@ -273,6 +275,8 @@ async def hold(
 
     hosted_shards = host.of(store)
     await host.each(hosted_shards, work)
+    if error is not None:
+        host.collectives.end(run, error)
     return await host.each(hosted_shards, found)
 
 

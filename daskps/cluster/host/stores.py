@@ -211,6 +211,9 @@ async def drop(host: ShardHost, store: str) -> int:
     host.dropped.append(store)
     dropped = [host.shards.pop(key) for key in list(host.shards) if key[0] == store]
     for hosted in dropped:
+        if run := hosted.shard.run_state.run:
+            gone = StoreClosedError(f"store {hosted.name!r} was closed or deleted")
+            host.collectives.end(run, gone)
         host.drop(hosted)
     if host.lanes is not None:
         host.lanes.let_go()

@@ -86,6 +86,7 @@ def loop(trainer, part):
     trainer.pull("w")
     trainer.push({"w": np.ones((4, 3), "f4")})
     trainer.barrier()
+    trainer.allreduce({"a": np.ones(3, "f2"), "b": trainer.rank})
     return trainer.clock
 
 

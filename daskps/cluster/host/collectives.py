@@ -1,0 +1,362 @@
+"""All-reduces under way at one host: what ranks bring, put together as they come.
+
+Arrays are cut into parts, each of which one shard's host reduces; an array that is there
+belongs to one part. A part follows the binary tree over the ranks of
+:mod:`daskps.reduction`: complete nodes are summed as they fill, so that at most
+ceil(P / 2) + 1 arrays are held for P ranks. Ranks that have finished are skipped in place.
+
+Results stay until no rank can ask for them again, see :meth:`Collectives.told`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from daskps.errors import ConsistencyError, LayoutError, RunCancelledError
+from daskps.layout.arrays import compute_dtype
+from daskps.layout.bounds import bounds
+from daskps.reduction import OPERATIONS, Node, fold, mean, path
+from daskps.shards.rounds.mailbox import n_slices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from daskps.typing import Array
+
+#: Runs that ended lately: their trainers may still be at work.
+REMEMBERED = 1_000
+
+
+class PartPlace(NamedTuple):
+    """Which part of which all-reduce of which run."""
+
+    run: int
+    number: int
+    part: int
+    parts: int
+
+
+class Offered(NamedTuple):
+    """What a rank says of the arrays it brings to an all-reduce."""
+
+    op: str
+    #: Name, shape and dtype of each.
+    arrays: tuple[tuple[str, tuple[int, ...], str], ...]
+
+    def extent(self, index: int, part: int, parts: int) -> tuple[int, int]:
+        """Return which elements of an array, in C order, a part has."""
+        return bounds(math.prod(self.arrays[index][1]), parts, part)
+
+    def differs(self, other: Offered) -> str:
+        """Return in words what it says otherwise than another one; "" for nothing."""
+        if self.op != other.op:
+            return f"op={self.op!r}, and not {other.op!r}"
+        for mine, its in zip(self.arrays, other.arrays, strict=False):
+            if mine != its:
+                return f"{_described(mine)}, and not {_described(its)}"
+        if len(self.arrays) != len(other.arrays):
+            return f"{len(self.arrays)} arrays, and not {len(other.arrays)}"
+        return ""
+
+
+def _described(array: tuple[str, tuple[int, ...], str]) -> str:
+    name, shape, dtype = array
+    return f"{name[:60]!r} of shape {shape} and {dtype}" if name else f"{shape} {dtype}"
+
+
+@dataclass(eq=False)
+class Gathering:
+    """One part of one all-reduce: who is in, and the sums so far.
+
+    Threads: one at a time, under the lock of its :class:`Collectives`.
+    """
+
+    size: int
+    #: What the first rank has said, and which one that was.
+    brought: Offered
+    first: int
+    nbytes: int
+    present: set[int] = field(default_factory=set)
+    absent: set[int] = field(default_factory=set)
+    error: Exception | None = None
+    #: The reduced arrays by index.
+    result: list[Array] | None = None
+    #: Called when it is done.
+    wakers: list[Callable[[], None]] = field(default_factory=list)
+    _nodes: dict[tuple[int, int], Node] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result, or an error instead."""
+        return self.result is not None or self.error is not None
+
+    def check(self, rank: int, brought: Offered) -> None:
+        """Refuse what does not fit what others have brought, for all of them.
+
+        Raises
+        ------
+        ValueError
+            Naming the ranks and what differs.
+        """
+        words = brought.differs(self.brought)
+        if not words:
+            return
+        error = ValueError(
+            f"trainer {rank} brings to an allreduce {words}, as trainer {self.first} does; "
+            f"all trainers must call it with the same names, shapes, dtypes and op"
+        )
+        if not self.done:
+            self.fail(error)
+        raise error
+
+    def take(self, rank: int, arrays: Sequence[Array]) -> None:
+        """Take a rank's arrays, which are nobody else's; of a repeat nothing."""
+        if self.done or rank in self.present:
+            return
+        wide = [a.astype(compute_dtype(a.dtype.name), copy=False) for a in arrays]
+        whole = dict(enumerate(wide))
+        self._nodes[rank, rank + 1] = whole, dict.fromkeys(whole, 1.0)
+        self.present.add(rank)
+        self.absent.discard(rank)
+        known = self.present | self.absent
+        for lo, hi, border, is_right in path(rank, self.size):
+            other = range(lo, border) if is_right else range(border, hi)
+            if not known.issuperset(other):
+                break
+            node = self._fold(lo, hi)
+            inside = [span for span in self._nodes if lo <= span[0] < hi]
+            for span in inside:
+                del self._nodes[span]
+            self._nodes[lo, hi] = node
+        self._advance()
+
+    def leave_out(self, rank: int) -> None:
+        """Wait for a rank no longer."""
+        if not self.done and rank not in self.present:
+            self.absent.add(rank)
+            self._advance()
+
+    def fail(self, error: Exception) -> None:
+        """Give all ranks an error."""
+        self.error = error
+        self._end()
+
+    def _fold(self, lo: int, hi: int) -> Node:
+        combine = OPERATIONS[self.brought.op]
+        with np.errstate(all="ignore"):
+            return fold(self._nodes, lo, hi, combine=combine) or ({}, {})
+
+    def _advance(self) -> None:
+        if not self.present or len(self.present) + len(self.absent) < self.size:
+            return
+        total = self._fold(0, self.size)
+        with np.errstate(all="ignore"):
+            found = mean(total) if self.brought.op == "mean" else total[0]
+            self.result = [
+                found[index].astype(dtype, copy=False)
+                for index, (_, _, dtype) in enumerate(self.brought.arrays)
+            ]
+        self._end()
+
+    def _end(self) -> None:
+        self._nodes.clear()
+        wakers, self.wakers = self.wakers, []
+        for wake in wakers:
+            wake()
+
+
+class WholeResult(NamedTuple):
+    """What an all-reduce has come to, kept where a rank has got it."""
+
+    brought: Offered
+    flats: Sequence[Array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(flat.nbytes for flat in self.flats)
+
+
+@dataclass
+class _RunHere:
+    """What one host holds of the all-reduces of a run."""
+
+    #: By number of the all-reduce and part of it.
+    parts: dict[tuple[int, int], Gathering] = field(default_factory=dict)
+    wholes: dict[int, WholeResult] = field(default_factory=dict)
+    #: By rank the first number that it may ask for again.
+    floors: dict[int, int] = field(default_factory=dict)
+    #: Ranks that have finished, as this host has heard: maybe after somebody looked.
+    finished: set[int] = field(default_factory=set)
+
+    @property
+    def nbytes(self) -> int:
+        held = sum(part.nbytes for part in self.parts.values())
+        return held + sum(whole.nbytes for whole in self.wholes.values())
+
+    def forget(self, floor: int) -> None:
+        for key in [key for key in self.parts if key[0] < floor]:
+            del self.parts[key]
+        for number in [number for number in self.wholes if number < floor]:
+            del self.wholes[number]
+
+
+class Collectives:
+    """The all-reduces of all runs at one host; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._runs: dict[int, _RunHere] = {}
+        self._ended: dict[int, None] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is held."""
+        with self._lock:
+            return sum(here.nbytes for here in self._runs.values())
+
+    def _here(self, run: int) -> _RunHere:
+        if run in self._ended:
+            raise RunCancelledError(f"run {run} is over")
+        return self._runs.setdefault(run, _RunHere())
+
+    def told(self, run: int, rank: int, floor: int, live: Iterable[int]) -> int:
+        """Hear which all-reduces a rank may still ask for; return the first of all.
+
+        Those below `floor` it does not. What none of the `live` ranks may ask for any
+        more is forgotten.
+        """
+        with self._lock:
+            here = self._here(run)
+            here.floors[rank] = max(floor, here.floors.get(rank, 0))
+            least = min((here.floors.get(one, 0) for one in live), default=floor)
+            here.forget(least)
+            return least
+
+    def join(
+        self,
+        place: PartPlace,
+        rank: int,
+        brought: Offered,
+        *,
+        live: Sequence[bool],
+        room: int | None,
+    ) -> Gathering:
+        """Return a part of an all-reduce, made for the first rank that comes.
+
+        `live` says of each rank whether it is waited for, `room` how many bytes all of
+        them may take, None where nobody knows.
+
+        Raises
+        ------
+        ValueError
+            Where the rank brings something else than the others.
+        """
+        with self._lock:
+            here, key = self._here(place.run), (place.number, place.part)
+            found = here.parts.get(key)
+            if found is None:
+                nbytes = _needed(brought, place, len(live))
+                found = Gathering(len(live), brought, rank, nbytes)
+                if room is not None and self.nbytes + nbytes > room:
+                    found.nbytes = 0
+                    found.fail(_no_room(nbytes, self.nbytes, room))
+                here.parts[key] = found
+            found.check(rank, brought)
+            for other, is_live in enumerate(live):
+                if not is_live or other in here.finished:
+                    found.leave_out(other)
+            return found
+
+    def take(self, gathering: Gathering, rank: int, arrays: Sequence[Array]) -> None:
+        """Take a rank's arrays into a part."""
+        with self._lock:
+            gathering.take(rank, arrays)
+
+    def wait(self, gathering: Gathering, wake: Callable[[], None]) -> None:
+        """Have a function called when a part is done, which may be at once."""
+        with self._lock:
+            if not gathering.done:
+                gathering.wakers.append(wake)
+                return
+        wake()
+
+    def wait_no_more(self, of: Sequence[Gathering], wake: Callable[[], None]) -> None:
+        """Call a function no more."""
+        with self._lock:
+            for gathering in of:
+                if wake in gathering.wakers:
+                    gathering.wakers.remove(wake)
+
+    def leave_out(self, run: int, rank: int) -> None:
+        """Wait for a rank of a run no longer."""
+        with self._lock:
+            if run not in self._ended:
+                here = self._here(run)
+                here.finished.add(rank)
+                for part in here.parts.values():
+                    part.leave_out(rank)
+
+    def keep(self, run: int, number: int, whole: WholeResult, floor: int) -> None:
+        """Keep a result that a rank here has got, and none below `floor`."""
+        with self._lock:
+            if run not in self._ended:
+                here = self._runs.setdefault(run, _RunHere())
+                here.forget(floor)
+                here.wholes[number] = whole
+
+    def find(self, run: int, number: int) -> WholeResult | None:
+        """Return a result that a rank here has got."""
+        with self._lock:
+            here = self._runs.get(run)
+            return here.wholes.get(number) if here else None
+
+    def end(self, run: int, error: Exception) -> None:
+        """Drop everything of a run; what waits gets an error."""
+        with self._lock:
+            self._ended[run] = None
+            if len(self._ended) > REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+            here = self._runs.pop(run, None)
+            for part in here.parts.values() if here else ():
+                if not part.done:
+                    part.fail(error)
+
+
+def _needed(brought: Offered, place: PartPlace, size: int) -> int:
+    """Return the bytes that a part needs at most."""
+    nbytes = 0
+    for index, (_, _, dtype) in enumerate(brought.arrays):
+        start, stop = brought.extent(index, place.part, place.parts)
+        nbytes += (stop - start) * np.dtype(compute_dtype(dtype)).itemsize
+    return nbytes * n_slices(size, "sum")
+
+
+def _no_room(nbytes: int, held: int, room: int) -> LayoutError:
+    return LayoutError(
+        f"an allreduce needs up to {nbytes:,} bytes on a worker that holds {held:,} of "
+        f"others and has room for {room:,}; give the store more shards, reduce fewer "
+        f"elements at a time, or tick between two of them where the run is resumable"
+    )
+
+
+def check_alike(absent: Iterable[Sequence[int]]) -> None:
+    """Refuse a result whose parts have other ranks in them.
+
+    Raises
+    ------
+    ConsistencyError
+        Naming the ranks.
+    """
+    found = {frozenset(ranks) for ranks in absent}
+    if len(found) > 1:
+        odd = sorted(frozenset().union(*found) - frozenset.intersection(*found))
+        raise ConsistencyError(
+            f"trainers {odd[:8]} finished while they were in an allreduce: some shards "
+            f"have their arrays and others do not; end a trainer after its last call"
+        )
