@@ -25,7 +25,7 @@ SHOWN = {
     "ParameterStore": "add aggregate assign bound close delete layout name names "
     "nbytes optimizer placement pull pull_async push push_async pushpull save "
     "snapshot stats uid version versions",
-    "ParameterArray": "add assign dtype name nbytes ndim pull push shape size "
+    "ParameterArray": "add assign dtype name nbytes ndim pull push region shape size "
     "to_dask_array",
     "Trainer": "barrier clock finish prefetch pull pull_async push push_async "
     "pushpull rank size tick",

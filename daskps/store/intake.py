@@ -121,21 +121,40 @@ def gradients(
         if parameter is None or type(value) is RowGrad:
             raise _not_taken(layout, name)
         dtype = _COMPUTED.get(parameter.dtype)
-        if dtype is None:
-            raise PushRejectedError(
-                f"parameter {name!r} is {parameter.dtype} and takes no gradient; use "
-                f"add or assign"
-            )
-        if not model and parameter.index not in optimizers:
-            raise NoOptimizerError(
-                f"a gradient was pushed for {name!r}, but the store was created "
-                f"without an optimizer for it; pass create(..., optimizer=...), or "
-                f"use add for a plain +="
-            )
+        if dtype is None or (not model and parameter.index not in optimizers):
+            raise _takes_none(parameter)
         found[parameter.index] = _ready(
             value, parameter, dtype, "gradient", finite=finite
         )
     return found
+
+
+def _takes_none(p: Parameter) -> PushRejectedError | NoOptimizerError:
+    """Return why a parameter takes no gradient."""
+    if p.dtype not in _COMPUTED:
+        return PushRejectedError(
+            f"parameter {p.name!r} is {p.dtype} and takes no gradient; use add or assign"
+        )
+    return NoOptimizerError(
+        f"a gradient was pushed for {p.name!r}, but the store was created without an "
+        f"optimizer for it; pass create(..., optimizer=...), or use add for a plain +="
+    )
+
+
+def check_gradient(p: Parameter, optimizers: Mapping[int, str]) -> None:
+    """Refuse gradients of a parameter that takes none, as :func:`gradients` does."""
+    if p.dtype not in _COMPUTED or p.index not in optimizers:
+        raise _takes_none(p)
+
+
+def gradient_of(p: Parameter, value: Any, *, finite: bool) -> Array:
+    """Return one gradient checked and flat, as :func:`gradients` does."""
+    return _ready(value, p, _COMPUTED[p.dtype], "gradient", finite=finite)
+
+
+def value_of(p: Parameter, value: Any, what: str, *, finite: bool) -> Array:
+    """Return one delta or value checked and flat, as :func:`values` does."""
+    return _ready(value, p, p.dtype, what, finite=finite)
 
 
 def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
@@ -212,16 +231,21 @@ def scaled(
     PushRejectedError
         If a product is not finite. Nothing has been changed anywhere.
     """
-    found = {}
-    for index, array in arrays.items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            found[index] = np.multiply(array, weight, dtype=array.dtype)
-        if finite and not is_finite(found[index]):
-            name = layout.parameters[index].name
-            raise PushRejectedError(
-                f"the gradient of {name[:60]!r} times weight={weight:g} is not finite "
-                f"as {array.dtype}; use a smaller weight"
-            )
+    return {
+        index: times(layout.parameters[index], array, weight, finite=finite)
+        for index, array in arrays.items()
+    }
+
+
+def times(p: Parameter, array: Array, weight: float, *, finite: bool) -> Array:
+    """Return one gradient times a weight, as :func:`scaled` does."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = np.multiply(array, weight, dtype=array.dtype)
+    if finite and not is_finite(found):
+        raise PushRejectedError(
+            f"the gradient of {p.name[:60]!r} times weight={weight:g} is not finite "
+            f"as {array.dtype}; use a smaller weight"
+        )
     return found
 
 

@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "partial-push-says-it-goes-everywhere",
         "daskps.cluster.caller.routes:_made",
-        "touched = None if len(slices) == n else _runs(sorted(slices))",
+        "touched = None if len(slices) == n else runs_of(sorted(slices))",
         "touched = None",
         (
             "tests/cluster/wire/test_saying.py::test_a_push_says_which_shards_it_goes_to",

@@ -35,8 +35,8 @@ MUTANTS = (
     ),
     Mutant(
         "weight-that-overflows",
-        "daskps.store.intake:scaled",
-        "if finite and not is_finite(found[index]):",
+        "daskps.store.intake:times",
+        "if finite and not is_finite(found):",
         "if finite and not is_finite(array):",
         (
             "tests/cluster/caller/test_input.py::test_a_weight_that_overflows_is_refused",
@@ -45,8 +45,8 @@ MUTANTS = (
     Mutant(
         "gradient-without-an-optimizer",
         "daskps.store.intake:gradients",
-        "if not model and parameter.index not in optimizers:",
-        "if model and parameter.index not in optimizers:",
+        "if dtype is None or (not model and parameter.index not in optimizers):",
+        "if dtype is None or (model and parameter.index not in optimizers):",
         (
             "tests/store/test_intake.py::test_a_parameter_without_an_optimizer_takes_no_gradient",
         ),

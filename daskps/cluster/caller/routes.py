@@ -8,7 +8,7 @@ same parameters, and used by all calls of a handle or a trainer that have these.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,9 @@ class Route:
     slices: Mapping[int, tuple[PieceSlice, ...]]
     #: The shards as runs, None for all of the store.
     touched: Intervals | None
+    #: By shard and position with which element of its piece a slice begins, where that
+    #: is not the first one.
+    firsts: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Reply(NamedTuple):
@@ -155,7 +158,12 @@ class Request(NamedTuple):
         arrays = self.arrays
         if not arrays:
             return ()
-        slices = self.route.slices[shard]
+        slices, firsts = self.route.slices[shard], self.route.firsts
+        if firsts:
+            return tuple(
+                Item(p, firsts.get((shard, p), 0), arrays[name][a:b])
+                for p, name, a, b in slices
+            )
         return tuple([Item(p, 0, arrays[name][a:b]) for p, name, a, b in slices])
 
     def step_of(
@@ -357,11 +365,11 @@ def _made(
                 position = meta.layout.positions[piece.shard, index]
                 one = position, index, piece.start, piece.stop
                 slices.setdefault(piece.shard, []).append(one)
-    touched = None if len(slices) == n else _runs(sorted(slices))
+    touched = None if len(slices) == n else runs_of(sorted(slices))
     return Route(where, {s: tuple(slices[s]) for s in sorted(slices)}, touched)
 
 
-def _runs(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def runs_of(shards: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return sorted numbers as runs [start, stop)."""
     found: list[tuple[int, int]] = []
     for shard in shards:

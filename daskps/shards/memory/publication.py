@@ -112,9 +112,12 @@ class Publication:
         if self._rows:
             # First: what is refused there must not be in slots of one buffer yet.
             self.write_rows()
-        self.take_along(len(self._operations))
+        # Of a part of a parameter that lies elsewhere a shard counts the step alone.
+        by_piece = self._operations.items()
+        changing = [of for of in by_piece if any(len(op.data) for op in of[1])]
+        self.take_along(len(changing))
         large = is_large(segment)
-        for position, operations in self._operations.items():
+        for position, operations in changing:
             n = segment.pieces[position].size
             if not large and (rule := _plain(operations, n)) is not None:
                 (only,) = operations

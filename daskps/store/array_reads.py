@@ -1,0 +1,251 @@
+"""The half of a parameter's view that reads: what it is, pulls and slices."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps import config
+from daskps.cluster.caller import routes
+from daskps.layout.chunks import chunks_of
+from daskps.store.indexing import split_index
+from daskps.store.mistaken import no_array_attribute, not_written_in_part
+from daskps.store.repr import array_html
+from daskps.store.snapshot import dask_array, taken_by
+from daskps.store.targets import checked_out, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.layout.parameters import Parameter
+    from daskps.store.pushes import Writable
+    from daskps.store.regions import Region
+    from daskps.typing import Array
+
+DEFAULT = config.DEFAULT
+logger = logging.getLogger(__name__)
+
+
+class ReadableArray:
+    """What a parameter of a store, or a region of one, is and holds.
+
+    Parameters
+    ----------
+    store : ParameterStore
+        The store it belongs to.
+    parameter : Parameter
+        Its row in the store's layout.
+    region : Region, optional
+        The elements that are shown; all by default.
+    """
+
+    def __init__(
+        self, store: Writable, parameter: Parameter, region: Region | None = None
+    ) -> None:
+        self._store = store
+        self._parameter = parameter
+        #: Of a view the elements that it shows.
+        self._region = region
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter."""
+        return self._parameter.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._shown.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the elements."""
+        return np.dtype(self._parameter.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._shown.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self._shown.nbytes
+
+    @property
+    def _shown(self) -> Parameter:
+        """What it looks like: the parameter, or an array of a region's elements."""
+        return self._parameter if self._region is None else self._region.shaped
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_array_attribute(self, name)
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            raise not_written_in_part(self.name)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a parameter without axes")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"<daskps.ParameterArray {self._shown.name!r}: {self.shape} {self.dtype} "
+            f"of store {self._store.name!r}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return array_html(self, self._store.name, self._chunks())
+
+    def _chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Return how the shards cut it, to whole rows; nothing where nobody knows."""
+        meta = self._store._meta_if_known()
+        if meta is None or not self.size or not self.shape or self._region:
+            return ()
+        chunks = chunks_of(meta.layout, self._parameter)
+        rows = tuple(chunk.rows for chunk in chunks)
+        return rows, *((length,) for length in self.shape[1:])
+
+    def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:
+        """Read the parameter.
+
+        Parameters
+        ----------
+        out : ndarray, optional
+            Array of this shape and dtype to fill.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        ndarray
+            The values; `out` itself, if given.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For an `out` that does not fit.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(3.0)})
+        >>> store["w"].pull()
+        array([0., 1., 2.])
+        """
+        if (region := self._region) is not None:
+            flat = np.empty(self.size, self.dtype)
+            if out is not None:
+                out = checked_out(out, self._shown)
+            return self._read(
+                region.start, flat, partial(_given_to, out, flat), timeout
+            )
+        given = None if out is None else {self.name: out}
+
+        def make(meta: StoreMap) -> Request:
+            all_of = target_of(meta, [self.name], given)
+            target = all_of._replace(finish=lambda: all_of.finish()[self.name])
+            return routes.read(meta, target)
+
+        return self._store._do(make, timeout, f"a pull of {self.name!r}")
+
+    def __getitem__(self, index: Any) -> Any:
+        low, high, inner = split_index(index, self.shape)
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        flat = np.empty((high - low) * width, self.dtype)
+
+        def finish() -> Any:
+            return flat.reshape((high - low, *self.shape[1:]))[inner]
+
+        first = 0 if self._region is None else self._region.start
+        return self._read(first + low * width, flat, finish, DEFAULT)
+
+    def _read(
+        self, start: int, flat: Array, finish: Callable[[], Any], timeout: Any
+    ) -> Any:
+        """Read as many elements of the parameter as `flat` has, from `start` on."""
+        spans = {self._parameter.index: (start, start + len(flat), flat)}
+
+        def make(meta: StoreMap) -> Request:
+            return routes.read(meta, routes.spanning(meta, spans, finish))
+
+        return self._store._do(make, timeout, f"a slice of {self.name!r}")
+
+    def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
+        """Copy the parameter at one moment into a dask array on the owners.
+
+        Parameters
+        ----------
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        dask.array.Array
+            Of one version, cut along axis 0 near the borders of the shards; work on
+            its chunks is done where they are.
+
+        Raises
+        ------
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(6.0).reshape(3, 2)}, shards=2)
+        >>> w = store["w"].to_dask_array()
+        >>> w.mean(axis=0).compute()
+        array([2., 3.])
+        """
+        parameter, region = self._parameter, self._region
+        return taken_by(
+            self._store,
+            parameter.index,
+            lambda taken: _part(dask_array(taken, parameter, alone=True), region),
+            what=f"a copy of {self.name!r}",
+            timeout=timeout,
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(
+                f"np.asarray(..., copy=False) of parameter {self.name!r}: its values "
+                f"are on other workers, a pull must copy them"
+            )
+        if self._store._bind().asynchronous:
+            raise TypeError(
+                f"np.asarray of parameter {self.name!r} cannot wait on an event loop; "
+                f"use await store[{self.name!r}].pull(), and in a task that is a "
+                f"coroutine await store.pull_async({self.name!r})"
+            )
+        limit = config.warn_pull_nbytes()
+        if self.nbytes > limit:
+            logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
+        value: Array = self.pull()
+        return value if dtype is None else value.astype(dtype, copy=False)
+
+
+def _given_to(out: Array | None, flat: Array) -> Array:
+    """Return what was read, in the caller's array if there is one."""
+    if out is None:
+        return flat
+    out[...] = flat
+    return out
+
+
+def _part(array: Any, region: Region | None) -> Any:
+    """Return the elements of a region of a dask array, or all of it."""
+    return array if region is None else array.reshape(-1)[region.start : region.stop]
