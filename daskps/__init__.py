@@ -39,6 +39,7 @@ from daskps.store.store import ParameterStore
 from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004 - used as `daskps.open`, like zarr.open
 from daskps.store.table import ParameterTable
 from daskps.store.table_spec import TableSpec
+from daskps.training import stop
 from daskps.training.callbacks import Log, ProgressBar
 from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
@@ -103,6 +104,7 @@ __all__ = [
     "restore",
     "run",
     "split_batch",
+    "stop",
     "train",
     "unflatten",
 ]

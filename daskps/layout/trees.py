@@ -168,9 +168,9 @@ def unflatten(params: Mapping[str, Any], *, like: Any = None) -> Any:
 
     Examples
     --------
-    >>> unflatten({"dense/0/w": 1, "dense/0/b": 2, "dense/1/w": 3, "scale": 4})
+    >>> daskps.unflatten({"dense/0/w": 1, "dense/0/b": 2, "dense/1/w": 3, "scale": 4})
     {'dense': [{'w': 1, 'b': 2}, {'w': 3}], 'scale': 4}
-    >>> unflatten({"0": 1, "1": 2}, like=(np.zeros(2), np.zeros(3)))
+    >>> daskps.unflatten({"0": 1, "1": 2}, like=(np.zeros(2), np.zeros(3)))
     (1, 2)
     """
     if not isinstance(params, Mapping):

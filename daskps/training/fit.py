@@ -23,8 +23,9 @@ from daskps.training.combinations import (
 )
 from daskps.training.data.parts import check
 from daskps.training.data.tables import array_of
+from daskps.training.ending import check_metrics
+from daskps.training.fit_job import FitJob
 from daskps.training.functions import check_function
-from daskps.training.job import Job
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan
@@ -164,8 +165,11 @@ def train(  # noqa: PLR0913 - the public contract
         Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``.
         "auto" is a :class:`ProgressBar` where a person looks, in a terminal or a
         notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
-    stop : callable, optional
-        ``stop(history) -> bool``, called here after each epoch.
+    stop : Condition or callable, optional
+        When to end before the last epoch: a condition of :mod:`daskps.stop`, such as
+        ``stop.steps(1000) | stop.loss_below(0.1)``, or ``stop(history) -> bool``, called
+        here after each epoch. The run ends at the border of a round, and a history has
+        the epoch that it ended in.
     checkpoint : Checkpoints, optional
         Where to save the store beside the run and at its end, and how often. A
         checkpoint has the history of the epochs that had ended. Where the first one
@@ -241,7 +245,8 @@ def train(  # noqa: PLR0913 - the public contract
     for what, function in (("validate", validate), ("stop", stop)):
         if function is not None:
             check_function(what, function)
-    job = Job(
+    check_metrics(stop, validate)
+    job = FitJob(
         store=store,
         policy=checks,
         reduce=reduce,

@@ -76,9 +76,10 @@ class _Loop:
         if plan.read_ahead:
             self.stepper.swap()
             self.session.read(self.stepper.target, None)
-        for epoch in range(first, plan.epochs):
+        last, within = plan.end(per_epoch)
+        for epoch in range(first, last + (within > 0)):
             began = time.monotonic()
-            self._epoch(epoch, skip)
+            self._epoch(epoch, range(skip, within if epoch == last else per_epoch))
             skip = 0
             if self._report(epoch, began):
                 break
@@ -88,9 +89,9 @@ class _Loop:
         epochs = range(self.plan.ended, min(stop, self.plan.epochs))
         return any(self._report(epoch, time.monotonic()) for epoch in epochs)
 
-    def _epoch(self, epoch: int, skip: int) -> None:
-        groups = self.plan.groups(self.n, epoch, self.session.rank)
-        for number in range(skip, self.per_epoch):
+    def _epoch(self, epoch: int, clocks: range) -> None:
+        groups = self.plan.groups(self.n, epoch, self.session.rank)[: clocks.stop]
+        for number in clocks:
             if number < len(groups):
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:

@@ -29,7 +29,9 @@ class Epoch:
     epoch's rows of what `gradient` returned, None where it returned none; `seconds` that
     of the slowest trainer; `staleness` the largest number of clocks a live trainer was
     behind one that pulled. Of an epoch that a run has gone on with `since` is the round
-    it has begun with: loss and seconds are of the rows from there on.
+    it has begun with: loss and seconds are of the rows from there on. `step` is the number
+    of rounds that the store has had at its end since its epoch 0, or where the run was
+    told to stop within it.
     """
 
     epoch: int
@@ -38,6 +40,7 @@ class Epoch:
     seconds: float
     staleness: int
     since: int = 0
+    step: int = 0
 
 
 @dataclass

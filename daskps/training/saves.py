@@ -183,7 +183,8 @@ def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
     """
     names = {field.name for field in fields(Epoch)}
     try:
-        found = [Epoch(**{n: row[n] for n in names}) for row in rows]
+        # What later versions add has a default.
+        found = [Epoch(**{n: row[n] for n in row if n in names}) for row in rows]
         for entry in found:
             float(entry.seconds), int(entry.epoch), dict(entry.metrics)
             if entry.loss is not None:

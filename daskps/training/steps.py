@@ -68,6 +68,9 @@ class FitPlan:
     #: How many epochs since the first one the run was to have that has come so far: who
     #: had few rows had ended them.
     passed: int = 0
+    #: After how many ticks of a session the run ends at the latest; None where with its
+    #: last epoch.
+    most: int | None = None
     #: Whether the rows of a batch are taken while the step before is delivered.
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
@@ -92,6 +95,13 @@ class FitPlan:
         """
         start = min(self.start, self.passed * per_epoch)
         return divmod(start + clock, max(per_epoch, 1))
+
+    def end(self, per_epoch: int) -> tuple[int, int]:
+        """Return the epoch since the first one that the run ends in, and the clock in it."""
+        last = self.epochs, 0
+        return (
+            last if self.most is None else min(last, self.place(self.most, per_epoch))
+        )
 
     @property
     def ended(self) -> int:

@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "loss-is-not-over-rows",
-        "daskps.training.job:Job._enter",
+        "daskps.training.ending:EarlyEnd.entry",
         "loss=sum(losses) / rows if losses and rows else None,",
         "loss=sum(losses) / len(losses) if losses and rows else None,",
         ("tests/training/test_train.py::test_history",),

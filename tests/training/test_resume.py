@@ -13,7 +13,7 @@ import pytest
 import daskps
 from daskps import CheckpointError, TableSpec, optim
 from daskps.epochs import Epochs
-from daskps.training.job import Job
+from daskps.training.fit_job import FitJob
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.steps import FitPlan
 from tests.support import INSIDE
@@ -40,7 +40,7 @@ def fail_at(last):
 
 def resuming(**given):
     """Without checkpoints, which are elsewhere."""
-    return Job(**given | {"resume": True})
+    return FitJob(**given | {"resume": True})
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def resumed(monkeypatch):
 
     def train(store, epochs, function=gradient, data=(X, Y), **how):
         with monkeypatch.context() as patched:
-            patched.setattr("daskps.training.fit.Job", resuming)
+            patched.setattr("daskps.training.fit.FitJob", resuming)
             return daskps.train(store, function, *data, epochs=epochs, **HOW | how)
 
     return train

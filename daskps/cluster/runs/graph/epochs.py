@@ -51,7 +51,7 @@ class EpochLog:
         self._losses: list[float | None] = [None] * n
 
     def add(self, receipts: Sequence[Receipt]) -> dict[str, Any] | None:
-        """Enter the next round; return the epoch it has ended, if it has."""
+        """Enter the next round; return the epoch it has ended, or the run within it."""
         for receipt in receipts:
             rank, loss = receipt.rank, receipt.loss_sum
             self._rows[rank] += receipt.rows
@@ -61,7 +61,9 @@ class EpochLog:
             self._first[rank] = first_batches(self._first[rank], loss, receipt.rows)
         self.round += 1
         epoch, within = self._schedule.place(self.round)
-        return None if within else self.end(epoch - 1)
+        if within == 0:
+            return self.end(epoch - 1)
+        return self.end(epoch) if self.round == self._schedule.n_rounds else None
 
     @property
     def loss(self) -> float | None:

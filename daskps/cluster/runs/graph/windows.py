@@ -44,6 +44,8 @@ class Schedule:
         Whether somebody decides after each epoch if there is another.
     start : int
         Rounds of the first epoch that there were before.
+    most : int, optional
+        After how many rounds the run ends, if before its last epoch.
     """
 
     epochs: int
@@ -51,11 +53,13 @@ class Schedule:
     groups: Sequence[int]
     gated: bool
     start: int = 0
+    most: int | None = None
 
     @property
     def n_rounds(self) -> int:
         """Rounds of the whole run."""
-        return self.epochs * self.per_epoch - self.start
+        n = self.epochs * self.per_epoch - self.start
+        return n if self.most is None else min(n, self.most)
 
     def place(self, number: int) -> tuple[int, int]:
         """Return the epoch of a round, from 0, and which of its rounds it is."""

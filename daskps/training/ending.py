@@ -1,0 +1,114 @@
+"""How a run comes to its end before its last epoch, and what is told of the open one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from daskps.training.result import Epoch
+from daskps.training.stop import Condition, Reached
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.epochs import Epochs
+    from daskps.training.result import RunStatus
+
+
+def check_metrics(stop: Any, validate: Any) -> None:
+    """Refuse a condition on metrics that nobody works out.
+
+    Raises
+    ------
+    ValueError
+        Where there is no `validate`.
+    """
+    if validate is None and isinstance(stop, Condition) and stop.metrics:
+        names = ", ".join(map(repr, sorted(stop.metrics)))
+        raise ValueError(
+            f"stop={stop!r} looks at {names} of validate, which is None; pass "
+            f"validate=f, where f(params) returns it"
+        )
+
+
+class StopNow(Exception):  # noqa: N818 - no error: who trains returns as at its end
+    """A run is to end at the round that it is at."""
+
+
+class EarlyEnd:
+    """Looks whether a run is to end before its last epoch.
+
+    Parameters
+    ----------
+    stop : callable or None
+        What a caller gave: a condition, or a function of the history.
+    """
+
+    def __init__(self, stop: Any) -> None:
+        self._condition = stop if isinstance(stop, Condition) else None
+        #: Rounds of the store before the run, since its epoch 0.
+        self.before = 0
+        self._began = time.monotonic()
+
+    @property
+    def is_sudden(self) -> bool:
+        """Whether every round that is heard of has to be looked at."""
+        return self._condition is not None and self._condition.is_sudden
+
+    def begin(self, before: int) -> int | None:
+        """Return how many rounds a run may have after so many; None for any number."""
+        self.before, self._began = before, time.monotonic()
+        limit = None if self._condition is None else self._condition.limit
+        return None if limit is None else max(limit - before, 0)
+
+    def look(self, status: RunStatus) -> None:
+        """Raise `StopNow` where the run is to end within an epoch."""
+        # Rounds that all have ended: what the furthest is at would be taken back.
+        if not self.is_sudden or self._condition is None or not status.slowest:
+            return
+        spent = sum(epoch.seconds for epoch in status.history) + self.seconds
+        step = self.before + status.slowest
+        if self._condition.holds(Reached(status.history, step, spent)):
+            raise StopNow
+
+    @property
+    def seconds(self) -> float:
+        """How long the epoch under way has taken."""
+        return time.monotonic() - self._began
+
+    def entry(
+        self,
+        event: Mapping[str, Any],
+        metrics: dict[str, float],
+        first: int,
+        since: int,
+    ) -> Epoch:
+        """Return what a history has of an epoch that its trainers have reported."""
+        reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
+        rows = sum(r["rows"] for r in reports)
+        losses = [r["loss"] for r in reports if r["loss"] is not None]
+        self._began = time.monotonic()
+        return Epoch(
+            epoch=first + event["epoch"],
+            loss=sum(losses) / rows if losses and rows else None,
+            metrics=metrics,
+            seconds=max(r["seconds"] for r in reports),
+            staleness=max(r["lag"] for r in reports),
+            since=0 if event["epoch"] else since,
+            step=self.before + max(r["clock"] for r in reports),
+        )
+
+    def open_entry(
+        self, status: RunStatus, end: Epochs, metrics: dict[str, float], since: int
+    ) -> Epoch:
+        """Return what a history has of an epoch within which its run was stopped."""
+        epoch = end.ended if end.within else end.ended - 1
+        return Epoch(
+            epoch=epoch,
+            loss=status.loss,
+            metrics=metrics,
+            seconds=self.seconds,
+            staleness=0,
+            since=since if epoch == status.first else 0,
+            step=end.first * end.per_epoch + end.clock,
+        )

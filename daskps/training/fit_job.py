@@ -1,0 +1,162 @@
+"""One call of `train` on the client: where it begins, what it runs, what came out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from daskps import config, limits
+from daskps.cluster.runs.epochs import epochs_of
+from daskps.cluster.runs.graph.windows import Schedule
+from daskps.cluster.runs.parts import threads_of
+from daskps.cluster.wire.deadline import Deadline
+from daskps.epochs import Epochs
+from daskps.training.beginning import Beginning, last_round, next_epoch
+from daskps.training.data.parts import parts_of
+from daskps.training.ending import StopNow
+from daskps.training.graph import GraphStepper
+from daskps.training.job import Job
+from daskps.training.progress import Progress, TrainedBy
+from daskps.training.resident import train_part
+from daskps.training.result import TrainResult
+from daskps.training.row_ids import check_tables
+from daskps.training.saves import Saves
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.caller.link import Link
+    from daskps.training.steps import FitPlan
+
+#: Trainers per thread of the cluster above which "auto" takes to the task graph.
+MOST_PER_THREAD = 4
+
+
+class FitJob(Job):
+    """One call of `train` on the client."""
+
+    async def train(
+        self, plan: FitPlan, X: Any, y: Any, split: dict[str, Any]
+    ) -> TrainResult:
+        """Cut the data, train, read what came out."""
+        link: Link = self.store._bind()
+        if plan.rows:
+            check_tables((await self.store._attach(link)).meta, plan.rows)
+        before, history, folder = await self._beginning(link)
+        self.status.history += history
+        if self.resume and before.epochs.ended >= self.epochs:
+            await self._load(folder, before)
+            return await self._result(link, "resident")
+        parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
+        try:
+            lengths = [part.rows for part in parts]
+            plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+            plan = self._begun(plan, before)
+            run = TrainedBy.of(plan, self.sync, split["scheme"], lengths)
+            if before.run is not None:
+                before.run.check_goes_on(run)
+            await self._load(folder, before)
+            if plan.most == 0:
+                return await self._result(link, "resident")
+            graph = await self._graph(plan, lengths)
+            body = partial(train_part if graph is None else GraphStepper, plan)
+            self.stats["moved_parts"] = sum(part.moved for part in parts)
+            await self._notify("on_start")
+            at = Epochs(plan.first, plan.rounds, plan.start)
+            await self._follow(link, body, parts, graph, Progress(at, run))
+            if self.saves is not None:
+                end, _ = await epochs_of(link, self.store.uid, self.store.name)
+                await self.saves.finish(self.status, end)
+        finally:
+            if self.saves is not None:
+                await self.saves.abandon()
+            if self._validation is not None:
+                self._validation.cancel()
+            # The traceback of an error must not keep our data on the cluster.
+            parts.clear()
+        return await self._result(link, "graph" if graph else "resident")
+
+    async def _result(self, link: Link, execution: str) -> TrainResult:
+        """Read what came out."""
+        shards = await self.store._attach(link)
+        what = f"the stats of store {self.store.name!r}"
+        rows = await shards.control("stats", Deadline(config.deadline(), what))
+        found = await self.store.pull_async()
+        self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
+        self.stats["clock"] = self.status.clock
+        await self._notify("on_stop")
+        if self.status.clock:
+            await self._advise_of_names(everything=True)
+        version = min(r["version"] for of in rows for r in of)
+        return TrainResult(found, self.status.history, version, execution, self.stats)
+
+    async def _beginning(self, link: Link) -> Beginning:
+        """Return where the run begins, and take from it how many trainers there are."""
+        if self.checkpoint is not None:
+            self.saves = Saves(await self.store._attach(link), self.checkpoint)
+        if self.reset:
+            return Beginning(Progress(Epochs()), [])
+        if not self.resume:
+            return await next_epoch(link, self.store)
+        found = await last_round(link, self.store, self.saves)
+        if self.trainers is None:
+            self.trainers = found.progress.n_trainers
+        return found
+
+    async def _load(self, folder: str, progress: Progress) -> None:
+        """Load a checkpoint into the store, where it begins with one."""
+        if folder and self.saves is not None:
+            await self.saves.load(folder, progress)
+
+    def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
+        """Return a plan with the epochs of the store that it has, and note them."""
+        at, passed, status = before.epochs, 0, self.status
+        self.first, self.since = at.ended, at.within
+        status.first = self.first
+        status.epochs = self.epochs if self.resume else self.first + self.epochs
+        if before.run is not None:
+            passed = before.run.epochs - at.first
+        if plan.bsp or not at.within:
+            # All trainers are at the same clock of the same epoch, or begin one.
+            at = Epochs(at.ended, at.per_epoch, at.within)
+        n = status.epochs - at.first
+        plan = replace(plan, first=at.first, start=at.clock, epochs=n, passed=passed)
+        most = self.early.begin(at.first * plan.rounds + at.clock)
+        rounds = n * plan.rounds - at.clock
+        status.rounds = rounds if most is None else min(rounds, most)
+        return replace(plan, most=most)
+
+    async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
+        """Return the rounds of graph execution, None for resident trainers."""
+        execution = self.execution
+        if execution == "auto":
+            threads = sum((await threads_of(self.store._bind())).values())
+            many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
+            execution = "graph" if many else "resident"
+        if execution == "resident":
+            limits.check_trainers(len(lengths), graph=False)
+            return None
+        groups = [plan.n_groups(n) for n in lengths]
+        gated, start, most = self.gated, plan.start, plan.most
+        return Schedule(plan.epochs, plan.rounds, groups, gated, start, most)
+
+    async def _follow(self, link: Link, *launched: Any) -> None:
+        """Run the trainers to the end of the run, or to where it is stopped."""
+        try:
+            await self.launch(*launched)
+            await self._validated()
+        except StopNow:
+            await self._enter_open(link)
+
+    async def _enter_open(self, link: Link) -> None:
+        """Enter the epoch within which the run was stopped into the history."""
+        status = self.status
+        end, _ = await epochs_of(link, self.store.uid, self.store.name)
+        if end.following > status.following:
+            metrics = await self._metrics(self.store.pull_async)
+            entry = self.early.open_entry(status, end, metrics, self.since)
+            status.history.append(entry)
+            clock = entry.step - self.early.before
+            status.advance(clock, clock)
+            await self._notify("on_epoch")
