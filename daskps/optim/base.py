@@ -13,7 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from daskps.errors import PushRejectedError
 from daskps.optim.checks import in_range
+from daskps.optim.schedules import by_epoch
 from daskps.usercode import user_code
 
 #: A number, or a schedule: updates already applied -> learning rate.
@@ -125,13 +127,15 @@ class Rule(ABC):
         slots it may return the bare weight.
         """
 
-    def rate(self, step0: int) -> float:
+    def rate(self, step0: int, epoch: int | None = None) -> float:
         """Return the learning rate of the update after `step0` others.
 
         Parameters
         ----------
         step0 : int
             Updates already applied.
+        epoch : int, optional
+            The epoch under way, where there is one.
 
         Returns
         -------
@@ -142,6 +146,8 @@ class Rule(ABC):
         ------
         ValueError
             If the schedule gives anything else; TypeError if it gives no number.
+        PushRejectedError
+            If it goes by epochs, and there is none.
 
         Examples
         --------
@@ -150,11 +156,27 @@ class Rule(ABC):
         """
         if not callable(self.lr):
             return self.lr
+        schedule, at = self.lr, step0
+        if isinstance(schedule, by_epoch):
+            if epoch is None:
+                raise PushRejectedError(
+                    f"the learning rate of {self!r} goes by epochs, which only "
+                    f"daskps.train counts; nothing was applied, push with lr=, or give "
+                    f"the optimizer a schedule of updates"
+                )
+            schedule, at = schedule.schedule, epoch
         with _RATE:
-            lr = self.lr(step0)
-        return in_range(f"the learning rate of {self!r} at {step0}", lr)
+            lr = schedule(at)
+        return in_range(f"the learning rate of {self!r} at {at}", lr)
 
-    def scalars(self, step: int, lr: float | None = None) -> tuple[float, ...]:
+    @property
+    def goes_by_epoch(self) -> bool:
+        """Whether the learning rate is a function of the epoch."""
+        return isinstance(self.lr, by_epoch)
+
+    def scalars(
+        self, step: int, lr: float | None = None, epoch: int | None = None
+    ) -> tuple[float, ...]:
         """Return what `prepare` gives for the effective learning rate.
 
         Parameters
@@ -163,6 +185,8 @@ class Rule(ABC):
             Number of this update, counted from 1.
         lr : float, optional
             Overrides the rule's own learning rate this once.
+        epoch : int, optional
+            The epoch under way, where there is one.
 
         Returns
         -------
@@ -173,13 +197,15 @@ class Rule(ABC):
         ------
         ValueError
             If the learning rate is negative or not finite.
+        PushRejectedError
+            As :meth:`rate`.
 
         Examples
         --------
         >>> daskps.optim.SGD(0.1, momentum=0.9).scalars(1)  # lr, momentum, weight decay
         (0.1, 0.9, 0.0)
         """
-        effective = self.rate(step - 1) if lr is None else in_range("lr", lr)
+        effective = self.rate(step - 1, epoch) if lr is None else in_range("lr", lr)
         with _PREPARE:
             return tuple(map(float, self.prepare(step, effective)))
 

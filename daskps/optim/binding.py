@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.kernels import Kernel
     from daskps.optim.base import Rule
+
+#: The number of an update, a learning rate given for once, and the epoch.
+Asked: TypeAlias = tuple[int, float | None, int | None]
 
 
 class Bound:
@@ -34,14 +37,17 @@ class Bound:
         self.is_finite = kernel.is_finite
         #: What was asked for last, and the answer: the parameters of a rule ask for
         #: the same one after the other.
-        self._latest: tuple[tuple[int, float | None], tuple[float, ...]] | None = None
+        self._latest: tuple[Asked, tuple[float, ...]] | None = None
+        self.goes_by_epoch = rule.goes_by_epoch
 
-    def scalars(self, step: int, lr: float | None = None) -> tuple[float, ...]:
-        """Return the scalars of update number `step`, counted from 1."""
-        latest, asked = self._latest, (step, lr)
+    def scalars(
+        self, step: int, lr: float | None = None, epoch: int | None = None
+    ) -> tuple[float, ...]:
+        """Return the scalars of update number `step`, counted from 1, in an epoch."""
+        latest, asked = self._latest, (step, lr, epoch)
         if latest is not None and latest[0] == asked:
             return latest[1]
-        scalars = self.rule.scalars(step, lr)
+        scalars = self.rule.scalars(step, lr, epoch)
         if latest is not None and _same(latest[1], scalars):
             # Checked, and cast by whoever has kept them.
             scalars = latest[1]
@@ -88,7 +94,7 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
     # Here, so that `import daskps.optim` on a client stays free of kernels.
     from daskps import kernels
 
-    n_scalars = len(rule.scalars(1))
+    n_scalars = len(rule.scalars(1, epoch=0))
     with user_code(f"the optimizer {type(rule).__name__}"):
         per_row = tuple(name in rule.row_slots for name in rule.slots)
         mean, sizes = rule.row_mean, (len(per_row), n_scalars)

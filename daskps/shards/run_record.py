@@ -89,6 +89,12 @@ def epochs_of(record: Record) -> Epochs:
     return epochs._replace(clock=epochs.clock + ticks)
 
 
+def epoch_of(record: Record) -> int | None:
+    """Return the epoch of the run in progress, None where it has none."""
+    words = record.plain
+    return epochs_of(record).ended if words[RUN] and words[PER_EPOCH] else None
+
+
 def check_epochs(record: Record, epochs: Epochs) -> None:
     """Refuse a run that would begin with an epoch that there was already.
 

@@ -81,7 +81,10 @@ class Shard:
         self.segment, self.generation = segment, generation
         segment.cache_dir = cache_dir
         tables = [table.piece for table in segment.tables]
-        self._planner = UpdatePlanner(segment.pieces, bindings, tables, cache_dir)
+        self._planner = UpdatePlanner(
+            *(segment.pieces, bindings, tables, cache_dir),
+            epoch=lambda: run_record.epoch_of(segment.current),
+        )
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.

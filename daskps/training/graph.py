@@ -53,6 +53,7 @@ class GraphStepper(Stepper):
         X, y = rows_of(part)
         n = n_rows(X)
         epoch, within = self.plan.place(number, self.plan.rounds)
+        self.epoch = self.plan.first + epoch
         # Shuffled once per epoch and worker, not once per round.
         kept: dict[int, list[list[Any]]] = shared(("batches", rank), dict)
         groups = kept.get(epoch)

@@ -49,11 +49,13 @@ class LocalModel:
             for name, slot in zip(bound.rule.slots, self._slots[index], strict=True):
                 slot[:] = bound.rule.slot_init.get(name, 0.0)
 
-    def update(self, params: Mapping[str, Array], grads: Mapping[int, Array]) -> None:
-        """Apply one batch's gradients to `params`, in place."""
+    def update(
+        self, params: Mapping[str, Array], grads: Mapping[int, Array], epoch: int
+    ) -> None:
+        """Apply the gradients of one batch of an epoch to `params`, in place."""
         for index, grad in grads.items():
             bound = self._bounds[index]
             self._steps[index] += 1
-            scalars = bound.scalars(self._steps[index], None)
+            scalars = bound.scalars(self._steps[index], None, epoch)
             weights = params[self._layout.parameters[index].name].reshape(-1)
             bound.inplace(weights, grad, self._slots[index], scalars)

@@ -90,6 +90,7 @@ class _Loop:
         return any(self._report(epoch, time.monotonic()) for epoch in epochs)
 
     def _epoch(self, epoch: int, clocks: range) -> None:
+        self.stepper.epoch = self.plan.first + epoch
         groups = self.plan.groups(self.n, epoch, self.session.rank)[: clocks.stop]
         for number in clocks:
             if number < len(groups):

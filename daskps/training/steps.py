@@ -150,6 +150,8 @@ class Stepper:
         self.params: dict[str, Array] = self.target.finish()
         #: The rows of tables that `params` has, by their names.
         self.ids: Mapping[str, Array] = {}
+        #: The epoch of the store that is under way.
+        self.epoch = plan.first
         self._other: Target | None = None
         self._local: LocalModel | None = None
         if plan.sync_every != 1 or plan.average_models:
@@ -210,7 +212,7 @@ class Stepper:
                 else:
                     sums[index] = grad.copy()
             if self.plan.average_models or number < len(group) - 1:
-                local.update(self.params, grads)
+                local.update(self.params, grads, self.epoch)
         if not self.plan.average_models:
             return Computed(sums, GRADIENT, total, loss_sum)
         named = {self.meta.layout.parameters[i].name for i in sums}

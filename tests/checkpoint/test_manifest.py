@@ -223,6 +223,7 @@ RULES = [
     optim.Ftrl(0.1, l1=0.5),
     optim.chain(optim.clip_by_value(-1, 1), optim.SGD(SCHEDULE)),
     optim.scaled(optim.chain(optim.SGD(0.1, weight_decay=0.5)), 2.0, 0.5),
+    optim.SGD(optim.schedules.by_epoch(optim.schedules.piecewise([1, SCHEDULE], [9]))),
 ]
 
 

@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "schedule-one-step-late",
         "daskps.optim.base:Rule.scalars",
-        'effective = self.rate(step - 1) if lr is None else in_range("lr", lr)',
-        'effective = self.rate(step) if lr is None else in_range("lr", lr)',
+        'effective = self.rate(step - 1, epoch) if lr is None else in_range("lr", lr)',
+        'effective = self.rate(step, epoch) if lr is None else in_range("lr", lr)',
         (
             "tests/optim/test_rules.py"
             "::test_scalars_take_the_schedule_of_the_step_before_or_an_override",

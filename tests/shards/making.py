@@ -34,6 +34,7 @@ class Loops(Any):
     """The loops of a rule for the arrays of a test: `write` is all it says."""
 
     write: Any
+    goes_by_epoch = False
 
     def __new__(cls, *_: Any) -> Any:
         """Make one: that of `Any` takes no arguments."""
@@ -63,7 +64,9 @@ class Adding(Loops):
     `lr=0.25` makes it raise, as a schedule or a user's `prepare` may.
     """
 
-    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+    def scalars(
+        self, step: int, lr: float | None, epoch: int | None
+    ) -> tuple[float, ...]:
         if lr == 0.25:
             raise ArithmeticError("this prepare raises")
         return (float(step),)
@@ -76,7 +79,9 @@ class Adding(Loops):
 class Momentum(Loops):
     """A rule whose result depends on the order of the updates, in every bit."""
 
-    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+    def scalars(
+        self, step: int, lr: float | None, epoch: int | None
+    ) -> tuple[float, ...]:
         return (0.3 / step if lr is None else lr, 0.7)
 
     def write(self, w_in, w_out, g, slots, scalars, slots_out):

@@ -29,7 +29,11 @@ SLOTS = {W: (0.5,), EMB: (0.25, PerRow(0.25))}
 class AddingRows:
     """A rule that adds the gradient times its number; its slots add up these numbers."""
 
-    def scalars(self, step: int, lr: float | None) -> tuple[float, ...]:
+    goes_by_epoch = False
+
+    def scalars(
+        self, step: int, lr: float | None, epoch: int | None
+    ) -> tuple[float, ...]:
         if lr == 0.25:
             raise ArithmeticError("this prepare raises")
         return (float(step),)

@@ -29,7 +29,7 @@ from daskps.shards.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.layout.parameters import Parameter, Piece
     from daskps.layout.tables import Table, TablePiece
@@ -63,6 +63,8 @@ class UpdatePlanner:
         Its pieces of tables, whose positions come after those of `pieces`.
     cache_dir : str, optional
         Where compiled functions are kept.
+    epoch : callable, optional
+        Returns the epoch of the run in progress, None where there is none.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class UpdatePlanner:
         bindings: Bindings,
         tables: Sequence[TablePiece] = (),
         cache_dir: str | None = None,
+        *,
+        epoch: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._cache_dir = cache_dir
+        self._cache_dir, self._epoch = cache_dir, epoch
         self._pieces, self._tables = pieces, tables
         whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
         whole += [piece.table for piece in tables]
@@ -88,6 +92,14 @@ class UpdatePlanner:
     def binding(self, position: int) -> Bound | None:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
+
+    def epoch_of(self, said: Step | Tick | None = None) -> int | None:
+        """Return the epoch of a step, or of a round, as rules are asked that go by it.
+
+        Outside of runs nobody counts epochs. Others are asked without: this is a call
+        for each array of a push.
+        """
+        return self._epoch() if said is None or said.run else None
 
     def check(self, step: Step, whole: bool = False) -> None:
         """Refuse arrays and rows that do not fit, with `whole` also parts of a piece.
@@ -173,7 +185,7 @@ class UpdatePlanner:
             if step.kind == GRADIENT:
                 data = _scaled(item.data, step.weight)
                 op = self._gradient(
-                    item.position, data, item.start, counts, lr=step.lr, check=fused
+                    item.position, data, item.start, counts, said=step, check=fused
                 )
             else:
                 op = PieceUpdate(item.data, item.start, replace=step.kind != ADD)
@@ -200,7 +212,8 @@ class UpdatePlanner:
             rule = self._bindings.get(self._indices[position])
             if rule is None:
                 return None
-            scalars = rule.scalars(counts.item(position) + 1, tick.lr)
+            epoch = self.epoch_of(tick) if rule.goes_by_epoch else None
+            scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch)
             planned.append((position, rule, _scaled(data, tick.weight), scalars))
         return planned
 
@@ -253,7 +266,8 @@ class UpdatePlanner:
         binding = self.binding(position)
         if binding is None:
             raise self._no_rule(position)
-        scalars = binding.scalars(counts.item(position) + 1, step.lr)
+        epoch = self.epoch_of(step) if binding.goes_by_epoch else None
+        scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch)
         data = _scaled(data, step.weight)
         by = step.producer
         return RowUpdate(ids, data, at, binding, scalars, check=fused, by=by)
@@ -289,7 +303,7 @@ class UpdatePlanner:
         for position in sorted(reduced):
             data = reduced[position]
             if kind == GRADIENT:
-                op = self._gradient(position, data, 0, counts, lr=None)
+                op = self._gradient(position, data, 0, counts)
             else:
                 op = PieceUpdate(data, replace=True)
             planned.append((position, op))
@@ -297,7 +311,8 @@ class UpdatePlanner:
             binding = self.binding(position)
             if binding is None:
                 raise self._no_rule(position)
-            scalars = binding.scalars(counts.item(position) + 1, None)
+            epoch = self.epoch_of() if binding.goes_by_epoch else None
+            scalars = binding.scalars(counts.item(position) + 1, None, epoch)
             ids, data = rows[position]
             planned.append((position, RowUpdate(ids, data, None, binding, scalars)))
         return planned
@@ -334,13 +349,15 @@ class UpdatePlanner:
         start: int,
         counts: Array,
         *,
-        lr: float | None,
+        said: Step | None = None,
         check: bool = False,
     ) -> PieceUpdate:
         binding = self.binding(position)
         if binding is None:
             raise self._no_rule(position)
-        scalars = binding.scalars(counts.item(position) + 1, lr)
+        lr = None if said is None else said.lr
+        epoch = self.epoch_of(said) if binding.goes_by_epoch else None
+        scalars = binding.scalars(counts.item(position) + 1, lr, epoch)
         return PieceUpdate(data, start, binding, scalars, check=check)
 
     def _no_rule(self, position: int) -> NoOptimizerError:

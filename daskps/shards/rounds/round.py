@@ -250,7 +250,11 @@ class Round:
         if self._is_mean:
             divisor = came.weight
         rules = enumerate(direct.rules)
-        scalars = [rule.scalars(counts.item(p) + 1, None) for p, rule in rules]
+        epoch = self._planner.epoch_of
+        scalars = [
+            r.scalars(counts.item(p) + 1, None, epoch() if r.goes_by_epoch else None)
+            for p, r in rules
+        ]
         publication = Publication(self._segment)
         n_pushes = self._note(came, publication.flip)
         for position, rule in enumerate(direct.rules):

@@ -178,11 +178,11 @@ class Failing(Momentum):
     def __init__(self, early: bool) -> None:
         self.early, self.fails = early, False
 
-    def scalars(self, step, lr):
+    def scalars(self, step, lr=None, epoch=None):
         if self.early and step == 2:
             raise ArithmeticError("this schedule raises")
         self.fails = step == 2
-        return super().scalars(step, lr)
+        return super().scalars(step, lr, epoch)
 
     def write(self, w_in, w_out, g, slots, scalars, slots_out):
         if self.fails:
