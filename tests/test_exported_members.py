@@ -25,8 +25,8 @@ SHOWN = {
     "ParameterStore": "add aggregate assign bound close delete layout name names "
     "nbytes optimizer placement pull pull_async push push_async pushpull save "
     "snapshot stats uid version versions",
-    "ParameterArray": "add assign dtype name nbytes ndim pull push region shape size "
-    "to_dask_array",
+    "ParameterArray": "add assign dot dtype max mean min name nbytes ndim norm pull "
+    "push region shape size sum to_dask_array",
     "Trainer": "barrier clock finish prefetch pull pull_async push push_async "
     "pushpull rank size tick",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from daskps import config
 from daskps.cluster.caller.routes import ADD, ASSIGN
-from daskps.store.array_reads import ReadableArray
+from daskps.store.array_measures import MeasurableArray
 from daskps.store.mistaken import refuses_arithmetic
 from daskps.store.regions import Region
 
@@ -14,7 +14,7 @@ DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic
-class ParameterArray(ReadableArray):
+class ParameterArray(MeasurableArray):
     """A dense parameter: NumPy's attributes, and verbs that act on it alone.
 
     Got from a store by name, ``store["w"]``. Indexing reads only from the shards it
@@ -195,6 +195,6 @@ class ParameterArray(ReadableArray):
                [2., 3., 0.]])
         """
         inner = Region.of(self._shown, start, stop)
-        first = 0 if self._region is None else self._region.start
+        first = self._first
         region = Region(self._parameter, first + inner.start, first + inner.stop)
         return ParameterArray(self._store, self._parameter, region)

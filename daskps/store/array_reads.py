@@ -83,6 +83,11 @@ class ReadableArray:
         return self._shown.nbytes
 
     @property
+    def _first(self) -> int:
+        """Which element of the parameter is the first that it shows."""
+        return 0 if self._region is None else self._region.start
+
+    @property
     def _shown(self) -> Parameter:
         """What it looks like: the parameter, or an array of a region's elements."""
         return self._parameter if self._region is None else self._region.shaped
@@ -170,8 +175,7 @@ class ReadableArray:
         def finish() -> Any:
             return flat.reshape((high - low, *self.shape[1:]))[inner]
 
-        first = 0 if self._region is None else self._region.start
-        return self._read(first + low * width, flat, finish, DEFAULT)
+        return self._read(self._first + low * width, flat, finish, DEFAULT)
 
     def _read(
         self, start: int, flat: Array, finish: Callable[[], Any], timeout: Any

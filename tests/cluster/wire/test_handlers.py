@@ -21,6 +21,7 @@ TO_HOSTS = {
     "host.allreduce": "allreduce reduced end_collectives",
     "host.stores": "hello create load drop give_up aggregate versions has_step locked stats",
     "host.changes": "row_changes",
+    "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.edges": "edges",
     "host.installing": "install",

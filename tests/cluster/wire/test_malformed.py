@@ -107,6 +107,7 @@ async def live(c, folder):
     await store.aggregate([grads, grads])
     await store.snapshot()
     await store.stats()
+    await store["w"].dot(np.ones((4, 3), "f4"))
     await store.versions
     await daskps.open("s", client=c, wait=SECONDS)
     await daskps.list_stores(client=c)
