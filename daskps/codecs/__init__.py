@@ -9,9 +9,14 @@ Examples
 [array([-1.109375])]
 """
 
+from daskps.codecs.base import Codec
+from daskps.codecs.base import Encoded as Encoded
 from daskps.codecs.bfloat16 import BFloat16
-from daskps.codecs.choice import Codec as Codec
 from daskps.codecs.choice import choose as choose
+from daskps.codecs.choice import is_plain as is_plain
+from daskps.codecs.choice import keep as keep
+from daskps.codecs.choice import name_of as name_of
 from daskps.codecs.choice import named as named
+from daskps.codecs.float16 import Float16
 
-__all__ = ["BFloat16"]
+__all__ = ["BFloat16", "Codec", "Float16"]

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from daskps.codecs.elementwise import Elementwise
 from daskps.kernels import bfloat16
 
 if TYPE_CHECKING:
-    from daskps.typing import Array
+    from daskps.kernels.halves import Half
 
 
 @dataclass(frozen=True)
-class BFloat16:
-    """Round each element to the nearest bfloat16, half-way ones to the even one.
+class BFloat16(Elementwise):
+    """Round each number to the nearest bfloat16, half-way ones to the even one.
 
     A bfloat16 is the upper half of a float32: 8 bits of exponent and 8 of precision,
     the hidden one included. The relative error is at most 2**-8, or about 0.4 %.
+
+    Parameters
+    ----------
+    truncate : bool
+        Leave the lower half out instead of rounding, after a float64 was rounded to
+        float32: the relative error is below 2**-7, and always towards zero.
 
     Examples
     --------
@@ -30,63 +37,20 @@ class BFloat16:
     array([1.      , 1.109375,      inf], dtype=float32)
     """
 
-    #: What `train` and `run` take for it.
-    name: ClassVar[str] = "bf16"
-    #: Of the words that travel, one for each element.
-    dtype: ClassVar[str] = bfloat16.WORD
+    _half: ClassVar[Half] = bfloat16.HALF
 
-    def encode(
-        self, array: Array, words: Array, *, cache_dir: str | None = None
-    ) -> bool:
-        """Round an array.
+    truncate: bool = False
 
-        Parameters
-        ----------
-        array : ndarray, float32 or float64, shape (n,)
-            Contiguous; float64 is rounded once.
-        words : ndarray, uint16, shape (n,)
-            Takes the words. NaN stays NaN; what is too large becomes infinity.
-        cache_dir : str, optional
-            Where compiled loops are kept; None for in memory.
+    def __post_init__(self) -> None:
+        if not isinstance(self.truncate, bool):
+            raise TypeError(f"truncate is True or False, found {self.truncate!r:.60}")
 
-        Returns
-        -------
-        bool
-            Whether all of them are finite.
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "bf16-truncated" if self.truncate else "bf16"
 
-        Raises
-        ------
-        TypeError, ValueError
-            For another dtype, for arrays that are no contiguous vectors of the same
-            length, and where `words` is read-only. Nothing has been written.
-        """
-        return bfloat16.encode(array, words, cache_dir=cache_dir)
-
-    def decode(self, words: Array, out: Array, *, cache_dir: str | None = None) -> None:
-        """Widen words, which loses nothing.
-
-        Parameters
-        ----------
-        words : ndarray, uint16, shape (n,)
-            Contiguous.
-        out : ndarray, float32 or float64, shape (n,)
-            Takes the numbers.
-        cache_dir : str, optional
-            Where compiled loops are kept; None for in memory.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :meth:`encode`; `out` is what must not be read-only.
-        """
-        bfloat16.decode(words, out, cache_dir=cache_dir)
-
-    def warm(self, *, cache_dir: str | None = None) -> None:
-        """Compile what there is to compile.
-
-        Parameters
-        ----------
-        cache_dir : str, optional
-            Where compiled loops are kept; None for in memory.
-        """
-        bfloat16.warm(cache_dir=cache_dir)
+    @property
+    def _loop(self) -> str:
+        """Which loop rounds."""
+        return "truncate" if self.truncate else "encode"

@@ -1,15 +1,26 @@
-"""From what a caller gives as `codec=` to a codec."""
+"""From what a caller gives as `codec=` to a codec, and from what messages call it."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import hashlib
+import threading
+from typing import Any, Final
 
+from daskps.codecs.base import DTYPES, Codec
 from daskps.codecs.bfloat16 import BFloat16
+from daskps.codecs.float16 import Float16
 
-#: Every codec there is.
-Codec: TypeAlias = BFloat16
-
-_CODECS: dict[str, type[Codec]] = {BFloat16.name: BFloat16}
+#: Those that a name chooses.
+_NAMED: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (BFloat16(), Float16())
+}
+#: Those that every process knows by their names.
+_PLAIN: Final = {**_NAMED, BFloat16(truncate=True).name: BFloat16(truncate=True)}
+#: Those that runs have told of here, by the names in their messages, and how many: more
+#: than a process takes part in runs at once. Those used last are kept.
+_known: dict[str, Codec] = {}
+_MOST_KNOWN: Final = 256
+_lock = threading.Lock()
 
 
 def choose(value: Any) -> Codec | None:
@@ -28,30 +39,96 @@ def choose(value: Any) -> Codec | None:
     Raises
     ------
     ValueError
-        For a name that no codec has.
+        For a name that no codec has, and for a codec of a user's whose words are of a
+        dtype that does not travel.
     TypeError
         For anything else.
     """
     if isinstance(value, str):
-        return named(value)
-    for kind in _CODECS.values():
-        if isinstance(value, kind):
-            return value
+        if value not in _NAMED:
+            raise ValueError(
+                f"codec={value!r} is not known; choose one of {', '.join(_NAMED)}, or "
+                f"None"
+            )
+        return _NAMED[value]
     if value is None:
         return None
-    raise TypeError(
-        f"codec is None, a name or a codec of daskps.codecs, found {value!r}; codecs "
-        f"are {', '.join(map(repr, _CODECS))}"
-    )
+    if not isinstance(value, Codec):
+        raise TypeError(
+            f"codec is None, a name or a codec of daskps.codecs, found {value!r}; names "
+            f"are {', '.join(map(repr, _NAMED))}"
+        )
+    if value.dtype not in DTYPES:
+        raise ValueError(
+            f"words of codec={value.name!r} are {value.dtype!r:.60}; choose one of "
+            f"{', '.join(DTYPES)}"
+        )
+    return value
 
 
-def named(name: str) -> Codec:
-    """Return the codec of a name.
+def is_plain(codec: Codec) -> bool:
+    """Return whether every process knows a codec by its name, which says all of it.
+
+    Parameters
+    ----------
+    codec : Codec
+        Any.
+
+    Returns
+    -------
+    bool
+        Whether it is one of 16 bits, and none of a user's.
+    """
+    known = _PLAIN.get(codec.name)
+    return type(known) is type(codec) and known == codec
+
+
+def name_of(codec: Codec, pickled: bytes) -> str:
+    """Return what messages of a run call its codec.
+
+    Parameters
+    ----------
+    codec : Codec
+        The run's.
+    pickled : bytes
+        What hosts and trainers make it of.
+
+    Returns
+    -------
+    str
+        The same for the same bytes, at most 100 characters.
+    """
+    if is_plain(codec):
+        return codec.name
+    digest = hashlib.blake2b(pickled, digest_size=16).hexdigest()
+    return f"{codec.name[:60]}:{digest}"
+
+
+def keep(name: str, codec: Codec) -> None:
+    """Know a codec by the name that messages call it.
 
     Parameters
     ----------
     name : str
-        Its `name`.
+        As `name_of` returns it.
+    codec : Codec
+        The codec.
+    """
+    if name not in _PLAIN:
+        with _lock:
+            _known.pop(name, None)
+            while len(_known) >= _MOST_KNOWN:
+                del _known[next(iter(_known))]
+            _known[name] = codec
+
+
+def named(name: str) -> Codec:
+    """Return the codec that messages call so.
+
+    Parameters
+    ----------
+    name : str
+        As `name_of` returns it.
 
     Returns
     -------
@@ -61,10 +138,15 @@ def named(name: str) -> Codec:
     Raises
     ------
     ValueError
-        If no codec has this name.
+        If no run has told of it here.
     """
-    if name not in _CODECS:
-        raise ValueError(
-            f"codec={name!r} is not known; choose one of {', '.join(_CODECS)}, or None"
-        )
-    return _CODECS[name]()
+    if name in _PLAIN:
+        return _PLAIN[name]
+    with _lock:
+        if name not in _known:
+            raise ValueError(
+                f"codec={name[:100]!r} is not known here; the run that uses it has not "
+                f"begun in this process, or is over"
+            )
+        found = _known[name] = _known.pop(name)
+        return found

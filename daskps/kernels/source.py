@@ -139,50 +139,6 @@ def finite(a):
 SIGNATURES["finite"] = (read(types.{unsigned}),)
 """
 
-_BFLOAT16 = """\
-U = np.uint32
-MAGNITUDE, INFINITY = U(0x7FFFFFFF), U(0x7F800000)
-HALF, ONE, SIXTEEN, QUIET = U(0x7FFF), U(1), U(16), U(0x40)
-LOW, TIE = U(0xFFFF), U(0x8000)
-
-
-@njit(nogil=True, cache=CACHE)
-def encode(a, out):
-    bad = U(0)
-    for i in range(a.size):
-        bits = a[i]
-        high = U(bits >> SIXTEEN)
-        word = U(U(bits + HALF + U(high & ONE)) >> SIXTEEN)
-        # Adding would carry a NaN into another number.
-        word = U(high | QUIET) if U(bits & MAGNITUDE) > INFINITY else word
-        out[i] = word
-        bad |= U(U(word & HALF) >= U(INFINITY >> SIXTEEN))
-    return bad == 0
-
-
-@njit(nogil=True, cache=CACHE)
-def odd(wide, narrow, bits):
-    # Where the float32 next to a float64 lies half-way between two words, but the
-    # float64 does not, a neighbour says on which side it is.
-    for i in range(wide.size):
-        if U(bits[i] & LOW) == TIE and np.float64(narrow[i]) != wide[i]:
-            if abs(np.float64(narrow[i])) > abs(wide[i]):
-                bits[i] -= ONE
-            else:
-                bits[i] += ONE
-
-
-@njit(nogil=True, cache=CACHE)
-def decode(words, out):
-    for i in range(words.size):
-        out[i] = U(U(words[i]) << SIXTEEN)
-
-
-SIGNATURES["encode"] = read(types.uint32), write(types.uint16)
-SIGNATURES["odd"] = read(types.float64), read(types.float32), write(types.uint32)
-SIGNATURES["decode"] = read(types.uint16), write(types.uint32)
-"""
-
 _PLAIN = """\
 WORDS, IDS = write(types.int64), read(types.int64)
 F4, F8 = write(types.float32), write(types.float64)
@@ -212,8 +168,22 @@ SIGNATURES["{name}"] = ({types},)
 COPY_SOURCE = _HEADER + COPY
 #: The module that moves rows of a table.
 MOVES_SOURCE = _HEADER + MOVES
-#: The module that rounds to bfloat16 and widens it again.
-BFLOAT16_SOURCE = _HEADER + _BFLOAT16
+
+
+def module_source(text: str) -> str:
+    """Return the module with these loops: definitions, and their SIGNATURES.
+
+    Parameters
+    ----------
+    text : str
+        Of the loops, which may use `np`, `math`, `njit`, `types`, `read` and `write`.
+
+    Returns
+    -------
+    str
+        The text with what each generated module begins with.
+    """
+    return _HEADER + text
 
 
 def content_name(source: str) -> str:

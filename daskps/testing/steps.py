@@ -39,7 +39,7 @@ async def join(
         wait_seconds=REGISTER_SECONDS,
     )
     meta = StoreMap(await link.directory("find", uid=uid))
-    joined = RunMembership(run, size, found["mailboxes"], None)
+    joined = RunMembership(run, size, found["mailboxes"])
     trainer = AsyncTrainer(link, meta, joined, rank=rank, bsp=bsp)
     if found["attempt"] > 1:
         await trainer.resume_async(found["attempt"])

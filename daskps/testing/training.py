@@ -124,7 +124,7 @@ class Training:
             "n_ranks": N_RANKS,
             "reduce": upstream.dumps("sum"),
             "reset": False,
-            "codec": "",
+            "codec": ("", b""),
             "epochs": self.epochs,
         }
         opening = self._open(link, begin)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from daskps import codecs
 from daskps.consistency import ASP, BSP, SSP, Policy
 from daskps.reduction import check_reduce
 from daskps.store.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from daskps import codecs
 
 
 def described(chosen: Policy) -> str:
@@ -58,6 +57,21 @@ def check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> 
     check_rounds("average='models'", chosen, why)
     if reduce != "mean":
         raise ValueError("average='models' is a mean; leave reduce at 'mean'")
+
+
+def goes_in_graph(codec: codecs.Codec | None) -> bool:
+    """Return whether contributions that wait in the task graph may be its words."""
+    return codec is None or codecs.is_plain(codec)
+
+
+def check_graph(codec: codecs.Codec | None) -> None:
+    """Refuse a codec whose words graph execution cannot keep and cut."""
+    if codec is not None and not goes_in_graph(codec):
+        raise ValueError(
+            f"execution='graph' takes codecs of 16 bits alone, found "
+            f"codec={codec.name!r}: no trainer stays that keeps what it leaves over, and "
+            f"its words are cut where shards begin; use execution='resident'"
+        )
 
 
 def check_choice(what: str, value: Any, choices: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from daskps.training.combinations import (
     batches_between,
     check_averaging,
     check_choice,
+    check_graph,
     check_rounds,
     check_run,
     described,
@@ -152,11 +153,12 @@ def train(  # noqa: PLR0913 - the public contract
         may outnumber the threads of the cluster by far, and a lost worker costs a
         round at most. BSP only, and the same bits. "auto": resident unless BSP
         trainers outnumber the threads four to one.
-    codec : {None, "bf16"} or codecs.BFloat16
-        "bf16": every contribution is rounded to bfloat16 and travels in half the
-        bytes of float32, a quarter of those of float64. Sums, updates and weights
-        are as without; the run's numbers do not depend on what travelled. A gradient
-        above 3.39e38 is refused.
+    codec : {None, "bf16", "fp16"} or codecs.Codec
+        "bf16", "fp16": every contribution is rounded to bfloat16 or float16 and
+        travels in half the bytes of float32, a quarter of those of float64. Sums,
+        updates and weights are as without; the run's numbers do not depend on what
+        travelled. A gradient that would become infinite is refused. Others are in
+        :mod:`daskps.codecs`; in the task graph only those of 16 bits.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
@@ -239,6 +241,8 @@ def train(  # noqa: PLR0913 - the public contract
         check_rounds("execution='graph'", chosen, why)
     every = batches_between(sync_every)
     chosen_codec = codecs.choose(codec)
+    if execution == "graph":
+        check_graph(chosen_codec)
     if average == "models":
         check_averaging(chosen, reduce, chosen_codec)
     check_function("gradient", gradient)

@@ -13,6 +13,7 @@ from daskps.cluster.runs.parts import threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.training.beginning import Beginning, last_round, next_epoch
+from daskps.training.combinations import goes_in_graph
 from daskps.training.data.parts import parts_of
 from daskps.training.ending import StopNow
 from daskps.training.graph import GraphStepper
@@ -133,6 +134,7 @@ class FitJob(Job):
         if execution == "auto":
             threads = sum((await threads_of(self.store._bind())).values())
             many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
+            many = many and goes_in_graph(self.codec)
             execution = "graph" if many else "resident"
         if execution == "resident":
             limits.check_trainers(len(lengths), graph=False)

@@ -150,7 +150,7 @@ async def test_run_closed_while_it_is_fenced_has_one_end(c, s, a, b):
         "n_ranks": 1,
         "reduce": dumps("mean"),
         "reset": False,
-        "codec": "",
+        "codec": ("", b""),
         "epochs": None,
     }
     who = {"client": c.id, "size": 1, "restartable": False, "gated": False}

@@ -101,6 +101,35 @@ def test_the_mean_is_that_of_rounded_gradients(client):
         np.testing.assert_array_equal(store["w"].pull(), -expected.astype("f4"))
 
 
+class OneByte(codecs.Codec):
+    """Of a user's: whole numbers up to 255."""
+
+    def n_words(self, n):
+        return n
+
+    def encode(self, array, words):
+        words[:] = array
+
+    def decode(self, words, out):
+        out[:] = words
+
+
+def push_ones(trainer, part):
+    given = {"w": np.full(5, 3.0, "f4"), "b": np.full(3, 7.0)}
+    return trainer.pushpull(given, weight=part)["b"].tolist()
+
+
+@mostly_inside("sync", ["bsp", "asp"])
+def test_a_codec_of_a_user_s_goes_by_every_way(way, sync):
+    params = {"w": np.zeros(5, "f4"), "b": np.zeros(3)}
+    with daskps.create(params, optimizer=optim.SGD(1.0), shards=3) as store:
+        daskps.run(store, push_ones, [1.0, 1.0], sync=sync, codec=OneByte())
+        steps = 1 if sync == "bsp" else 2
+        found = store.pull()
+    assert found["w"].tolist() == [-3.0 * steps] * 5
+    assert found["b"].tolist() == [-7.0 * steps] * 3
+
+
 # -- what travels -------------------------------------------------------------
 
 
@@ -117,7 +146,9 @@ def count_steps(trainer, part):
     return counters.messages - before[0], counters.nbytes - before[1]
 
 
-@pytest.mark.parametrize(("codec", "each"), [(None, 4), ("bf16", 2)])
+@pytest.mark.parametrize(
+    ("codec", "each"), [(None, 4), ("bf16", 2), ("fp16", 2), (OneByte(), 1)]
+)
 @pytest.mark.parametrize("shards", [2, 6])
 def test_one_message_per_trainer_host_and_step(rpc_cluster, codec, each, shards):
     """Two hosts and five steps, three of which read: weights stay float32."""
@@ -137,7 +168,7 @@ def kept(weights):
     held = Contributions("w")
     for rank, weight in weights.items():
         grads = {0: RNG.normal(size=20_000).astype("f4"), 1: np.full(3, GIVEN)}
-        made = words.encoded(
+        made = words.rounded(
             LAYOUT, grads, codecs.BFloat16(), finite=True, empty=np.empty
         )
         one = Contribution(LAYOUT, weight, made, codecs.BFloat16(), weight)
@@ -261,8 +292,8 @@ def test_so_is_one_of_train(client, train):
 def test_where_infinities_are_allowed_they_become_infinite():
     layout = Layout.build({"w": ((3,), "float32")}, 1)
     make = partial(words.encoded, layout, {0: TOO_LARGE}, codecs.BFloat16())
-    found = make(finite=False, empty=np.empty)[0]
-    out = words.decoded(codecs.BFloat16(), found, "float32", np.empty)
+    found = make(finite=False, empty=np.empty)[0][0, 0]
+    out = words.decoded(codecs.BFloat16(), found, layout.pieces[0][0], np.empty)
     np.testing.assert_array_equal(out, [1, np.inf, -np.inf])
     with pytest.raises(daskps.PushRejectedError):
         make(finite=True, empty=np.empty)
@@ -283,7 +314,7 @@ def no_loop(trainer, part):
         (
             "bfloat16",
             ValueError,
-            "'bfloat16' is not known; choose one of bf16, or None",
+            "'bfloat16' is not known; choose one of bf16, fp16, or None",
         ),
         ("", ValueError, "'' is not known"),
         (codecs.BFloat16, TypeError, "'bf16'"),
@@ -309,5 +340,6 @@ def test_names_and_objects_are_the_same():
         codecs.choose("bf16") == codecs.choose(codecs.BFloat16()) == codecs.BFloat16()
     )
     assert codecs.choose(None) is None
-    assert repr(codecs.BFloat16()) == "BFloat16()"
+    assert codecs.choose("fp16") == codecs.Float16()
+    assert codecs.BFloat16(truncate=True) != codecs.BFloat16()
     assert Call("u", ()).codec == ""

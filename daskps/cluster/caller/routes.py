@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 #: What a step says; those who use stores and trainers import no shards.
 __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
 
+#: The end of a slice that has all words of a piece, however many they are.
+MOST_WORDS = 2**62
 #: What a read outside runs says.
 _OUTSIDE = Step()
 #: Position of a piece in its shard, which array, and its elements there.
@@ -294,6 +296,7 @@ def push(
     everywhere: bool = False,
     target: Target | None = None,
     rows: Sequence[RowsGiven] = (),
+    words: Mapping[tuple[int, int], Array] | None = None,
 ) -> Request:
     """Return the call that delivers whole parameters, and a read in the same messages.
 
@@ -312,6 +315,8 @@ def push(
     rows : sequence of RowsGiven
         Rows of tables. All shards are told of them, also those that get none: so each
         of them counts the steps of the tables.
+    words : mapping of (int, int) to ndarray, optional
+        What goes in place of the arrays, by shard and position of the piece.
 
     Returns
     -------
@@ -320,8 +325,12 @@ def push(
     """
     everywhere = everywhere or bool(rows)
     shards = () if everywhere or target is None else target.shards
-    route = route_of(meta, tuple(arrays), None if everywhere else shards)
-    return Request(route, step, arrays, target, rows=tuple(rows))
+    told = None if everywhere else shards
+    if words is None:
+        route = route_of(meta, tuple(arrays), told)
+        return Request(route, step, arrays, target, rows=tuple(rows))
+    route = route_of(meta, tuple(arrays), told, in_words=True)
+    return Request(route, step, words, target, rows=tuple(rows))
 
 
 def pieces(
@@ -342,14 +351,33 @@ def barrier(meta: StoreMap, step: Step) -> Request:
 
 
 def route_of(
-    meta: StoreMap, indices: tuple[int, ...], shards: tuple[int, ...] | None
+    meta: StoreMap,
+    indices: tuple[int, ...],
+    shards: tuple[int, ...] | None,
+    *,
+    in_words: bool = False,
 ) -> Route:
-    """Return the route of whole parameters, and to these shards too; None for all."""
-    found: Route | None = meta.routes.find((indices, shards))
+    """Return the route of whole parameters, and to these shards too; None for all.
+
+    The arrays of one `in_words` are of pieces, by shard and position.
+    """
+    key = indices, shards, in_words
+    found: Route | None = meta.routes.find(key)
     if found is None:
         found = _made(meta, indices, shards)
-        meta.routes.keep((indices, shards), found, found.where)
+        if in_words:
+            found = _in_words(found)
+        meta.routes.keep(key, found, found.where)
     return found
+
+
+def _in_words(route: Route) -> Route:
+    """Return a route whose arrays are what a codec makes of pieces, of any length."""
+    slices = {
+        shard: tuple((p, (shard, p), 0, MOST_WORDS) for p, *_ in of)
+        for shard, of in route.slices.items()
+    }
+    return Route(route.where, slices, route.touched)
 
 
 def _made(

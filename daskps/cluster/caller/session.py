@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
+from daskps import codecs, config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.allreduce import Allreduces
 from daskps.cluster.caller.client import ShardClient
@@ -32,7 +32,7 @@ from daskps.shards.steps import NOTHING, Step, Tick
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
@@ -67,7 +67,12 @@ class Session:
     ) -> None:
         self.link, self.meta = link, meta
         self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
-        self._codec, self._pool = joined.codec, BufferPool(LEAST_LIMIT)
+        #: What messages call the run's codec, it, and what its words have not said, by
+        #: parameter index.
+        self._coded = joined.coded[0]
+        self._codec = codecs.named(self._coded) if self._coded else None
+        self._residuals: dict[int, Array] = {}
+        self._pool = BufferPool(LEAST_LIMIT)
         self._finite = config.load().check_finite
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
@@ -86,7 +91,7 @@ class Session:
         self._is_torn = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
-        self._uncommitted = Uncommitted(meta, joined.codec, self._pool.empty)
+        self._uncommitted = Uncommitted(meta, self._codec, self._pool.empty)
         self._lock = threading.RLock()
 
     def resume(self, attempt: int) -> None:
@@ -186,6 +191,9 @@ class Session:
                 raise
             self.clock += tick
             self._failed = False
+            if given.left and given.weight:
+                # Not before: what was refused or lost stays left over.
+                self._residuals |= given.left
             if self._open or not tick:
                 self._note_open(given, tick)
             if target is not None and road is not None and (unread or target.rows):
@@ -203,10 +211,14 @@ class Session:
             self.link.run(partial(name_takers, self.shards, step, error))
 
     def _encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
-        """Return what is given with words of the run's codec for gradients."""
+        """Return what is given in words of the run's codec, and what they do not say.
+
+        Once: what is sent again are the same bytes.
+        """
         how: Any = {"finite": self._finite, "empty": self._pool.empty}
-        words = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
-        return given._replace(arrays=words)
+        how["residuals"] = self._residuals
+        words, left = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
+        return given._replace(words=words, left=left)
 
     def _deliver_by(
         self,
@@ -223,7 +235,9 @@ class Session:
         By lanes the shards of others are read; near ones are after the step.
         """
         near, deadline = road.near, self._forever
-        arrays, look = given.arrays, given.look
+        arrays: Mapping[Any, Array]
+        arrays = given.arrays if given.words is None else given.words
+        look = given.look
         if timeout is not None:
             deadline = self._deadline(timeout, "a push")
         if not near.far:
@@ -275,7 +289,7 @@ class Session:
         if tick:
             self._uncommitted.clear()
         elif self.bsp:
-            self._uncommitted.add(given.arrays, given.rows)
+            self._uncommitted.add(given.sent, given.rows)
 
     def _find_road(self, indices: tuple[int, ...]) -> StepRoad:
         """Return the way of steps that bring these parameters and tick."""
@@ -298,10 +312,10 @@ class Session:
     ) -> Request:
         """Return a step as it is called."""
         said = self._step(step.sequence, step.kind, tick, step.weight)
-        is_coded = self._codec is not None and step.kind == GRADIENT
         what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
+        what["words"] = given.words
         return routes.push(self.meta, given.arrays, said, **what)._replace(
-            codec=self._codec.name if self._codec is not None and is_coded else "",
+            codec="" if given.words is None else self._coded,
             # Pushes before the tick of a round are kept by the owner alone.
             by_owner=self.bsp and (self._open or not tick),
             check=given.look,

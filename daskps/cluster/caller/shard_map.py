@@ -14,7 +14,6 @@ from daskps.layout.arrays import Layout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.codecs import Codec
 
 #: Calls with the same parameters for which routes are kept, the latest.
 MOST_ROUTES = 8
@@ -32,8 +31,12 @@ class RunMembership:
     size: int
     #: What the directory says of the mailboxes; nothing to who fills none.
     wire: Mapping[str, Any] = field(default_factory=dict)
-    #: How gradients travel.
-    codec: Codec | None = None
+
+    @property
+    def coded(self) -> tuple[str, bytes]:
+        """What messages call its codec, and it pickled; nothing for none."""
+        name, pickled = self.wire.get("codec", ("", b""))
+        return name, pickled
 
     def at(self, rows: Sequence[Any]) -> RunMembership:
         """Return the same with the mailboxes where they are now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
@@ -83,7 +83,7 @@ class StepRoad:
         self,
         lanes: LaneRoute,
         tick: Tick,
-        arrays: Mapping[int, Array],
+        arrays: Mapping[Any, Array],
         outs: Sequence[Array],
         *,
         make: Callable[[], Request],
@@ -123,7 +123,7 @@ class StepRoad:
     def _join(
         self,
         tick: Tick,
-        arrays: Mapping[int, Array],
+        arrays: Mapping[Any, Array],
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> list[tuple[int, int]]:

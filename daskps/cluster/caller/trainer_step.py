@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.cluster.caller.routes import GRADIENT
 
@@ -27,6 +28,15 @@ class TrainerStep(NamedTuple):
     look: FiniteCheck | None = None
     #: What the arrays are, where there are any.
     of: str = GRADIENT
+    #: What a codec has made of the arrays, by shard and position of the piece.
+    words: Mapping[tuple[int, int], Array] | None = None
+    #: What these do not say, by parameter index: left over for the next gradient.
+    left: Mapping[int, Array] = MappingProxyType({})
+
+    @property
+    def sent(self) -> Mapping[Any, Array]:
+        """What goes to the shards."""
+        return self.arrays if self.words is None else self.words
 
 
 #: What ends a step that brings no more.

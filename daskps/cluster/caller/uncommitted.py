@@ -8,11 +8,10 @@ made as the shard would have made it: the same bits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.row_routes import joined_rows
-from daskps.cluster.wire.encoding import decoded
-from daskps.layout.arrays import compute_dtype
+from daskps.cluster.wire.encoding import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,18 +42,20 @@ class Uncommitted:
         #: Of tables, in their order: a shard adds up what is named again in that one.
         self._rows: list[RowsGiven] = []
 
-    def add(self, arrays: Mapping[int, Array], rows: Sequence[RowsGiven] = ()) -> None:
-        """Keep a push that was accepted; the arrays stay the caller's."""
+    def add(self, arrays: Mapping[Any, Array], rows: Sequence[RowsGiven] = ()) -> None:
+        """Keep a push that was accepted; the arrays stay the caller's.
+
+        They are by parameter index, words of a codec by shard and position of the piece.
+        """
         self._rows += [one.copied() for one in rows]
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)
             if known is not None:
                 known += array
             else:
-                own = array is not arrays[index]
-                self._sums[index] = array if own else array.copy()
+                self._sums[index] = array if self._codec else array.copy()
 
-    def with_last(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
+    def with_last(self, arrays: Mapping[Any, Array]) -> dict[int, Array]:
         """Return what the clock comes to with one push more."""
         found = dict(self._sums)
         for index, array in self._numbers(arrays).items():
@@ -71,11 +72,7 @@ class Uncommitted:
         self._sums.clear()
         self._rows.clear()
 
-    def _numbers(self, arrays: Mapping[int, Array]) -> Mapping[int, Array]:
+    def _numbers(self, arrays: Mapping[Any, Array]) -> Mapping[int, Array]:
         if self._codec is None:
             return arrays
-        parameters, empty = self._meta.layout.parameters, self._empty
-        return {
-            i: decoded(self._codec, words, compute_dtype(parameters[i].dtype), empty)
-            for i, words in arrays.items()
-        }
+        return numbers(self._meta.layout, arrays, self._codec, self._empty)

@@ -59,7 +59,9 @@ async def adopt(
     }
     rounds = context.runs.rounds_of(entry)
     rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
-    more = {"store": entry.uid, "about": about, "rows": rows, "rounds": rounds}
+    more: dict[str, Any] = {"store": entry.uid, "about": about}
+    more |= {"rows": rows, "rounds": rounds}
+    more["codecs"] = context.runs.codecs_of(entry)
     # Until it has answered it may have done so: it is told when the store ends, and
     # has no room for others.
     entry.strays.add(worker)

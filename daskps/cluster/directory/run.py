@@ -136,6 +136,12 @@ class RunState:
         return sum(loss for loss, _ in told) / rows if rows else None
 
     @property
+    def codec(self) -> tuple[str, bytes]:
+        """What messages call its codec, and it pickled."""
+        name, pickled = self.mailboxes.get("codec", ("", b""))
+        return name, pickled
+
+    @property
     def mailboxes_at(self) -> list[Any]:
         """Where the mailboxes are."""
         return list(self.mailboxes.get("rows", ()))

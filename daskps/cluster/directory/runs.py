@@ -356,3 +356,7 @@ class Runs:
         # Also of one that is ending: its shards may have to catch up.
         found = [run.rounds for run in self._of(entry) if run.bsp]
         return found[0] if found else None
+
+    def codecs_of(self, entry: StoreEntry) -> list[tuple[str, bytes]]:
+        """Return how gradients travel in the runs of a store, for an adopter."""
+        return [run.codec for run in self._of(entry) if run.codec[0]]

@@ -8,7 +8,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import codecs
 from daskps.cluster.host.growth import Budget, grow_by
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
@@ -53,13 +52,14 @@ async def adopt(
     about: Mapping[str, Any],
     rows: Sequence[Sequence[Any]],
     rounds: Mapping[str, Any] | None,
+    codecs: Sequence[tuple[str, bytes]],
 ) -> list[dict[str, Any]]:
     """Take shards over, memory and all, from a worker that does not live.
 
     `about` is the store: its name, layout, rules and cluster.
     `rows` are shard, name, bytes and nonce of the memory, and the generation to be.
     `rounds` is the run in rounds that is to go on: its number, mailboxes as rows of
-    the same kind, pickled function that reduces, and codec.
+    the same kind, and pickled function that reduces; `codecs` are those of all runs.
     Returns for each shard what the directory has to know of it, or "why" not, and
     what was seen of its memory.
     """
@@ -69,6 +69,8 @@ async def adopt(
     if members is None:
         return [_said(row[0], *_unknown(where)) for row in rows]
     name = about["name"]
+    for codec in codecs:
+        await host.in_thread(partial(encoding.learn, *codec))
     taker = _Taker(members, where, about, rounds)
     taker.ask = Budget(host).ask
     hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
@@ -261,8 +263,6 @@ class _Taker:
         if not self._is_warm:
             self._is_warm = True
             self._rules.warm(durable=True)
-            if self._rounds and self._rounds["codec"]:
-                encoding.warm(codecs.named(self._rounds["codec"]))
 
     def _open_round(
         self, mine: Shard, shard: int, is_released: bool

@@ -6,7 +6,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import codecs
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.begin import check_begin
@@ -60,8 +59,7 @@ async def begin_run(
     themselves; those of a graph run are nobody's.
     """
     check_begin(begin)
-    if begin["codec"]:
-        await host.in_thread(partial(encoding.warm, codecs.named(begin["codec"])))
+    await host.in_thread(partial(encoding.learn, *begin["codec"]))
     rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
     n_ranks: int = begin["n_ranks"]
     epochs = begin["epochs"] and Epochs(*begin["epochs"])

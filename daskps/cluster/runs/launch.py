@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from daskps import codecs
 from daskps.cluster import upstream
 from daskps.cluster.runs.epochs import saying_away
 from daskps.cluster.runs.graph.context import GraphWork
@@ -50,10 +51,10 @@ async def launch(
     Exception
         The first error of a trainer's own code; else why the run was fenced.
     """
-    body, reduce = _pickled(spec)
+    body, reduce, codec = _pickled(spec)
     await upstream.connected(link.client)
     async with saying_away(link, spec.uid, spec.name):
-        run = await _opened(link, _open(link, spec, reduce))
+        run = await _opened(link, _open(link, spec, reduce, codec))
     began(run)
     trainers: Trainers | GraphDriver
     if spec.graph:
@@ -77,7 +78,9 @@ async def launch(
         await link.wind_up(link.over("close_run", run=run))
 
 
-async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
+async def _open(
+    link: Link, spec: Launch, reduce: bytes, codec: tuple[str, bytes]
+) -> int:
     """Have the directory begin a run on all shards; return its id."""
     staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
     run: int = await link.directory(
@@ -88,7 +91,7 @@ async def _open(link: Link, spec: Launch, reduce: bytes) -> int:
             "n_ranks": spec.n_ranks,
             "reduce": upstream.dumps("sum") if spec.graph else reduce,
             "reset": spec.reset,
-            "codec": spec.codec.name if spec.codec else "",
+            "codec": codec,
             "epochs": spec.epochs,
         },
         client=link.client.id,
@@ -131,15 +134,24 @@ async def _followed(results: Awaitable[list[Any]], news: _News) -> list[Any]:
         await asyncio.gather(work, watch, return_exceptions=True)
 
 
-def _pickled(spec: Launch) -> tuple[bytes, bytes]:
-    """Return the functions of the user, pickled: before anything is started."""
+def _pickled(spec: Launch) -> tuple[bytes, bytes, tuple[str, bytes]]:
+    """Return what is the user's, pickled, before anything is started.
+
+    The functions to train and to reduce with, and the codec with its name.
+    """
+    what = "the function to train with"
     try:
-        return upstream.dumps(spec.body), upstream.dumps(spec.reduce)
+        body, reduce = upstream.dumps(spec.body), upstream.dumps(spec.reduce)
+        if spec.codec is None:
+            return body, reduce, ("", b"")
+        what = f"codec={spec.codec.name!r}"
+        pickled = upstream.dumps(spec.codec)
     except Exception as error:
         raise TypeError(
-            f"the function to train with cannot be pickled ({error}); define it at "
-            f"module level or without open files, locks and clients"
+            f"{what} cannot be pickled ({error}); define it at module level or without "
+            f"open files, locks and clients"
         ) from error
+    return body, reduce, (codecs.name_of(spec.codec, pickled), pickled)
 
 
 async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) -> None:

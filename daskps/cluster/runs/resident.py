@@ -96,7 +96,6 @@ class Trainers:
                 "rank": rank,
                 "size": len(self.spec.parts),
                 "bsp": isinstance(self.spec.policy, BSP),
-                "codec": self.spec.codec,
                 "watched": self.spec.watched,
             },
             config.load().register_timeout_seconds,

@@ -32,7 +32,7 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank, size, whether it is a BSP run, its codec, and
+        uid of the store, run, rank, size, whether it is a BSP run, and
         whether somebody watches how far it is.
     wait_seconds : float
         How long to wait for the other trainers to register.
@@ -72,8 +72,6 @@ def run_trainer(
 
 def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     run, rank, size = place["run"], place["rank"], place["size"]
-    codec = place["codec"]
-    encoding.warm(codec)
     register = link.directory(
         "register",
         run=run,
@@ -84,7 +82,8 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     found = link.run(lambda: register)
     find = link.directory("find", uid=place["uid"])
     meta = StoreMap(link.run(lambda: find))
-    joined = RunMembership(run, size, found["mailboxes"], codec)
+    joined = RunMembership(run, size, found["mailboxes"])
+    encoding.learn(*joined.coded)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
     if found["attempt"] > 1:
         session.resume(found["attempt"])

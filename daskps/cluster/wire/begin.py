@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps import codecs
 from daskps.cluster.wire.wellformed import MOST, check
 from daskps.errors import ProtocolError
 from daskps.limits import check_trainers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: Characters of the name of a codec.
+MOST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Begin:
     n_ranks: int
     reduce: bytes
     reset: bool
-    codec: str
+    #: What messages call the run's codec, and it pickled; nothing for none.
+    codec: tuple[str, bytes]
     #: Where in the store's epochs it begins, as `Epochs`; None where it has none.
     epochs: tuple[int, int, int] | None
 
@@ -58,5 +61,5 @@ def check_begin(begin: Mapping[str, Any]) -> None:
         min(epochs) < 0 or epochs[0] + epochs[2] > MOST
     ):
         raise ProtocolError(f"a run that begins at epochs {tuple(epochs)}")
-    if begin["codec"]:
-        codecs.named(begin["codec"])
+    if len(name := begin["codec"][0]) > MOST_NAME:
+        raise ProtocolError(f"a run with codec {name!r:.60}")

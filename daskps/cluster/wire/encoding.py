@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps import codecs
+from daskps.cluster.upstream import loads
 from daskps.config import cache_dir
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,11 +26,20 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
+#: Shard, and position of the piece in it.
+PieceId = tuple[int, int]
 
-def warm(codec: Codec | None) -> None:
-    """Compile a codec's loops; not on an event loop, for this takes a while."""
-    if codec is not None:
-        codec.warm(cache_dir=cache_dir())
+
+def learn(name: str, pickled: bytes) -> None:
+    """Know the codec of a run by its name, and compile its loops; "" is none.
+
+    Not on an event loop, for this takes a while.
+    """
+    if name:
+        with user_code(f"the codec {name!r}"):
+            codec = loads(pickled)
+            codec.warm(cache_dir=cache_dir())
+        codecs.keep(name, codec)
 
 
 def encoded(
@@ -36,10 +47,48 @@ def encoded(
     arrays: Mapping[int, Array],
     codec: Codec,
     *,
+    residuals: Mapping[int, Array] | None = None,
+    finite: bool,
+    empty: Empty,
+) -> tuple[dict[PieceId, Array], dict[int, Array]]:
+    """Return words of checked gradients, by shard and position of the piece.
+
+    And what they do not say, by parameter index. `residuals`, what was left before,
+    stays as it is: what becomes of the words is not known yet.
+
+    Raises
+    ------
+    PushRejectedError
+        If one of them is too large for the codec, or that does not do what it says.
+        Nothing has been changed anywhere.
+    """
+    found: dict[PieceId, Array] = {}
+    left: dict[int, Array] = {}
+    for index, array in arrays.items():
+        pieces = [p for p in layout.pieces_of[index] if p.start < p.stop]
+        before = residuals.get(index) if residuals else None
+        cuts = [(piece.start, piece.stop) for piece in pieces]
+        made = codec.encode_pieces(
+            array, cuts, before, empty=empty, cache_dir=cache_dir()
+        )
+        if finite and not made.finite:
+            raise _too_large(layout, index, codec)
+        for piece, words in zip(pieces, made.words, strict=True):
+            found[piece.shard, layout.positions[piece.shard, index]] = words
+        if made.residual is not None:
+            left[index] = made.residual
+    return found, left
+
+
+def rounded(
+    layout: Layout,
+    arrays: Mapping[int, Array],
+    codec: Codec,
+    *,
     finite: bool,
     empty: Empty,
 ) -> dict[int, Array]:
-    """Return words of checked gradients, by parameter index.
+    """Return words of whole gradients, of a codec whose words may be cut anywhere.
 
     Raises
     ------
@@ -48,23 +97,49 @@ def encoded(
     """
     found = {}
     for index, array in arrays.items():
-        words = empty(len(array), codec.dtype)
-        if not codec.encode(array, words, cache_dir=cache_dir()) and finite:
-            name = layout.parameters[index].name
-            raise PushRejectedError(
-                f"the gradient of {name[:60]!r} has elements that are too large for "
-                f"codec={codec.name!r}; clip it, lower the learning rate, or leave "
-                f"codec at None"
-            )
-        found[index] = words
+        whole = [(0, len(array))]
+        made = codec.encode_pieces(array, whole, empty=empty, cache_dir=cache_dir())
+        if finite and not made.finite:
+            raise _too_large(layout, index, codec)
+        [found[index]] = made.words
     return found
 
 
-def decoded(codec: Codec, words: Array, dtype: str, empty: Empty) -> Array:
-    """Return the numbers that words stand for, in a dtype that sums are made in."""
-    out = empty(len(words), dtype)
-    codec.decode(words, out, cache_dir=cache_dir())
+def _too_large(layout: Layout, index: int, codec: Codec) -> PushRejectedError:
+    name = layout.parameters[index].name
+    return PushRejectedError(
+        f"the gradient of {name[:60]!r} has elements that are too large for "
+        f"codec={codec.name!r}; clip it, lower the learning rate, or leave codec at "
+        f"None"
+    )
+
+
+def decoded(codec: Codec, words: Array, piece: Piece, empty: Empty) -> Array:
+    """Return the numbers of a piece, in the dtype that sums are made in.
+
+    Raises
+    ------
+    PushRejectedError
+        Where the codec does not do what it says.
+    """
+    out = empty(piece.size, compute_dtype(piece.parameter.dtype))
+    codec.decode_piece(words, out, piece.start, cache_dir=cache_dir())
     return out
+
+
+def numbers(
+    layout: Layout, words: Mapping[PieceId, Array], codec: Codec, empty: Empty
+) -> dict[int, Array]:
+    """Return the numbers that words of whole gradients stand for, by parameter index."""
+    found: dict[int, Array] = {}
+    for (shard, position), of in words.items():
+        piece = layout.pieces[shard][position]
+        index, size = piece.parameter.index, piece.parameter.size
+        if index not in found:
+            found[index] = empty(size, compute_dtype(piece.parameter.dtype))
+        out = found[index][piece.start : piece.stop]
+        codec.decode_piece(of, out, piece.start, cache_dir=cache_dir())
+    return found
 
 
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:
@@ -80,7 +155,7 @@ def widened_step(step: Step, codec: str, pieces: Sequence[Piece], empty: Empty) 
     """Return a step with numbers for words, in arrays that nobody else has."""
     known = codecs.named(codec)
     items = tuple(
-        i._replace(data=decoded(known, i.data, _dtype(pieces[i.position]), empty))
+        i._replace(data=decoded(known, i.data, pieces[i.position], empty))
         for i in step.items
     )
     return step._replace(items=items, owned=True)
@@ -97,12 +172,8 @@ def widened_node(
     """Return numbers for words by position of the piece, multiplied by `scale`."""
     found = {}
     for position, data in words.items():
-        array = decoded(codec, data, _dtype(pieces[position]), empty)
+        array = decoded(codec, data, pieces[position], empty)
         if scale != 1.0:
             array *= scale
         found[position] = array
     return found
-
-
-def _dtype(piece: Piece) -> str:
-    return compute_dtype(piece.parameter.dtype)

@@ -316,13 +316,32 @@ def unpack_item(
             f"element {start!r:.60} on"
         )
     piece = pieces[position]
-    array = unpack_array(data, codec.dtype if codec else dtype_of_item(piece, kind))
+    if codec:
+        return _unpack_words(piece, packed, codec)
+    array = unpack_array(data, dtype_of_item(piece, kind))
     if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
         raise errors.PushRejectedError(
             f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
             f"parameter {piece.parameter.name!r} in shard {shard}"
         )
     return Item(position, start, array)
+
+
+def _unpack_words(piece: Piece, packed: Sequence[Any], codec: Codec) -> Item:
+    """Rebuild the words of a whole piece."""
+    position, start, data, ids = packed
+    words = unpack_array(data, codec.dtype)
+    if (
+        start
+        or ids is not None
+        or words.ndim != 1
+        or not codec.fits(len(words), piece.size)
+    ):
+        raise errors.PushRejectedError(
+            f"{words.size} words of codec={codec.name!r} from element {start!r:.60} on do not "
+            f"fit the {piece.size} elements of parameter {piece.parameter.name!r}"
+        )
+    return Item(position, 0, words)
 
 
 def _range(layout: Layout, shard: int, packed: Range) -> Range:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps import codecs, config
+from daskps import codecs
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.cluster.caller.uncommitted import Uncommitted
+from daskps.cluster.wire import encoding
 from daskps.layout.arrays import Layout
 
 LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
@@ -40,12 +41,12 @@ def test_sums_are_those_of_the_shard_and_the_arrays_stay_the_caller_s():
 @pytest.mark.parametrize("index", [0, 1])
 def test_words_become_numbers(index):
     """Both parameters are summed in float32."""
-    codec, n = codecs.BFloat16(), (5, 3)[index]
-    kept, words = uncommitted(codec), np.empty(n, codec.dtype)
-    codec.encode(np.full(n, 1.5, "f4"), words, cache_dir=str(config.load().cache))
-    kept.add({index: words})
-    kept.add({index: words})
-    found = kept.with_last({index: words})[index]
+    codec, given = codecs.BFloat16(), {index: np.full((5, 3)[index], 1.5, "f4")}
+    kept = uncommitted(codec)
+    words, _ = encoding.encoded(LAYOUT, given, codec, finite=True, empty=np.empty)
+    kept.add(words)
+    kept.add(words)
+    found = kept.with_last(words)[index]
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, 4.5)
 

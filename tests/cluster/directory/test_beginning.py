@@ -24,7 +24,7 @@ BEGIN = {
     "n_ranks": 1,
     "reduce": b"",
     "reset": False,
-    "codec": "",
+    "codec": ("", b""),
     "epochs": None,
 }
 WHO = {

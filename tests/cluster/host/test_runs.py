@@ -88,7 +88,7 @@ async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
         "n_ranks": 1,
         "reduce": dumps("mean"),
         "reset": False,
-        "codec": "",
+        "codec": ("", b""),
         "epochs": None,
     }
     of = {"store": store.uid, "resident": True, "begin": begin}

@@ -15,6 +15,7 @@ from daskps.cluster.lane.forms import LEAST, read_form, say_form
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
+    FETCH,
     FORM,
     HAS_LEAST,
     HEAD_NBYTES,
@@ -95,7 +96,7 @@ def test_a_damaged_head_is_refused_or_one_that_may_be(head, position, byte):
         found = unpack_head(packed)
     except ProtocolError:
         return
-    assert FORM <= found.kind <= REFUSAL
+    assert FORM <= found.kind <= FETCH
     assert 0 <= found.form < MOST_FORMS
     assert min(found.clock, found.sequence, found.floor) >= -1
     assert max(found.clock, found.sequence, found.floor) <= 2**62

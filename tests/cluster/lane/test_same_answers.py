@@ -127,11 +127,13 @@ def some_items(rng: Random, shard: int, step: Step, codec: str) -> list[Item]:
                 continue
             start = rng.randint(0, piece.size)
             n = rng.randint(0, piece.size - start)
+            if codec:  # words are those of whole pieces
+                start, n = 0, piece.size
         found = rng.randint(-3, 9) + np.arange(n) / 8
         found = found.astype(dtype_of_item(piece, step.kind))
         if codec:
-            words = np.empty(n, codecs.named(codec).dtype)
-            codecs.named(codec).encode(found, words, cache_dir=cache_dir())
+            words = np.empty(n, "u2")
+            codecs.BFloat16().encode(found, words, cache_dir=cache_dir())
             found = words
         items.append(Item(position, start, found))
     return items

@@ -181,8 +181,9 @@ def unsent(store):
     of, place = {"store": store.uid}, [0, "block", 64, 1]
     layout = {"parameters": [["w", [4], "float64"]], "shards": 1}
     about = {"name": "s", "layout": layout, "rules": b"", "cluster": "c"}
-    rounds = {"run": 1, "rows": [place], "reduce": b"", "codec": "", "graph": False}
+    rounds = {"run": 1, "rows": [place], "reduce": b"", "graph": False}
     adopt = {"about": about, "rows": [[*place, 2]], "rounds": rounds}
+    adopt["codecs"] = []
     cut = {"cut": "c", "attempt": 1, "producers": [1]}
     for name, message in {
         "adopt": of | adopt,

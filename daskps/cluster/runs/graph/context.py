@@ -20,7 +20,7 @@ from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.encoding import encoded
+from daskps.cluster.wire.encoding import rounded
 from daskps.shards.steps import Item, Step
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TaskContext:
             return contribution(
                 layout, found.arrays, weight, self.reduce, rows=rows, empty=empty
             )
-        words = encoded(layout, found.arrays, codec, finite=self._finite, empty=empty)
+        words = rounded(layout, found.arrays, codec, finite=self._finite, empty=empty)
         scale = weight if self.reduce == "mean" else 1.0
         return Contribution(layout, weight, words, codec, scale)
 
