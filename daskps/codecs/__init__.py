@@ -18,5 +18,8 @@ from daskps.codecs.choice import keep as keep
 from daskps.codecs.choice import name_of as name_of
 from daskps.codecs.choice import named as named
 from daskps.codecs.float16 import Float16
+from daskps.codecs.int8 import Int8
+from daskps.codecs.top_k import TopK
+from daskps.codecs.two_bit import TwoBit
 
-__all__ = ["BFloat16", "Codec", "Float16"]
+__all__ = ["BFloat16", "Codec", "Float16", "Int8", "TopK", "TwoBit"]

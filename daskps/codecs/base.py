@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Encoded(NamedTuple):
 
 
 class Codec:
-    r"""How the gradients of a run travel; subclass it to write one of your own.
+    """How the gradients of a run travel; subclass it to write one of your own.
 
     A subclass says how many words so many numbers become, makes these, and makes numbers
     of them again. It is pickled when a run begins, so every worker can decode. The
@@ -47,7 +48,7 @@ class Codec:
         "float32" or "float64".
     feedback : bool
         Whether what the words do not say is added to the trainer's next gradient:
-        :math:`r_{t+1} = r_t + g_t - \mathrm{decode}(\mathrm{encode}(r_t + g_t))`
+        ``left = left + gradient - decode(encode(left + gradient))``
         (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014).
 
     Examples
@@ -120,8 +121,13 @@ class Codec:
 
     # -- what the library calls ------------------------------------------------------
 
-    def fits(self, n_words: int, n: int) -> bool:
-        """Return whether `n` numbers may have become so many words."""
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a piece becomes as many words each time."""
+        return True
+
+    def fits(self, n_words: int, n: int, start: int = 0) -> bool:
+        """Return whether `n` numbers from `start` on may be so many words."""
         return n_words == _length(self, n)
 
     def encode_pieces(
@@ -227,6 +233,35 @@ class Codec:
                 f"{len(out):,} numbers; fill `out` and return nothing"
             )
         return out
+
+
+def refuse_words(codec: Codec, words: Array, out: Array) -> NoReturn:
+    """Refuse words that are not those of so many numbers.
+
+    Raises
+    ------
+    PushRejectedError
+        Which says of how many.
+    """
+    raise PushRejectedError(
+        f"{len(words):,} words of codec={codec.name!r} are not those of {len(out):,} "
+        f"numbers of {out.dtype}"
+    )
+
+
+def positive(value: Any, what: str) -> float:
+    """Return a number, or refuse what is none above 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming what it is.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{what} is a number, found {value!r:.60}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{what} is above 0 and finite, found {value!r:.60}")
+    return float(value)
 
 
 def _length(codec: Codec, n: int) -> int:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import itertools
 from typing import Any, Final
 
 from daskps.codecs.base import DTYPES, Codec
 from daskps.codecs.bfloat16 import BFloat16
 from daskps.codecs.float16 import Float16
+from daskps.codecs.int8 import Int8
 
 #: Those that a name chooses.
 _NAMED: Final[dict[str, Codec]] = {
-    codec.name: codec for codec in (BFloat16(), Float16())
+    codec.name: codec for codec in (BFloat16(), Float16(), Int8())
 }
 #: Those that every process knows by their names.
-_PLAIN: Final = {**_NAMED, BFloat16(truncate=True).name: BFloat16(truncate=True)}
+_PLAIN: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (BFloat16(), BFloat16(truncate=True), Float16())
+}
 #: Those that runs have told of here, by the names in their messages, and how many: more
 #: than a process takes part in runs at once. Those used last are kept.
 _known: dict[str, Codec] = {}
+_used: dict[str, int] = {}
+_turns: Final = itertools.count()
 _MOST_KNOWN: Final = 256
-_lock = threading.Lock()
 
 
 def choose(value: Any) -> Codec | None:
@@ -114,12 +118,13 @@ def keep(name: str, codec: Codec) -> None:
     codec : Codec
         The codec.
     """
-    if name not in _PLAIN:
-        with _lock:
-            _known.pop(name, None)
-            while len(_known) >= _MOST_KNOWN:
-                del _known[next(iter(_known))]
-            _known[name] = codec
+    if name in _PLAIN:
+        return
+    _known[name], _used[name] = codec, next(_turns)
+    # Threads do the same at any time: each of these steps is one of the interpreter's.
+    for old in sorted([*_used], key=lambda n: _used.get(n, 0))[:-_MOST_KNOWN]:
+        _known.pop(old, None)
+        _used.pop(old, None)
 
 
 def named(name: str) -> Codec:
@@ -142,11 +147,11 @@ def named(name: str) -> Codec:
     """
     if name in _PLAIN:
         return _PLAIN[name]
-    with _lock:
-        if name not in _known:
-            raise ValueError(
-                f"codec={name[:100]!r} is not known here; the run that uses it has not "
-                f"begun in this process, or is over"
-            )
-        found = _known[name] = _known.pop(name)
-        return found
+    found = _known.get(name)
+    if found is None:
+        raise ValueError(
+            f"codec={name[:100]!r} is not known here; the run that uses it has not begun "
+            f"in this process, or is over"
+        )
+    _used[name] = next(_turns)
+    return found

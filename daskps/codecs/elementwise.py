@@ -87,7 +87,7 @@ class Elementwise(Codec):
         """
         self._half.decode(words, out, cache_dir=cache_dir)
 
-    def fits(self, n_words: int, n: int) -> bool:
+    def fits(self, n_words: int, n: int, start: int = 0) -> bool:
         """Return whether there is one for each."""
         return n_words == n
 

@@ -314,7 +314,7 @@ def no_loop(trainer, part):
         (
             "bfloat16",
             ValueError,
-            "'bfloat16' is not known; choose one of bf16, fp16, or None",
+            "'bfloat16' is not known; choose one of bf16, fp16, int8, or None",
         ),
         ("", ValueError, "'' is not known"),
         (codecs.BFloat16, TypeError, "'bf16'"),

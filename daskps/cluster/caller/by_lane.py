@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps import codecs
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall, LaneFuture
@@ -62,6 +63,8 @@ class FarByLane(Far):
         # Pieces that a caller gives away are of a form of their own each time.
         if request.given:
             return None
+        if request.codec and not carries_words(request):
+            return None
         if request.rows or (request.target and request.target.rows):
             rows = self._rows.find(request, shards)
             if rows is None:
@@ -82,6 +85,12 @@ class FarByLane(Far):
             known = LaneRoute(self.lanes, self.meta, request, shards, looks=looks)
             self._routes.keep(key, known, where)
         return known
+
+
+def carries_words(request: Request) -> bool:
+    """Return whether forms say of words how many there are: the same each time."""
+    has_rows = request.rows or (request.target and request.target.rows)
+    return not has_rows and codecs.named(request.codec).is_fixed
 
 
 def call_of(

@@ -66,12 +66,15 @@ def encoded(
     left: dict[int, Array] = {}
     for index, array in arrays.items():
         pieces = [p for p in layout.pieces_of[index] if p.start < p.stop]
+        if not pieces:
+            continue
         before = residuals.get(index) if residuals else None
         cuts = [(piece.start, piece.stop) for piece in pieces]
         made = codec.encode_pieces(
             array, cuts, before, empty=empty, cache_dir=cache_dir()
         )
-        if finite and not made.finite:
+        # What is left over would never be finite again.
+        if not made.finite and (finite or codec.feedback):
             raise _too_large(layout, index, codec)
         for piece, words in zip(pieces, made.words, strict=True):
             found[piece.shard, layout.positions[piece.shard, index]] = words

@@ -335,7 +335,7 @@ def _unpack_words(piece: Piece, packed: Sequence[Any], codec: Codec) -> Item:
         start
         or ids is not None
         or words.ndim != 1
-        or not codec.fits(len(words), piece.size)
+        or not codec.fits(len(words), piece.size, piece.start)
     ):
         raise errors.PushRejectedError(
             f"{words.size} words of codec={codec.name!r} from element {start!r:.60} on do not "
