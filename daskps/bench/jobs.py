@@ -6,6 +6,7 @@ and `pull`, `push` and `round`. A job says which of them make a step.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -126,11 +127,15 @@ def step(job: StepJob, side: Side, rank: int) -> Callable[[], object]:
     return learn
 
 
-def timed(act: Callable[[], object], steps: int) -> float:
+def timed(
+    act: Callable[[], object],
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return the seconds of one of `steps` steps, after a tenth as many to warm up."""
     for _ in range(max(2, steps // 10)):
         act()
-    return seconds(act, steps)
+    return seconds(act, steps, clock)
 
 
 def timed_loop(loop: Callable[[int], object], steps: int) -> float:

@@ -9,6 +9,7 @@ step of other rows. What one call costs is told for few rows: a pull of 64, and 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,13 @@ OPTIONS = (
     number("--named", 10_000, "rows of a pull and a push"),
     number("--large", 2**22, "rows of the large table of a small push"),
     ("--seconds", {"type": float, "default": 0.3, "help": "of a sample"}),
+    (
+        "--cpu",
+        {
+            "action": "store_true",
+            "help": "CPU time of the trainers' threads, beside the limit alone",
+        },
+    ),
     ("--job", {"default": "", "help": "only jobs whose title contains this"}),
 )
 #: Rows of the table of 1 MiB.
@@ -61,7 +69,7 @@ class _Ours(TableTrainer):
 
 
 def _loop(store: Any, job: TableJob, rank: int, steps: int) -> float:
-    return timed(_Ours(store, job, rank).step, steps)
+    return timed(_Ours(store, job, rank).step, steps, job.clock)
 
 
 @contextmanager
@@ -89,6 +97,8 @@ def _opened(client: Client, job: TableJob) -> Iterator[Any]:
 
 def _beside_peers(client: Client, job: TableJob, options: Namespace) -> Iterator[Any]:
     for name, peer in PEERS.items():
+        if job.cpu and name != "limit":
+            continue  # others work in processes that are no trainers
         if reason := peer.missing():
             yield name, reason
             continue
@@ -110,8 +120,7 @@ def _beside_peers(client: Client, job: TableJob, options: Namespace) -> Iterator
 
 def _zipf(client: Client, job: TableJob, options: Namespace) -> Iterator[Comparison]:
     """Set ids that repeat beside as many different ones, for ours and for the limit."""
-    shape = job.rows, job.named, job.trainers, job.servers
-    jobs = [TableJob(*shape, ids=law) for law in ("zipf", "as zipf")]
+    jobs = [replace(job, ids=law) for law in ("zipf", "as zipf")]
     with _opened(client, jobs[0]) as (a, ways), _opened(client, jobs[1]) as (b, _):
         n = steps_in(options.seconds, a)
         found = alternate(partial(a, n), partial(b, n), options.pairs)
@@ -184,7 +193,8 @@ def _store(client: Client, rows: int, servers: list[str]) -> Any:
 def run(options: Namespace) -> None:
     """Measure and print."""
     report = Report("tables", options)
-    jobs = [TableJob(options.rows, options.named, n, n) for n in (1, 2)]
+    how = {"cpu": options.cpu}
+    jobs = [TableJob(options.rows, options.named, n, n, **how) for n in (1, 2)]
     for job in jobs:
         if options.job not in job.title:
             continue

@@ -8,6 +8,7 @@ rows travel as plain arrays.
 from __future__ import annotations
 
 import itertools
+import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,11 +86,19 @@ class TableJob:
     servers: int
     #: "uniform", without repeats; "zipf"; "as zipf", as many rows as that has different.
     ids: str = "uniform"
+    #: Whether what counts is the CPU time of the trainers' threads.
+    cpu: bool = False
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What tells the seconds."""
+        return time.thread_time if self.cpu else time.perf_counter
 
     @property
     def title(self) -> str:
         """The job in words."""
         law = "" if self.ids == "uniform" else f", {self.ids}"
+        law += ", CPU" if self.cpu else ""
         return f"{self.named:,} of {self.rows:,} rows{law}, {self.trainers} + {self.servers}"
 
     @property
@@ -164,7 +173,7 @@ def limited(place: gang.Place) -> Iterator[Callable[[TableJob, int], float]]:
     def run(job: TableJob, steps: int) -> float:
         act = trainer(job).step
         clocks.barrier()
-        return timed(act, steps)
+        return timed(act, steps, job.clock)
 
     yield run
 
