@@ -1,4 +1,8 @@
-"""Rows of memory: asked for in advance, and moved; imported by generated kernels only."""
+"""Rows of memory: asked for in advance, and moved; imported by generated kernels only.
+
+Rows that are written past the caches are whole lines: who asks for that sees to it, and to
+a fence after them (:mod:`daskps.kernels.streaming`).
+"""
 
 from __future__ import annotations
 
@@ -70,6 +74,31 @@ def copy_row(_: Any, out: Any, to: Any, table: Any, row: Any) -> Any:
         target, _ = _row(context, builder, kinds[0], args[:2])
         copy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, word])
         builder.call(copy, [target, start, nbytes, ir.IntType(1)(0)])
+        return context.get_dummy_value()
+
+    return types.void(out, to, table, row), generate
+
+
+@intrinsic
+def copy_row_past(_: Any, out: Any, to: Any, table: Any, row: Any) -> Any:
+    """Copy a row as `copy_row`, past the caches.
+
+    A row has a multiple of 64 bytes, and `out` begins at one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = signature.args
+        source, nbytes = _row(context, builder, kinds[2], args[2:])
+        target, _ = _row(context, builder, kinds[0], args[:2])
+        line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
+        source, target = builder.bitcast(source, line), builder.bitcast(target, line)
+        hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        n_lines = builder.udiv(nbytes, nbytes.type(_LINE))
+        with cgutils.for_range(builder, n_lines) as loop:
+            made = builder.load(builder.gep(source, [loop.index]))
+            made.align = 1
+            where = builder.gep(target, [loop.index])
+            builder.store(made, where, align=_LINE).set_metadata("nontemporal", hint)
         return context.get_dummy_value()
 
     return types.void(out, to, table, row), generate

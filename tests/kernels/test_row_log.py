@@ -88,6 +88,30 @@ def test_several_updates_are_undone_and_read_as_before(
         assert bits(table) == before
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_log_that_is_written_past_the_caches_has_what_was_there(offset: int) -> None:
+    """Of more than 8 MiB, where it begins a line; else as any other."""
+    rng, n = np.random.default_rng(0), 34_000
+    bound = optim.bind(optim.Adagrad(0.1), "f4", cache_dir=kept())
+    table = TableRows(made(rng, (n, 64), "f4"), (np.ones((n, 64), "f4"),))
+    before = bits(table)
+    logs = []
+    for _ in range(2):
+        memory = np.zeros(n * 64 + 16 + offset, "f4")
+        start = -(memory.ctypes.data // 4) % 16 + offset
+        logs.append(memory[start : start + n * 64].reshape(n, 64))
+    log = room(table, n)._replace(w=logs[0], slots=(logs[1],))
+    ids, g = rng.permutation(n), made(rng, (n, 64), "f4")
+    assert bound.rows(table, ids, None, g, bound.scalars(1), log, check=True)
+    assert bits(table) != before
+    assert entries_of(log) == n
+    for kept_rows, held in zip(logs, before, strict=True):
+        old = np.frombuffer(held, "f4").reshape(n, 64)
+        np.testing.assert_array_equal(kept_rows, old[ids])
+    row_log.restore(table, log, n)
+    assert bits(table) == before
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 @pytest.mark.parametrize("bad", [0, 15, 16, 47, 49])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
