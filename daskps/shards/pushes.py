@@ -109,7 +109,8 @@ class Pushes:
         record.plain[VERSION] = version = old.plain[VERSION] + changes
         if of_rows and not self._write_rows(of_rows, publication):
             return ASK
-        publication.take_along(len(planned))
+        if planned:
+            publication.take_along(len(planned))
         for position, rule, data, scalars in planned:
             publication.update(position, rule, data, scalars)
         publication.finish()

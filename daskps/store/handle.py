@@ -240,7 +240,7 @@ class Handle:
         known = dict(enumerate(self._last_versions)) | dict(version.pairs)
         if self._shards is not None:
             n = self._shards.meta.layout.n_shards
-            self._last_versions = tuple(known.get(i, 0) for i in range(n))
+            self._last_versions = tuple([known.get(i, 0) for i in range(n)])
         return version
 
     def _with_shards(

@@ -245,6 +245,8 @@ def _scaled(table: Table, data: Array, weight: float, *, finite: bool) -> Array:
 
 def _check_room(cut: RowCut) -> None:
     """Refuse more rows than a shard can take back: one push is one update."""
+    if len(cut.ids) <= MOST_PUSHED_ROWS:
+        return
     for shard in cut.shards():
         ids = cut.ids_of(shard)
         if len(ids) <= MOST_PUSHED_ROWS:

@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         "bytes-before-the-writing-word",
         "daskps.shards.memory.publication:Publication._begin",
-        "segment.writing = self.flip",
+        "header[WRITING] = self.flip",
         "pass",
         (
             "tests/shards/test_shard.py"

@@ -207,8 +207,8 @@ MUTANTS = (
     Mutant(
         "steps-are-not-counted",
         "daskps.shards.arrays.planning:count",
-        "for position in {p for p, op in planned if op.binding is not None}:",
-        "for position in {p for p, op in planned if op.binding is None}:",
+        "if operation.binding is not None and position not in seen:",
+        "if operation.binding is None and position not in seen:",
         (
             "tests/shards/memory/test_publication.py"
             "::test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one",

@@ -37,7 +37,8 @@ class Counters:
     def count_rows(self, request: Request) -> None:
         """Count the rows of tables that a call names."""
         if request.rows:
-            self.rows_pushed += sum(len(given.cut.ids) for given in request.rows)
+            for given in request.rows:
+                self.rows_pushed += len(given.cut.ids)
         if request.target is not None and (rows := request.target.rows):
             self.rows_pulled += sum(
                 len(r.asked.ids) for of in rows.values() for r in of

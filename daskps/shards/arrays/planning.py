@@ -126,7 +126,7 @@ class UpdatePlanner:
                 f"is no table; nothing was applied, send the elements of the array "
                 f"instead"
             )
-        if [other.position for other in items].count(item.position) > 1:
+        if len(items) > 1 and [i.position for i in items].count(item.position) > 1:
             raise PushRejectedError(
                 f"{self._named(item.position)} is named twice in one step; nothing was "
                 f"applied, send all of its rows together"
@@ -369,8 +369,11 @@ class UpdatePlanner:
 
 def count(planned: Operations, counts: Array) -> None:
     """Note the optimizer steps of planned operations, one per piece they touch."""
-    for position in {p for p, op in planned if op.binding is not None}:
-        counts[position] += 1
+    seen = set()
+    for position, operation in planned:
+        if operation.binding is not None and position not in seen:
+            seen.add(position)
+            counts[position] += 1
 
 
 def _scaled(data: Array, weight: float) -> Array:

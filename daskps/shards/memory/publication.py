@@ -55,7 +55,7 @@ class Publication:
     def __init__(self, segment: Segment) -> None:
         if segment.header[ROWS_SEQUENCE] & 1:
             undo.settle(segment)
-        self.segment, flip = segment, segment.flip
+        self.segment, flip = segment, segment.header[FLIP]
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]
         self.record: Record = segment.records[self.flip & 1]
@@ -67,12 +67,12 @@ class Publication:
 
     def _begin(self) -> None:
         """Say what is being written, and begin with the record in force."""
-        segment, header = self.segment, self.segment.header
+        header = self.segment.header
         # Of one that stopped half-way, nobody knows what it has written.
         row = header[CHANGED_ROW] if header[WRITING] == header[FLIP] else 0
         # First: else who goes on between the flip and its row takes this one for that.
         header[CHANGED_ROW] = 0
-        segment.writing = self.flip
+        header[WRITING] = self.flip
         self.record.copy_from(self.old, row)
 
     def add(self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]) -> None:
@@ -218,10 +218,11 @@ class Publication:
             kind = undo.RESET if self._resets else undo.WITHDRAW
             undo.go_forward(self.segment, self.flip, kind)
             return
-        self.segment.flip = self.flip
-        self.segment.header[CHANGED_ROW] = self.row
+        header = self.segment.header
+        header[FLIP] = self.flip
+        header[CHANGED_ROW] = self.row
         if self._rows:
-            undo.settle(self.segment)
+            undo.done(header)
 
     def _change(self) -> Change:
         """Return all that was done."""

@@ -77,6 +77,12 @@ def go_forward(segment: Segment, flip: int, kind: int) -> None:
     settle(segment)
 
 
+def done(header: memoryview[int]) -> None:
+    """Say that rows are whole again, after the flip of a publication that changed some."""
+    if header[ROWS_SEQUENCE] & LOGGED:
+        header[ROWS_SEQUENCE] = (header[ROWS_SEQUENCE] | UNTOLD) + 1
+
+
 def settle(segment: Segment) -> None:
     """Say that no rows are being changed any more; under the shard's lock.
 
