@@ -31,7 +31,7 @@ from daskps.shards.memory.format import (
     VERSION,
     Record,
 )
-from daskps.shards.steps import NOTHING, Step, Tick
+from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING, Step, Tick
 
 #: What a round says to a step.
 NEW: Final = "new"
@@ -46,6 +46,14 @@ CODES = {"bsp": 1, "ssp": 2, "asp": 3}
 _STEP_BITS = 40
 #: Trainers that a rank may have, one after the other.
 MOST_ATTEMPTS = 1 << 20
+
+
+#: What trainers send, in words.
+_WORDS = {
+    GRADIENT: "gradients (push)",
+    MODEL: "values (assign, or average='models')",
+    ADD: "deltas (add)",
+}
 
 
 def first_of(attempt: int) -> int:
@@ -226,9 +234,11 @@ def lost(step: Step) -> ContributionLostError:
 
 def other_kind(step: Step, kind: str) -> ConsistencyError:
     """Return what a step gets of another kind than its round."""
+    sent, others = _WORDS.get(step.kind, step.kind), _WORDS.get(kind, kind)
     return ConsistencyError(
-        f"rank {step.rank} sends a {step.kind} in a round of {kind}s; all trainers of a "
-        f"run must send the same kind"
+        f"trainer {step.rank} sends {sent} at clock {step.clock}, where others have sent "
+        f"{others}: a round has one kind, nothing of it was applied; have all trainers "
+        f"call the same verb between two ticks"
     )
 
 

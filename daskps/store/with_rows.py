@@ -43,6 +43,12 @@ ALONE: Mapping[str, Alone] = {
         "average='models', which has a copy of all parameters",
         "leave average at 'gradients'",
     ),
+    "assign": Alone(
+        bool,
+        "Trainer.assign, whose mean is that of all trainers which name a parameter, and "
+        "not of those which name a row",
+        "add differences, or assign rows by the store's handle outside of the run",
+    ),
     "aggregate": Alone(
         bool,
         "aggregate, which takes no rows",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.errors import ConsistencyError
 from daskps.reduction import check_reduce
 from daskps.store.arguments import whole
 
@@ -44,6 +45,38 @@ def check_rounds(what: str, chosen: Policy, why: str) -> None:
     """Refuse what only a policy with rounds has."""
     if not isinstance(chosen, BSP):
         raise ValueError(f"{what} needs sync='bsp', found {chosen.name!r}: {why}")
+
+
+def check_verb(verb: str, *, bsp: bool, unticked: bool) -> None:
+    """Refuse a trainer's `add` or `assign` where the run has no place for it.
+
+    Parameters
+    ----------
+    verb : {"add", "assign"}
+        What the trainer calls.
+    bsp : bool
+        Whether the run has rounds.
+    unticked : bool
+        Whether the trainer has pushed at this clock without a tick.
+
+    Raises
+    ------
+    ValueError
+        For `assign` without rounds.
+    ConsistencyError
+        For what would be of another kind than the rest of its round.
+    """
+    if verb == "assign" and not bsp:
+        raise ValueError(
+            "Trainer.assign needs sync='bsp': it takes the mean of what all trainers give "
+            "in a round, and elsewhere the last one would win; use add, or assign by the "
+            "store's handle"
+        )
+    if bsp and unticked:
+        raise ConsistencyError(
+            f"gradients were pushed at this clock without a tick, and {verb} is another "
+            f"kind: a round has one; call tick() before it"
+        )
 
 
 def check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:

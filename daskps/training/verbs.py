@@ -4,17 +4,149 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.caller.routes import ADD, MODEL
+from daskps.cluster.caller.trainer_step import TrainerStep
+from daskps.errors import PushRejectedError
+from daskps.layout.arrays import FLOATS
+from daskps.store import intake, row_intake
+from daskps.store.arguments import number
+from daskps.store.with_rows import refusal
+from daskps.training.combinations import check_verb
 from daskps.training.gathering import brought_by, check_op
 from daskps.training.overlap.ahead import Ahead
+from daskps.training.row_gradients import deltas_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.typing import Array
+    from daskps.version import Version
 
 
 class Verbs(Ahead):
     """What a trainer does with the others beside pushing gradients."""
+
+    def add(self, deltas: Mapping[str, Any], *, timeout: Any = None) -> Version:
+        """Add to parameters, past the optimizer, and end the step.
+
+        Under BSP what all trainers add in a round is summed, along the tree over the
+        ranks, and added once; under SSP and ASP each is added on arrival. Optimizer
+        state stays. A round has one kind: where another trainer pushes or assigns in
+        the same one, nothing of it is applied and the run ends with the error.
+
+        Parameters
+        ----------
+        deltas : mapping
+            Name to array of the parameter's shape, integers for integers, or for rows
+            of a table to a :class:`daskps.RowGrad`; may be nested.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits until the run ends.
+
+        Returns
+        -------
+        Version
+            What the shards are at.
+
+        Raises
+        ------
+        PushRejectedError, UnknownParameterError
+            Nothing was changed and the clock stays.
+        ConsistencyError
+            Where gradients were pushed at this clock without a tick, or others send
+            another kind in this round.
+        RunCancelledError, ShardLostError, TimeoutError
+            As in :meth:`push`.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     trainer.add({"seen": part})
+        ...     return trainer.pull()["seen"].tolist()
+        >>> store = daskps.create({"seen": np.zeros(2, "int64")})
+        >>> daskps.run(store, loop, [np.array([1, 2]), np.array([10, 20])])
+        [[11, 22], [11, 22]]
+        """
+        meta = self._live().meta
+        dense, named = row_intake.parted(meta.layout, deltas)
+        arrays: Mapping[int, Array] = {}
+        if not named or dense:
+            arrays = intake.values(meta.layout, dense, "delta", finite=self._finite)
+        rows = deltas_of_rows(
+            meta, named, self._clash, in_round=self._session.bsp, finite=self._finite
+        )
+        step = TrainerStep(arrays, 1.0, rows, of=ADD)
+        return self._end_step("add", step, timeout)
+
+    def assign(
+        self, values: Mapping[str, Any], *, weight: float = 1.0, timeout: Any = None
+    ) -> Version:
+        """Replace parameters by the mean of what trainers assign, and end the step.
+
+        Of each parameter the weighted mean of the trainers that name it in this round,
+        formed in its compute dtype along the tree over the ranks. Optimizer state
+        stays, and the version rises by one. A round has one kind, as for :meth:`add`.
+        Only under BSP.
+
+        Parameters
+        ----------
+        values : mapping
+            Name to array of the parameter's shape; may be nested. Of floats: no mean
+            of integers need be one. Not of tables.
+        weight : float
+            Weight of these values in the mean; 0 sits the round out.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits until the run ends.
+
+        Returns
+        -------
+        Version
+            What the shards are at.
+
+        Raises
+        ------
+        ValueError
+            Under SSP and ASP, and for a weight below 0.
+        PushRejectedError, UnknownParameterError, ConsistencyError
+            As in :meth:`add`.
+        RunCancelledError, ShardLostError, TimeoutError
+            As in :meth:`push`.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     trainer.assign({"w": np.full(2, part)}, weight=part)
+        ...     return trainer.pull()["w"].tolist()
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> daskps.run(store, loop, [1.0, 3.0])
+        [[2.5, 2.5], [2.5, 2.5]]
+        """
+        meta = self._live().meta
+        factor = number(weight, "weight", least=0.0)
+        dense, named = row_intake.parted(meta.layout, values)
+        for name in named:
+            raise refusal(name, "assign")
+        for name in intake.plain(dense):
+            parameter = meta.layout.by_name.get(name)
+            if parameter is not None and parameter.dtype not in FLOATS:
+                raise PushRejectedError(
+                    f"parameter {name[:60]!r} is {parameter.dtype}, and the mean of what "
+                    f"trainers assign need not be; add differences, or assign it by the "
+                    f"store's handle outside of the run"
+                )
+        how: Any = {"finite": self._finite, "model": True}
+        arrays = intake.gradients(meta.layout, meta.optimizers, dense, **how)
+        step = TrainerStep(arrays if factor else {}, factor, of=MODEL)
+        return self._end_step("assign", step, timeout)
+
+    def _end_step(self, verb: str, step: TrainerStep, timeout: Any) -> Version:
+        """Deliver what is no gradient, with the tick."""
+        session = self._session
+        check_verb(verb, bsp=session.bsp, unticked=False)
+        seconds = self._settled(timeout, f"an {verb}")
+        check_verb(verb, bsp=session.bsp, unticked=session.has_unticked)
+        self._overtaken()
+        version: Version = session.deliver(step, seconds)
+        return version
 
     def allreduce(
         self,

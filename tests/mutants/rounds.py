@@ -69,12 +69,12 @@ MUTANTS = (
     ),
     Mutant(
         "kinds-in-one-round",
-        "daskps.shards.rounds.unticked:Unticked.check_kind",
+        "daskps.shards.rounds.unticked:Unticked.find_other_kind",
         "if kind not in (NOTHING, step.kind) or step.kind not in KINDS:",
         "if step.kind not in KINDS:",
         (
-            "tests/shards/rounds/test_rounds.py"
-            "::test_a_model_among_gradients_is_refused_and_the_round_goes_on",
+            "tests/shards/rounds/test_kinds.py"
+            "::test_trainers_that_mix_kinds_complete_no_round_on_any_shard",
         ),
     ),
     Mutant(

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "rows-of-a-round-are-no-mean",
         "daskps.shards.rounds.row_sums:Arenas.merge",
-        "if self._is_mean:",
+        "if weight is not None:",
         "if not spans:",
         (f"{_ROUNDS}::test_the_mean_is_of_the_ranks_that_brought_the_table",),
     ),

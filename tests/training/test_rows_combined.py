@@ -65,12 +65,18 @@ def push(trainer, part):
     trainer.push({"emb": ROWS})
 
 
+def assign(trainer, part):
+    trainer.assign({"emb": ROWS})
+
+
 def refused(store, what):
     """All ways to give rows are refused, and say what to do instead."""
     said = re.escape(f"rows of table 'emb' do not go with {ALONE[what].words}")
     tries: list[Callable[[], Any]] = []
     if what == "aggregate":
         tries.append(lambda: store.aggregate([{"emb": ROWS}]))
+    elif what == "assign":
+        tries.append(partial(daskps.run, store, assign, [0]))
     else:
         of_train, of_run = ASKED[what]
         tries += [partial(train, store, **how) for how in of_train]

@@ -134,6 +134,11 @@ class Session:
         return self._codec
 
     @property
+    def has_unticked(self) -> bool:
+        """Whether pushes of this clock may have been accepted before its tick."""
+        return self._open
+
+    @property
     def looks_later(self) -> bool:
         """Whether large gradients that tick may be looked at on their way.
 

@@ -21,12 +21,12 @@ class TrainerStep(NamedTuple):
     #: Flat arrays by parameter index.
     arrays: Mapping[int, Array]
     weight: float = 1.0
-    #: Of tables, gradients always.
+    #: Of tables.
     rows: Sequence[RowsGiven] = ()
     #: Who looks for NaN and Inf in the arrays on their way, where nobody has: at the
     #: latest before they take a message.
     look: FiniteCheck | None = None
-    #: What the arrays are, where there are any.
+    #: What arrays and rows are, where there are any.
     of: str = GRADIENT
     #: What a codec has made of the arrays, by shard and position of the piece.
     words: Mapping[tuple[int, int], Array] | None = None

@@ -305,9 +305,12 @@ class UpdatePlanner:
             if kind == GRADIENT:
                 op = self._gradient(position, data, 0, counts)
             else:
-                op = PieceUpdate(data, replace=True)
+                op = PieceUpdate(data, replace=kind == MODEL)
             planned.append((position, op))
         for position in sorted(rows):
+            if kind != GRADIENT:
+                planned.append((position, RowUpdate(*rows[position])))
+                continue
             binding = self.binding(position)
             if binding is None:
                 raise self._no_rule(position)

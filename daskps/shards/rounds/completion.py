@@ -13,8 +13,8 @@ from daskps.shards.memory.growth import look_up, make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
-from daskps.shards.rounds.sums import CODES
-from daskps.shards.steps import GRADIENT, MODEL
+from daskps.shards.rounds.sums import KINDS, is_mean
+from daskps.shards.steps import GRADIENT, MODEL, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class Completion:
     ) -> None:
         self._segment, self._planner = segment, planner
         self._mailbox, self._size = mailbox, mailbox.n_ranks
-        self._reduction, self._is_mean = reduce, reduce == "mean"
+        self._reduction = reduce
         self._arenas, self._found = arenas, found
         #: Positions of tables come after those of arrays.
         self._n_pieces = len(segment.pieces)
@@ -68,11 +68,15 @@ class Completion:
         self, table: MailboxTable, came: Delivery, note: Callable[[Delivery, int], int]
     ) -> int:
         """Publish a complete round; return what `note` has, which notes it in a record."""
-        code = came.code or table.words[words.KIND]
-        kind = MODEL if code == CODES[MODEL] else GRADIENT
+        kind = KINDS[came.code or table.words[words.KIND]]
+        if kind == NOTHING:
+            kind = GRADIENT
         counts = self._segment.current.steps
         planned = self._planner.round(
-            self._reduce(table, came), kind, counts, self._merge(table, came)
+            self._reduce(table, came, kind),
+            kind,
+            counts,
+            self._merge(table, came, kind),
         )
         if self._segment.has_any_ids:
             settle(self._segment)
@@ -87,24 +91,42 @@ class Completion:
         return n_pushes
 
     def _reduce(
-        self, table: MailboxTable, came: Delivery
+        self, table: MailboxTable, came: Delivery, kind: str
     ) -> dict[int, LazySum | Array]:
         """Return the reduced arrays of a complete round by position."""
+        weighs = is_mean(kind, self._reduction)
         if not callable(self._reduction):
-            return sums.divide(
-                sums.gather(came, self._is_mean, self._found), self._is_mean
-            )
+            return sums.divide(sums.gather(came, weighs, self._found), weighs)
         held = enumerate(table.first.tolist())
         nodes = {r: self._mailbox.slice(i).node() for i, r in held if r != words.FREE}
         if came.arrays:
-            weights = dict.fromkeys(came.arrays, came.tick.weight)
-            nodes[came.tick.rank] = dict(came.arrays), weights
-        return dict(reduce_all(nodes, self._size, self._reduction))
+            weight, arrays = came.tick.weight, dict(came.arrays)
+            if weighs:
+                arrays = {
+                    p: array * array.dtype.type(weight) for p, array in arrays.items()
+                }
+            nodes[came.tick.rank] = arrays, dict.fromkeys(arrays, weight)
+        if kind == GRADIENT:
+            return dict(reduce_all(nodes, self._size, self._reduction))
+        # Sums are not to be made in place of what others have in their slices.
+        views = {
+            rank: ({p: _read_only(array) for p, array in arrays.items()}, weights)
+            for rank, (arrays, weights) in nodes.items()
+        }
+        how = "mean" if kind == MODEL else "sum"
+        return dict(reduce_all(views, self._size, how))
 
     def _merge(
-        self, table: MailboxTable, came: Delivery
+        self, table: MailboxTable, came: Delivery, kind: str
     ) -> dict[int, tuple[Array, Array]]:
         """Return ids and sums of the rows of a complete round by position."""
         tick = came.tick
-        merged = self._arenas.merge(table, tick.rank, tick.weight, came.spans)
+        weight = tick.weight if is_mean(kind, self._reduction) else None
+        merged = self._arenas.merge(table, tick.rank, came.spans, weight)
         return {self._n_pieces + ordinal: found for ordinal, found in merged.items()}
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -33,9 +33,15 @@ from daskps.shards.rounds.completion import Completion
 from daskps.shards.rounds.mailbox import TURN
 from daskps.shards.rounds.row_sums import Arenas
 from daskps.shards.rounds.sums import CODES, Delivery, DirectSums
-from daskps.shards.rounds.unticked import Pushed, Unticked, join_pushes, join_rows
+from daskps.shards.rounds.unticked import (
+    Pushed,
+    Unticked,
+    join_pushes,
+    join_rows,
+    widened,
+)
 from daskps.shards.run_record import EARLY, NEW, judge_step
-from daskps.shards.steps import NOTHING, Tick
+from daskps.shards.steps import GRADIENT, NOTHING, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,7 +94,7 @@ class Round:
         cache_dir: str | None = None,
     ) -> None:
         self.run, self.size, self.reduce = run, mailbox.n_ranks, reduce
-        self.mailbox, self._is_mean = mailbox, reduce == "mean"
+        self.mailbox = mailbox
         self._segment, self._planner = segment, planner
         self._fail = fail
         self._header = segment.header
@@ -113,7 +119,7 @@ class Round:
         self._direct = DirectSums.of(segment, planner, reduce, self.work)
         #: Positions of tables come after those of arrays.
         self._n_pieces = len(segment.pieces)
-        self._arenas = Arenas(mailbox.arenas, self._is_mean, cache_dir)
+        self._arenas = Arenas(mailbox.arenas, cache_dir)
         self._completion = Completion(
             *(segment, planner, mailbox),
             reduce=reduce,
@@ -203,7 +209,8 @@ class Round:
             weight = self._direct.weigh(tick, arrays, slices)
         came = Delivery(tick, arrays, slices, code, bits, weight)
         if rows:
-            spans = self._arenas.place(self._table, rows, tick.weight)
+            scale = tick.weight if sums.is_mean(tick.kind, self.reduce) else 1.0
+            spans = self._arenas.place(self._table, rows, scale)
             came = came._replace(spans=spans)
         if self.found[words.LAST] and may_apply:
             self._apply(came)
@@ -218,7 +225,8 @@ class Round:
             if came.weight and self._direct is not None:
                 self._direct.fill(came, out)
             else:
-                sums.fill_slice(out, sums.gather(came, self._is_mean, self.found))
+                weighs = sums.is_mean(tick.kind, self.reduce)
+                sums.fill_slice(out, sums.gather(came, weighs, self.found))
         table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
         who = tick.rank, came.bits, tick.sequence + 1, came.code, tick.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
@@ -247,7 +255,7 @@ class Round:
     def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
         """Publish gradients for all pieces of a small shard; return how many pushed."""
         counts, divisor = self._segment.current.steps, 1.0
-        if self._is_mean:
+        if self.reduce == "mean":
             divisor = came.weight
         rules = enumerate(direct.rules)
         epoch = self._planner.epoch_of
@@ -307,7 +315,8 @@ class Round:
         before, arrays, rows = held or (None, {}, {})
         kind = before.kind if before else NOTHING
         if step.items:
-            kind = self._unticked.check_kind(step, table)
+            kind = self._check_kind(step, table)
+            step = widened(step)
         rows = join_rows(rows, step, self._planner)
         brought = {p - self._n_pieces: of for p, of in rows.items()}
         if step.weight:
@@ -322,6 +331,22 @@ class Round:
             self._unticked[rank] = Pushed(tick, arrays, rows)
         return NEW
 
+    def _check_kind(self, step: Step, table: MailboxTable) -> str:
+        """Return the kind of a step with arrays, if it is that of the round.
+
+        Where ranks send several kinds at once, one shard has seen the one first and
+        another one the other: no shard completes the round, and the run ends.
+        """
+        other = self._unticked.find_other_kind(step, table)
+        if other is not None:
+            kind, rank = other
+            error = run_record.other_kind(step, kind)
+            is_own = rank == step.rank or step.kind not in CODES
+            if not is_own and (fail := self._fail()) is not None:
+                fail(self.run, error)
+            raise error
+        return step.kind
+
     def _check(self, step: Step) -> None:
         """Refuse arrays and rows that the round does not take; nothing was changed."""
         self._planner.check(step, whole=True)
@@ -333,7 +358,8 @@ class Round:
                 f"{self.reduce!r:.60}, which takes whole arrays; nothing was applied, "
                 f"train with reduce='mean' or 'sum'"
             )
-        self._planner.check_rules(step)
+        if step.kind == GRADIENT:
+            self._planner.check_rules(step)
         if step.check:
             self._planner.look(step)
 

@@ -24,17 +24,12 @@ class Arenas:
     ----------
     arenas : sequence of Arena
         By the number of their table.
-    is_mean : bool
-        Whether gradients are multiplied by their weight, and sums divided by that of
-        the ranks which have brought their table.
     cache_dir : str, optional
         Where compiled functions are kept.
     """
 
-    def __init__(
-        self, arenas: Sequence[Arena], is_mean: bool, cache_dir: str | None
-    ) -> None:
-        self._arenas, self._is_mean, self._cache_dir = arenas, is_mean, cache_dir
+    def __init__(self, arenas: Sequence[Arena], cache_dir: str | None) -> None:
+        self._arenas, self._cache_dir = arenas, cache_dir
         for dtype in {arena.piece.table.dtype for arena in arenas if arena.room}:
             warm(np.dtype(compute_dtype(dtype)), cache_dir=cache_dir)
 
@@ -45,10 +40,9 @@ class Arenas:
             self._arenas[ordinal].check(taken, len(came.ids))
 
     def place(
-        self, table: MailboxTable, rows: Mapping[int, RankRows], weight: float
+        self, table: MailboxTable, rows: Mapping[int, RankRows], scale: float
     ) -> dict[int, RowSpan]:
         """Write rows where the table in force names none; return where, by table."""
-        scale = weight if self._is_mean else 1.0
         return {
             ordinal: self._arenas[ordinal].place(
                 table.spans(ordinal).values(), came, scale
@@ -57,9 +51,17 @@ class Arenas:
         }
 
     def merge(
-        self, table: MailboxTable, rank: int, weight: float, mine: Mapping[int, RowSpan]
+        self,
+        table: MailboxTable,
+        rank: int,
+        mine: Mapping[int, RowSpan],
+        weight: float | None,
     ) -> dict[int, tuple[Array, Array]]:
-        """Return ids and sums, by table, of all ranks that are in and of one more."""
+        """Return ids and sums, by table, of all ranks that are in and of one more.
+
+        With its `weight` sums are divided by that of all ranks that have brought their
+        table.
+        """
         found = {}
         for ordinal, arena in enumerate(self._arenas):
             spans = table.spans(ordinal)
@@ -68,7 +70,7 @@ class Arenas:
             if not spans:
                 continue
             weights = None
-            if self._is_mean:
+            if weight is not None:
                 weights = {r: weight if r == rank else table.weights[r] for r in spans}
             found[ordinal] = arena.merge(spans, weights, self._cache_dir)
         return found

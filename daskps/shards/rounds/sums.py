@@ -18,7 +18,7 @@ from daskps.layout.arrays import compute_dtype
 from daskps.reduction import REDUCTIONS
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds.words import SLICES
-from daskps.shards.steps import GRADIENT, MODEL, NOTHING
+from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +39,18 @@ TILE_NBYTES = 512 * 1024
 #: Weights that a float32 can hold, with room for their sum.
 MOST_WEIGHT: Final = 1e30
 #: Kinds of a round, and their words in a table.
-KINDS: Final = (NOTHING, GRADIENT, MODEL)
+KINDS: Final = (NOTHING, GRADIENT, MODEL, ADD)
 CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 #: All elements: of a small piece, cutting its arrays costs as much as adding them.
 _ALL = slice(None)
+
+
+def is_mean(kind: str, reduce: str | Reducer) -> bool:
+    """Return whether what ranks bring is weighed, and the sum of it divided.
+
+    Of gradients that is as the run says; models are averaged, and deltas added up.
+    """
+    return kind == MODEL or (kind == GRADIENT and reduce == "mean")
 
 
 class Delivery(NamedTuple):
@@ -137,13 +145,13 @@ class LazySum:
         return found
 
 
-def gather(came: Delivery, is_mean: bool, found: memoryview[int]) -> dict[int, LazySum]:
+def gather(came: Delivery, weighs: bool, found: memoryview[int]) -> dict[int, LazySum]:
     """Return the sums, by position, of a contribution and what it meets on its way up.
 
     `found` says of each slice whether that is the left part.
     """
     weight = came.tick.weight
-    scale = weight if is_mean else 1.0
+    scale = weight if weighs else 1.0
     sums = {p: LazySum(array, scale, weight) for p, array in came.arrays.items()}
     for i, sibling in enumerate(came.slices):
         left = bool(found[SLICES + 2 * i + 1])
@@ -159,11 +167,11 @@ def gather(came: Delivery, is_mean: bool, found: memoryview[int]) -> dict[int, L
     return sums
 
 
-def divide(sums: Mapping[int, LazySum], is_mean: bool) -> dict[int, LazySum | Array]:
+def divide(sums: Mapping[int, LazySum], divides: bool) -> dict[int, LazySum | Array]:
     """Return what the sums over all ranks come to, by position."""
     reduced: dict[int, LazySum | Array] = {}
     for position, total in sums.items():
-        if is_mean:
+        if divides:
             total.divisor = total.weight
         total.check()
         ready = total.ready

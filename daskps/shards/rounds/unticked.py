@@ -12,7 +12,6 @@ import numpy as np
 from daskps.shards.rounds import words
 from daskps.shards.rounds.arena import RankRows
 from daskps.shards.rounds.sums import KINDS
-from daskps.shards.run_record import other_kind
 from daskps.shards.steps import NOTHING, Item
 
 if TYPE_CHECKING:
@@ -47,14 +46,32 @@ class Unticked(dict[int, Pushed]):
         held = self.find(rank, table.words[words.ROUND])
         return table.next[rank] if held is None else held.tick.sequence + 1
 
-    def check_kind(self, step: Step, table: MailboxTable) -> str:
-        """Return the kind of a step with arrays, if it is that of the round."""
+    def find_other_kind(
+        self, step: Step, table: MailboxTable
+    ) -> tuple[str, int] | None:
+        """Return another kind than a step's that the round has, and who sent that.
+
+        None where its arrays may join; -1 for a rank that is in.
+        """
         now = table.words[words.ROUND]
-        held = (of.tick.kind for of in self.values() if of.tick.clock == now)
-        for kind in (KINDS[table.words[words.KIND]], *held):
+        sent = [(KINDS[table.words[words.KIND]], -1)]
+        sent += [(of.tick.kind, r) for r, of in self.items() if of.tick.clock == now]
+        for kind, rank in sent:
             if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
-                raise other_kind(step, kind)
-        return step.kind
+                return kind, rank
+        return None
+
+
+def widened(step: Step) -> Step:
+    """Return a step with float16 as sums have it: gradients come so, deltas do not."""
+    narrow = [item.data.dtype == np.float16 for item in step.items]
+    if not any(narrow):
+        return step
+    items = [
+        item._replace(data=item.data.astype(np.float32)) if is_narrow else item
+        for item, is_narrow in zip(step.items, narrow, strict=True)
+    ]
+    return step._replace(items=items)
 
 
 def join_rows(

@@ -212,14 +212,6 @@ def test_models_are_averaged_and_slots_left_alone():
     assert shard.segment.current.version == 1
 
 
-def test_a_model_among_gradients_is_refused_and_the_round_goes_on():
-    shard = bsp(2)
-    send(shard, step(0, 0))
-    assert failed(send(shard, step(1, 0)._replace(kind=MODEL)), ConsistencyError)
-    send(shard, step(1, 0))
-    assert weights(shard)[A] == [1, 1, 0, 0, 0]
-
-
 def test_what_was_sent_may_be_changed_and_is_not_changed():
     """Arrays of this process stay the caller's; those from the wire may be read-only."""
     shard = bsp(2, "mean")
