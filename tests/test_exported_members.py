@@ -22,7 +22,7 @@ PUBLIC = [
 
 #: What tab completion shows of the handles, and nothing that connects their layers.
 SHOWN = {
-    "ParameterStore": "add aggregate assign bound close delete layout name names "
+    "ParameterStore": "add aggregate apply assign bound close delete layout name names "
     "nbytes optimizer placement pull pull_async push push_async pushpull save "
     "snapshot stats uid version versions",
     "ParameterArray": "add assign dot dtype max mean min name nbytes ndim norm pull "

@@ -14,6 +14,7 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
     allreduce,
+    applying,
     changes,
     cuts,
     edges,
@@ -45,6 +46,7 @@ EXTENSION = "daskps-directory"
 SERVING = (
     adoption,
     allreduce,
+    applying,
     changes,
     stores,
     cuts,

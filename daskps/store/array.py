@@ -178,7 +178,7 @@ class ParameterArray(MeasurableArray):
         A :meth:`push` to a region is one optimizer step of the whole parameter, which
         names these elements only: the step count that rules and schedules see rises by
         one for all of it, on any number of shards, and the weights and the slots of all
-        other elements stay as they are. All rules of :mod:`daskps.optim` compute each
+        other elements stay as they are. All rules that daskps has compute each
         element by itself, so this is exact; what a whole push does to elements whose
         gradient is 0 (momentum, decay of weights and of moments) is not done to those that
         are not named. `add` and `assign` concern the named elements alone. As any verb of

@@ -41,7 +41,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            Of the dtype that :func:`numpy.sum` has. Floats are added up as float64, in
+            Of the dtype that ``numpy.sum`` has. Floats are added up as float64, in
             blocks of 4,096 elements and then these, so that the bits depend neither on
             the number of shards nor on where they are. Each shard is read at one version,
             as by :meth:`pull`; shards may differ in theirs.
@@ -70,7 +70,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            Of the dtype that :func:`numpy.mean` has; NaN of no elements, with NumPy's
+            Of the dtype that ``numpy.mean`` has; NaN of no elements, with NumPy's
             warning.
 
         Raises
@@ -96,7 +96,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            NaN where there is any, as of :func:`numpy.min`.
+            NaN where there is any, as of ``numpy.min``.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            NaN where there is any, as of :func:`numpy.max`.
+            NaN where there is any, as of ``numpy.max``.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            Of the dtype that :func:`numpy.linalg.norm` has, for all axes.
+            Of the dtype that ``numpy.linalg.norm`` has, for all axes.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class MeasurableArray(ReadableArray):
         Returns
         -------
         numpy scalar
-            Of the dtype that :func:`numpy.vdot` has of both, which are no matrices here.
+            Of the dtype that ``numpy.vdot`` has of both, which are no matrices here.
 
         Raises
         ------

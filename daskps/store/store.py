@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from daskps import config
 from daskps.checkpoint.listing import sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
-from daskps.cluster.caller import saving
+from daskps.cluster.caller import applying, saving
 from daskps.cluster.caller.aggregate import aggregate
+from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import CheckpointError
 from daskps.layout.chunks import any_tables
@@ -32,6 +33,7 @@ from daskps.store.mistaken import (
 from daskps.store.pushes import Writable
 from daskps.store.snapshot import Snapshot, taken_by
 from daskps.store.table import ParameterTable
+from daskps.store.targets import chosen_names
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
@@ -129,6 +131,67 @@ class ParameterStore(Writable):
             return await aggregate(shards, arrays, reduce, deadline)
 
         return self._with_shards(work, timeout, "an aggregate")
+
+    def apply(
+        self,
+        f: Callable[[Array, str], Any],
+        names: str | Iterable[str] | None = None,
+        *,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Put parameters through a function, on the owners: pruning, projection, clipping.
+
+        Parameters
+        ----------
+        f : callable
+            ``f(block, name) -> block``. It gets what one shard has of one parameter, in C
+            order, shape (n,), as a copy of its own, and returns an array of the same
+            shape and of a dtype that can be cast to the parameter's. How a parameter is
+            cut depends on the number of shards: let it treat each element by itself, or
+            keep the parameter whole by `placement`. It may be called again where pushes
+            come in between, and after a few times keeps them waiting until it returns.
+        names : str or iterable of str, optional
+            Which parameters; all by default. Tables are left out.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever.
+
+        Returns
+        -------
+        Version
+            What the shards reached: one update of each, however many parameters.
+
+        Raises
+        ------
+        PushRejectedError
+            For what `f` raises (also `SystemExit`) or returns that is none; nothing was
+            changed on that shard, and the error names those that have applied it.
+        ConsistencyError
+            During a BSP run, which has the store to itself.
+        UnknownParameterError, TypeError
+            For names that are none, and an `f` that cannot be called or pickled.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says; each shard applied it once or not at all.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.array([0.01, -2.0, 0.5, 3.0])})
+        >>> _ = store.apply(lambda block, name: np.where(abs(block) < 0.1, 0, block))
+        >>> _ = store.apply(lambda block, name: block.clip(-1, 1), "w")
+        >>> store["w"].pull()
+        array([ 0. , -1. ,  0.5,  1. ])
+        """
+        if not callable(f):
+            raise TypeError(f"f is a function f(block, name) -> block, found {f!r:.60}")
+        pickled, finite = _dumped(f), config.check_finite()
+        source = self._producer_here(self._bind())
+
+        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+            meta = shards.meta
+            chosen = [meta.layout[name].index for name in chosen_names(meta, names)]
+            applied = applying.Applied(pickled, chosen, finite)
+            return await applying.apply(shards, source, applied, deadline)
+
+        return self._with_shards(work, timeout, "an apply")
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy all parameters at one moment, while others go on pushing.
@@ -303,3 +366,12 @@ def _listed(contributions: Any) -> list[Any]:
             f"contributor, found {type(contributions).__name__}; pass [{{'w': array}}]"
         )
     return list(contributions)
+
+
+def _dumped(f: Any) -> bytes:
+    try:
+        return dumps(f)
+    except Exception as error:
+        raise TypeError(
+            f"f cannot be pickled ({error}); define it without open files and locks"
+        ) from error

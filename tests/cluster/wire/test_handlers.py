@@ -20,6 +20,7 @@ TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
     "host.allreduce": "allreduce reduced end_collectives",
     "host.stores": "hello create load drop give_up aggregate versions has_step locked stats",
+    "host.applying": "apply",
     "host.changes": "row_changes",
     "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
@@ -77,7 +78,7 @@ def test_user_code_is_called_by_these_alone() -> None:
     """Errors of theirs pass as they are; all others say what could not be made out."""
     of_users = {n for n, h in HOST.by_name.items() if h.user_code}
     told_why = {"goes_on", "finish", "resume", "allreduce"}
-    assert of_users == {"create", "aggregate"} | told_why
+    assert of_users == {"create", "aggregate", "apply"} | told_why
     assert not any(h.user_code for h in DIRECTORY.by_name.values())
 
 

@@ -90,6 +90,10 @@ def loop(trainer, part):
     return trainer.clock
 
 
+def minus_one(block, name):
+    return block - 1
+
+
 async def live(c, folder):
     """Send all that a store's life sends; return a store to go on with."""
     params = {
@@ -107,6 +111,7 @@ async def live(c, folder):
     await store.aggregate([grads, grads])
     await store.snapshot()
     await store.stats()
+    await store.apply(minus_one, ["w"])
     await store["w"].dot(np.ones((4, 3), "f4"))
     await store.versions
     await daskps.open("s", client=c, wait=SECONDS)
