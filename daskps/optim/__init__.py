@@ -19,11 +19,13 @@ from daskps.optim.adam import AdamW as AdamW
 from daskps.optim.adamax import Adamax as Adamax
 from daskps.optim.base import Rule as Rule
 from daskps.optim.binding import Bound as Bound
+from daskps.optim.binding import BoundFunction as BoundFunction
 from daskps.optim.binding import bind as bind
 from daskps.optim.composed import chain as chain
 from daskps.optim.composed import clip_by_value as clip_by_value
 from daskps.optim.composed import scaled as scaled
 from daskps.optim.ftrl import Ftrl as Ftrl
+from daskps.optim.function import Function as Function
 from daskps.optim.patterns import resolve as resolve
 from daskps.optim.rmsprop import RMSprop as RMSprop
 from daskps.optim.sgd import SGD as SGD
@@ -36,6 +38,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Ftrl",
+    "Function",
     "RMSprop",
     "Rule",
     "chain",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from daskps.optim.function import Function
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.kernels import Kernel
     from daskps.optim.base import Rule
+    from daskps.typing import Array
 
 #: The number of an update, a learning rate given for once, and the epoch.
 Asked: TypeAlias = tuple[int, float | None, int | None]
@@ -55,6 +59,58 @@ class Bound:
             self.kernel.check_scalars(scalars)
         self._latest = asked, scalars
         return scalars
+
+
+class BoundFunction(Bound):
+    """A function of whole arrays, for parameters of one dtype."""
+
+    def __init__(self, rule: Function, kernel: Kernel) -> None:
+        super().__init__(rule, kernel)
+        self._f = user_code(f"the function of {rule!r}")(rule.f)
+
+    def apply(
+        self, name: str, shape: tuple[int, ...], arrays: tuple[Array, Array], step: int
+    ) -> Array:
+        """Return new weights.
+
+        Parameters
+        ----------
+        name : str
+            Of the parameter.
+        shape : tuple of int
+            Its shape.
+        arrays : (ndarray, ndarray), shape (n,)
+            Weights and gradient; the function has copies of them.
+        step : int
+            Number of this update, from 1.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            Memory of its own, of the dtype of the weights.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a result of another kind, shape, or that is not finite, naming the
+            parameter.
+        """
+        w, g = (np.array(a).reshape(shape) for a in arrays)
+        result = self._f(name, w, g, step)
+        what = f"{self.rule!r} returned for {name[:60]!r}"
+        if result is None or isinstance(result, (str, bytes)):
+            raise TypeError(f"{what} {result!r:.60}; return the new weights")
+        found = np.asarray(result)
+        if found.shape != shape:
+            raise ValueError(f"{what} shape {found.shape}, its weights have {shape}")
+        dtype = arrays[0].dtype
+        if not np.can_cast(found.dtype, dtype, "same_kind"):
+            raise TypeError(f"{what} {found.dtype}, its weights are {dtype}")
+        with np.errstate(all="ignore"):
+            made = np.array(found, dtype, order="C").reshape(-1)
+        if not np.isfinite(made).all():
+            raise ValueError(f"{what} NaN or Inf; nothing was applied")
+        return made
 
 
 def _same(some: tuple[float, ...], others: tuple[float, ...]) -> bool:
@@ -103,4 +159,6 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
         of_rows = None if mean is None else kernels.OfRows(mean, per_row)
         given = rule.update, *sizes, dtype, cache_dir, of_rows
         kernel = kernels.build(*given, before=tuple(rule.before))
+    if isinstance(rule, Function):
+        return BoundFunction(rule, kernel)
     return Bound(rule, kernel)

@@ -11,6 +11,7 @@ import numpy as np
 
 from daskps.optim.base import Rule
 from daskps.optim.checks import check_numbers, store
+from daskps.optim.function import Function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -142,6 +143,7 @@ class chain(_Around):
                     f"before the rule of chain stands clip_by_value(lo, hi), not "
                     f"{part!r}{hint}"
                 )
+        _check_elementwise(last, "chain")
         store(self, parts=parts, lr=last.lr, _inner=last)
 
     @property
@@ -195,6 +197,7 @@ class scaled(_Around):
         given: object = self.rule
         if not isinstance(given, Rule):
             raise TypeError(f"scaled takes a rule such as SGD(0.1), not {given!r}")
+        _check_elementwise(given, "scaled")
         check_numbers(self, "[0, inf)", "lr_mult", "decay_mult")
         inner = self.rule
         if self.decay_mult != 1.0:
@@ -204,6 +207,14 @@ class scaled(_Around):
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the scalars of update number `step`."""
         return super().prepare(step, lr * self.lr_mult)
+
+
+def _check_elementwise(rule: Rule, what: str) -> None:
+    if isinstance(rule, Function):
+        raise TypeError(
+            f"{what} takes rules of single elements, and {rule!r} is given whole "
+            f"arrays; do it in the function"
+        )
 
 
 def _times_decay(rule: Rule, factor: float) -> Rule:

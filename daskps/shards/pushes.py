@@ -159,6 +159,10 @@ class Pushes:
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
+            if publication is not None and self._planner.reads_weights(ticket.step):
+                # As those before it leave them.
+                self._commit(publication, new)
+                publication, new = None, []
             planned = self._planned(ticket, publication, alone=len(changing) == 1)
             if planned is None:
                 continue

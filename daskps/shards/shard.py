@@ -84,6 +84,7 @@ class Shard:
         self._planner = UpdatePlanner(
             *(segment.pieces, bindings, tables, cache_dir),
             epoch=lambda: run_record.epoch_of(segment.current),
+            weights=lambda at: segment.weights_of(segment.current, at),
         )
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)

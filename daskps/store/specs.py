@@ -14,7 +14,7 @@ from daskps.layout.arrays import DTYPES, FLOATS
 from daskps.layout.tables import AnyIds
 from daskps.layout.trees import Leaf, flatten, is_tree
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
-from daskps.optim import Rule, resolve
+from daskps.optim import Function, Rule, resolve
 from daskps.optim.patterns import first_matches
 from daskps.store.arguments import flag, whole
 from daskps.store.first_rows import first_rows
@@ -263,6 +263,12 @@ def rules_of(
         )
     resolved = resolve(optimizer, floats)
     for name, rule in resolved.items():
+        if isinstance(rule, Function) and name in tables:
+            raise LayoutError(
+                f"the optimizer of table {name[:60]!r} is {rule!r}, which takes whole "
+                f"arrays; give tables another one by their names, such as "
+                f"optimizer={{{name[:60]!r}: Adagrad(0.1), '*': Function(f)}}"
+            )
         with user_code("the optimizer"):
             of_rows = rule.row_mean is not None
         if of_rows and name in arrays:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.optim import Bound, Rule, bind
+from daskps.optim import Bound, BoundFunction, Rule, bind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,5 +57,10 @@ class LocalModel:
             bound = self._bounds[index]
             self._steps[index] += 1
             scalars = bound.scalars(self._steps[index], None, epoch)
-            weights = params[self._layout.parameters[index].name].reshape(-1)
+            parameter = self._layout.parameters[index]
+            weights = params[parameter.name].reshape(-1)
+            if isinstance(bound, BoundFunction):
+                whole = parameter.name, parameter.shape, (weights, grad)
+                weights[:] = bound.apply(*whole, self._steps[index])
+                continue
             bound.inplace(weights, grad, self._slots[index], scalars)

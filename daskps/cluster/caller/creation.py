@@ -23,6 +23,7 @@ from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
 from daskps.layout.slots import per_row
 from daskps.layout.tables import AnyIds
+from daskps.optim import Function
 from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
 
@@ -156,6 +157,7 @@ async def _create(
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
+    _check_whole(StoreMap(wire).layout, plan.rules)
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
     if plan.source is not None:
@@ -176,6 +178,19 @@ async def _create(
     if plan.name is None:
         link.anchors[uid] = futures
     return meta
+
+
+def _check_whole(layout: Layout, rules: Mapping[int, Rule]) -> None:
+    """Refuse functions of whole arrays for parameters that are cut."""
+    for index in [i for i, rule in rules.items() if isinstance(rule, Function)]:
+        if (n := len(layout.pieces_of[index])) > 1:
+            name = layout.parameters[index].name[:60]
+            raise LayoutError(
+                f"the optimizer of {name!r} is {rules[index]!r}, which takes it whole, "
+                f"and it is cut over {n} shards; keep it whole with "
+                f"placement={{{name!r}: address of a worker}}, or create the store "
+                f"with shards=1"
+            )
 
 
 def _pickled(value: Any, what: str, it: str) -> bytes:

@@ -13,7 +13,7 @@ from daskps.cluster.upstream import loads
 from daskps.kernels import row_merge, row_writes
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.slots import PerRow
-from daskps.optim import Rule, bind
+from daskps.optim import BoundFunction, Rule, bind
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
 from daskps.usercode import user_code
@@ -87,7 +87,7 @@ class Rules:
                 # Of rounds, which begin under the turn of their shards.
                 computed = np.dtype(compute_dtype(tables[index]))
                 row_merge.warm(computed, cache_dir=self.cache_dir)
-            elif bound is not None:
+            elif bound is not None and not isinstance(bound, BoundFunction):
                 past = nbytes >= PAST_NBYTES
                 if not durable:
                     bound.kernel.warm(past=past)

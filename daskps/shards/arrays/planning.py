@@ -14,6 +14,8 @@ from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
+from daskps.optim import Bound, BoundFunction
+from daskps.shards.arrays import by_function
 from daskps.shards.arrays.operations import Formed, PieceUpdate
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 
     from daskps.layout.parameters import Parameter, Piece
     from daskps.layout.tables import Table, TablePiece
-    from daskps.optim import Bound
     from daskps.typing import Array
+
+
+_NO_WEIGHTS = np.empty(0)
 
 
 class Bindings(Protocol):
@@ -65,6 +69,8 @@ class UpdatePlanner:
         Where compiled functions are kept.
     epoch : callable, optional
         Returns the epoch of the run in progress, None where there is none.
+    weights : callable, optional
+        Returns the weights of a piece, for rules that are functions of them.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class UpdatePlanner:
         cache_dir: str | None = None,
         *,
         epoch: Callable[[], int | None] = lambda: None,
+        weights: Callable[[int], Array] = lambda _: _NO_WEIGHTS,
     ) -> None:
+        self._weights = weights
         self._cache_dir, self._epoch = cache_dir, epoch
         self._pieces, self._tables = pieces, tables
         whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
@@ -93,11 +101,17 @@ class UpdatePlanner:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
 
-    def epoch_of(self, said: Step | Tick | None = None) -> int | None:
-        """Return the epoch of a step, or of a round, as rules are asked that go by it.
+    def reads_weights(self, step: Step) -> bool:
+        """Return whether what a step leads to is planned from the weights in force."""
+        return step.kind == GRADIENT and any(
+            isinstance(self.binding(item.position), BoundFunction)
+            for item in step.items
+        )
 
-        Outside of runs nobody counts epochs. Others are asked without: this is a call
-        for each array of a push.
+    def epoch_of(self, said: Step | Tick | None = None) -> int | None:
+        """Return the epoch of a step or round, for rules that go by it alone.
+
+        Outside of runs nobody counts epochs.
         """
         return self._epoch() if said is None or said.run else None
 
@@ -210,7 +224,7 @@ class UpdatePlanner:
             ):
                 return None
             rule = self._bindings.get(self._indices[position])
-            if rule is None:
+            if rule is None or isinstance(rule, BoundFunction):
                 return None
             epoch = self.epoch_of(tick) if rule.goes_by_epoch else None
             scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch)
@@ -361,6 +375,10 @@ class UpdatePlanner:
         lr = None if said is None else said.lr
         epoch = self.epoch_of(said) if binding.goes_by_epoch else None
         scalars = binding.scalars(counts.item(position) + 1, lr, epoch)
+        if isinstance(binding, BoundFunction):
+            what = binding, self._pieces[position], PieceUpdate(data, start)
+            weights, number = self._weights(position), counts.item(position) + 1
+            return by_function.update_of(*what, weights=weights, step=number)
         return PieceUpdate(data, start, binding, scalars, check=check)
 
     def _no_rule(self, position: int) -> NoOptimizerError:

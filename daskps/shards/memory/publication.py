@@ -339,8 +339,9 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
 
 def _plain(operations: Sequence[PieceUpdate], n: int) -> Bound | None:
     """Return the rule, where this is one update of a whole piece in one part."""
-    data, start, binding, *_ = operations[0]
-    fits = len(operations) == 1 and start == 0 and len(data) == n
+    data, start, binding, _, replace, _ = operations[0]
+    # What a function of whole arrays has made replaces the weights.
+    fits = len(operations) == 1 and start == 0 and len(data) == n and not replace
     in_one = isinstance(data, np.ndarray) or n <= data.step
     return binding if fits and in_one else None
 

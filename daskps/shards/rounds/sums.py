@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import numpy as np
 
 from daskps.layout.arrays import compute_dtype
+from daskps.optim import Bound, BoundFunction
 from daskps.reduction import REDUCTIONS
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds.words import SLICES
@@ -23,7 +24,6 @@ from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.optim import Bound
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
@@ -239,7 +239,9 @@ class DirectSums:
         for position, piece in enumerate(segment.pieces):
             dtype, rule = piece.parameter.dtype, planner.binding(position)
             nbytes = piece.size * np.dtype(dtype).itemsize
-            if rule is None or dtype != compute_dtype(dtype) or nbytes > TILE_NBYTES:
+            if rule is None or isinstance(rule, BoundFunction):
+                return None
+            if dtype != compute_dtype(dtype) or nbytes > TILE_NBYTES:
                 return None
             rules.append(rule)
         return cls(segment, rules, reduce == "mean", work) if rules else None

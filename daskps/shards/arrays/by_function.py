@@ -1,0 +1,60 @@
+"""Updates that a user's function makes of whole arrays, where a rule has none of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from daskps.errors import PushRejectedError
+from daskps.shards.arrays.operations import PieceUpdate
+
+if TYPE_CHECKING:
+    from daskps.layout.parameters import Piece
+    from daskps.optim import BoundFunction
+    from daskps.typing import Array
+
+
+def update_of(
+    binding: BoundFunction,
+    piece: Piece,
+    given: PieceUpdate,
+    *,
+    weights: Array,
+    step: int,
+) -> PieceUpdate:
+    """Return what replaces the weights of a piece: what the function makes of a gradient.
+
+    It is asked here, where nothing was changed yet: whatever it raises is a refusal. The
+    update has the rule all the same, as one that counts.
+
+    Parameters
+    ----------
+    binding : BoundFunction
+        The function.
+    piece : Piece
+        The piece, all of its parameter.
+    given : PieceUpdate
+        The gradient, maybe not formed yet.
+    weights : ndarray, shape (n,)
+        The weights that this update follows.
+    step : int
+        Number of this update, from 1.
+
+    Raises
+    ------
+    PushRejectedError
+        For a part of a parameter, and a gradient with NaN or infinity.
+    """
+    parameter = piece.parameter
+    if piece.size < parameter.size or len(given.data) < piece.size:
+        raise PushRejectedError(
+            f"{binding.rule!r} takes all of {parameter.name[:60]!r}, and this is a part "
+            f"of it; nothing was applied"
+        )
+    gradient = given.formed.data[0 : piece.size]
+    if not binding.is_finite(gradient):
+        raise PushRejectedError(
+            f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"
+        )
+    arrays = weights, gradient
+    made = binding.apply(parameter.name, parameter.shape, arrays, step)
+    return PieceUpdate(made, 0, binding, replace=True)
