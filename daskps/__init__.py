@@ -24,6 +24,7 @@ from daskps.errors import (
     StoreClosedError,
     StoreExistsError,
     StoreNotFoundError,
+    StoreRestoredError,
     UnknownParameterError,
 )
 from daskps.layout.text_ids import hash_ids
@@ -86,6 +87,7 @@ __all__ = [
     "StoreExistsError",
     "StoreInfo",
     "StoreNotFoundError",
+    "StoreRestoredError",
     "TableSpec",
     "TrainResult",
     "Trainer",

@@ -20,7 +20,8 @@
     │   └── RunCancelledError               the run was fenced
     ├── ShardLostError(RuntimeError)        no live copy of a shard
     │   ├── RoundLostError                  a round failed each time it was tried
-    │   └── SnapshotLostError               nor of a snapshot's part
+    │   ├── SnapshotLostError               nor of a snapshot's part
+    │   └── StoreRestoredError              its store goes on from a checkpoint
     ├── CheckpointError                     missing, torn, damaged or too new
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
@@ -32,6 +33,8 @@ the pickling between Dask processes.
 """
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 __all__ = [
     "CheckpointError",
@@ -55,6 +58,7 @@ __all__ = [
     "StoreClosedError",
     "StoreExistsError",
     "StoreNotFoundError",
+    "StoreRestoredError",
     "UnknownParameterError",
 ]
 
@@ -379,6 +383,75 @@ class SnapshotLostError(ShardLostError):
             f"shard {self.shard} of a snapshot of store {self.store!r} is lost: worker "
             f"{self.worker} {self.reason}. A snapshot cannot be computed again; take "
             f"another one with store.snapshot()."
+        )
+
+
+class StoreRestoredError(ShardLostError):
+    """A shard was lost, and its store has been restored from its last checkpoint.
+
+    What came after that is gone. A handle raises it once; its next call goes to the
+    restored store.
+
+    Parameters
+    ----------
+    store : str
+        Name of the store.
+    shard : int
+        Index of the shard that was lost.
+    worker : str
+        Address of the worker that held it.
+    reason : str
+        What happened to that worker.
+    away : bool
+        As of a :class:`ShardLostError`; never so here.
+    checkpoint : str
+        URL of what was loaded.
+    saved : int
+        When that was written, in seconds since 1970.
+    version : int
+        Of the store then, the largest of its shards.
+    lost : int
+        How many versions came after it at least: as many as shards that live and the
+        handle that raises this know of.
+    uid : str
+        Of the store as it goes on.
+
+    Examples
+    --------
+    >>> error = daskps.StoreRestoredError(
+    ...     "model", 0, "tcp://10.0.0.7:4040", "died", False, "s3://a/ckpt", 0, 120, 7
+    ... )
+    >>> error.version, error.lost, error.time.year
+    (120, 7, 1970)
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what is not given by position is not pickled
+        self,
+        store: str,
+        shard: int,
+        worker: str,
+        reason: str,
+        away: bool = False,
+        checkpoint: str = "",
+        saved: int = 0,
+        version: int = 0,
+        lost: int = 0,
+        uid: str = "",
+    ) -> None:
+        super().__init__(store, shard, worker, reason, away)
+        self.args = (*self.args, checkpoint, saved, version, lost, uid)
+        self.checkpoint, self.version, self.lost = checkpoint, version, lost
+        self.time, self.uid = datetime.fromtimestamp(saved, UTC), uid
+
+    def __str__(self) -> str:
+        gone = "versions" if self.lost > 1 else "version"
+        gone = f"at least {self.lost:,} {gone}" if self.lost else "if anything"
+        return (
+            f"shard {self.shard} of store {self.store!r} was lost: worker {self.worker} "
+            f"{self.reason}. The store was restored from {self.checkpoint} of "
+            f"{self.time:%Y-%m-%d %H:%M:%S} UTC, at version {self.version:,}: what came "
+            f"after that is gone, {gone}. Call again to go on from there; a run goes on "
+            f"with train(..., resume=True)"
         )
 
 

@@ -6,8 +6,8 @@ Dask's would send to workers as a task is called in a thread, with a copy of wha
 given. So `daskps.create`, `daskps.run`, `daskps.train` and all verbs do here what they
 do anywhere, on real shards, in a fraction of the time.
 
-Nothing is ever lost, nobody dies, no memory is mapped and snapshots have no futures to
-be: that is for the simulator and for real clusters.
+No message is ever lost, nobody dies but who is told to, no memory is mapped and snapshots
+have no futures to be: that is for the simulator and for real clusters.
 """
 
 from __future__ import annotations
@@ -80,6 +80,13 @@ class Door:
         else:
             if not reply.done():
                 reply.set_result(found)
+
+
+class _Gone(dict[str, Any]):
+    """The handlers of a worker that has died."""
+
+    def __missing__(self, name: str) -> Any:
+        raise OSError("nobody is there")
 
 
 class Ways:
@@ -329,6 +336,7 @@ class Cluster:
     def _begin(self, names: Sequence[str]) -> None:
         self.hub = Door()
         scheduler: Any = Hub(self.doors, names)
+        self.scheduler = scheduler
         scheduler.handlers = self.hub.handlers
         self.directory = Directory(scheduler)
         for name in names:
@@ -368,6 +376,19 @@ class Cluster:
     def run(self, function: Callable[..., Any]) -> None:
         """Call a function once: all workers are this process."""
         function(self.hosts[0].worker)
+
+    def end(self, worker: str) -> None:
+        """Have a worker die, and what it holds with it."""
+
+        async def die() -> None:
+            host = HOSTS.pop(worker)
+            self.hosts.remove(host)
+            del self.scheduler.workers[worker]
+            self.doors[worker].handlers = _Gone()
+            host.close("has died")
+            self.directory.worker_left(worker, "died")
+
+        asyncio.run_coroutine_threadsafe(die(), self.loop.asyncio_loop).result()
 
     def future_of(self, client: Site, key: Any) -> Result:
         """Return the future of a shard's anchor."""

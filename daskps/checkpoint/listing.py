@@ -181,17 +181,44 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
     if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
         content = storage.read(MANIFEST)
         return FoundCheckpoint(url, from_bytes(content), digest(content))
-    for folder in _folders(storage):
-        path = f"{folder}/{MANIFEST}"
-        # One that was not written to its end is none, where no rename makes it whole.
-        if storage.has(path) and not is_torn(content := storage.read(path)):
-            manifest = from_bytes(content, folder)
-            return FoundCheckpoint(f"{url}/{folder}", manifest, digest(content))
+    for found in _whole(url, storage):
+        return found
     raise CheckpointError(
         f"no checkpoint at {storage.url}: no folder ckpt-... there has a {MANIFEST}; look "
         f"at the URL, or save one with store.save(url)",
         MANIFEST,
     )
+
+
+def find_last(
+    url: str, lineage: str, options: StorageOptions = None
+) -> FoundCheckpoint:
+    """Return the last checkpoint of a lineage below an URL.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or if one cannot be read that may be it: an older one is never
+        taken in silence.
+    """
+    storage = Storage(url, options)
+    for found in _whole(url, storage):
+        if found.manifest.lineage == lineage:
+            return found
+    raise CheckpointError(
+        f"no checkpoint of this store at {storage.url}: it was never saved there",
+        MANIFEST,
+    )
+
+
+def _whole(url: str, storage: Storage) -> Iterator[FoundCheckpoint]:
+    """Give the checkpoints of an URL, the newest first; what cannot be read is an error."""
+    for folder in _folders(storage):
+        path = f"{folder}/{MANIFEST}"
+        # One that was not written to its end is none, where no rename makes it whole.
+        if storage.has(path) and not is_torn(content := storage.read(path)):
+            manifest = from_bytes(content, folder)
+            yield FoundCheckpoint(f"{url}/{folder}", manifest, digest(content))
 
 
 def remove(storage: Storage, folder: str) -> None:

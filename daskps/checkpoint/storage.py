@@ -245,6 +245,18 @@ class Storage:
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(self._at(path), data)
 
+    def try_out(self) -> None:
+        """Find out whether files can be written here, by one that is removed again.
+
+        Raises
+        ------
+        CheckpointError
+            If not.
+        """
+        path = f"{_UNFINISHED}{uuid.uuid4().hex}"
+        self.write(path, b"")
+        self.remove(path)
+
     def put_last(self, path: str, content: bytes) -> None:
         """Write the file that makes all others count: by one rename, or one put."""
         self.write(path, content)

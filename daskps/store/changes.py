@@ -17,7 +17,7 @@ from daskps.row_init import initial_rows
 from daskps.store.row_targets import pulled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
@@ -79,8 +79,13 @@ class Changes:
 _Steps: TypeAlias = Generator["Question | Mapping[str, Array]", Any, Changes]
 
 
-def checked_since(uid: str, table: Table, since: Any) -> TableState | None:
+def checked_since(
+    uid: str, table: Table, since: Any, latest: Callable[[str], str]
+) -> TableState | None:
     """Return how far the changes of a table are known.
+
+    `latest` returns the uid of what has the place of a store that was restored: of what
+    was known of the lost one nothing is known to hold.
 
     Raises
     ------
@@ -96,14 +101,15 @@ def checked_since(uid: str, table: Table, since: Any) -> TableState | None:
             f"since is what the call before returned as its `since`, found "
             f"{type(since).__name__}; begin with since=None"
         )
-    if (since.uid, since.table) != (uid, table.name):
-        where = "another store" if since.uid != uid else "this store"
+    now = latest(since.uid)
+    if (now, since.table) != (latest(uid), table.name):
+        where = "another store" if now != latest(uid) else "this store"
         raise ValueError(
             f"since is of table {since.table[:60]!r} of {where}, the changes asked for "
             f"are those of table {table.name[:60]!r}; a store that was made anew under "
             f"its old name is another one, begin with since=None"
         )
-    return since
+    return since if since.uid == now else None
 
 
 def here(steps: _Steps, shards: ShardClient, deadline: Deadline) -> Changes:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dask.utils import format_bytes
 
 from daskps.checkpoint import listing
-from daskps.checkpoint.storage import Storage, full_url, shown
+from daskps.checkpoint.storage import Storage, full_url, options_of, shown
+from daskps.cluster.caller.saving import CheckpointTarget
+from daskps.cluster.wire.options import pack_options
 from daskps.layout.arrays import counted
 from daskps.store.repr import html_tables, text_table
 
@@ -160,3 +162,33 @@ def list_checkpoints(
         for entry in found
         if entry.manifest is not None
     )
+
+
+def recovery_target(
+    recover_from: Any, storage_options: Mapping[str, Any] | None
+) -> CheckpointTarget | None:
+    """Return where a store is to be restored from, once a shard of it is lost.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no URL, options that cannot be sent, and such without an URL.
+    """
+    options = options_of(storage_options)
+    if recover_from is None:
+        return None
+    pack_options(options)
+    return CheckpointTarget(full_url(recover_from), options)
+
+
+def try_out(target: CheckpointTarget) -> None:
+    """Find out whether checkpoints can be written and read where they are to be.
+
+    Raises
+    ------
+    CheckpointError
+        If not.
+    """
+    storage = Storage(target.url, target.options)
+    storage.try_out()
+    storage.folders()

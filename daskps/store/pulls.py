@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
+from daskps.store.binding import LOST
 from daskps.store.ending import Closable
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
@@ -102,12 +103,17 @@ class Readable(Closable):
             return self._do(make, timeout, "a pull")
         # Into arrays as before: all of it is ready.
         deadline = self._deadline(timeout, "a pull")
-        found: Any = known.reads.read(names, out, 0, deadline)
-        if found is None:
-            request = self._pulling(names, out, None)(known.meta)
-            found = self._finish(request, known.pull(request, deadline))
-            if request.target is not None and out is not None:
-                known.reads.learn(names, out, request.target)
+        uid = self.uid
+        try:
+            found: Any = known.reads.read(names, out, 0, deadline)
+            if found is None:
+                request = self._pulling(names, out, None)(known.meta)
+                found = self._finish(request, known.pull(request, deadline))
+                if request.target is not None and out is not None:
+                    known.reads.learn(names, out, request.target)
+        except LOST as error:
+            self._hear_loss(known.link, uid, error, deadline)
+            raise
         return found
 
     def pull_async(

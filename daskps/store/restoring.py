@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
@@ -10,10 +11,12 @@ from daskps.checkpoint import listing
 from daskps.checkpoint.storage import full_url, options_of
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import current_link
+from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND
 from daskps.store.awaiting import opening
+from daskps.store.checkpoints import recovery_target, try_out
 from daskps.store.restored import restored
 from daskps.store.specs import Wanted
-from daskps.store.store import SAVED_NBYTES_A_SECOND, ParameterStore
+from daskps.store.store import ParameterStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +35,7 @@ def restore(  # noqa: PLR0913 - the public contract
     optimizer: Any = None,
     init: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    recover_from: Any = None,
     overwrite: bool = False,
     timeout: Any = DEFAULT,
 ) -> Any:
@@ -64,6 +68,8 @@ def restore(  # noqa: PLR0913 - the public contract
         By the name of a table of any ids, what absent rows of it begin with from now on.
     storage_options : mapping, optional
         For the filesystem of the URL, such as keys; they are sent to the workers.
+    recover_from : str or path-like, optional
+        As in :func:`create`, with the same `storage_options`.
     overwrite : bool
         Replace a store of that name.
     timeout : float, str or None
@@ -99,9 +105,12 @@ def restore(  # noqa: PLR0913 - the public contract
     """
     at, seconds = full_url(url), config.deadline(timeout)
     options = options_of(storage_options)
+    target = recovery_target(recover_from, storage_options)
     link = current_link(client)
 
     async def make() -> ParameterStore:
+        if target is not None:
+            await asyncio.to_thread(try_out, target)
         found = await asyncio.to_thread(listing.find, at, options)
         source = creation.CheckpointSource(
             found.url, options, found.digest, found.manifest
@@ -117,6 +126,7 @@ def restore(  # noqa: PLR0913 - the public contract
         limit = seconds
         if timeout is DEFAULT and limit is not None:
             limit += found.manifest.nbytes / SAVED_NBYTES_A_SECOND
+        plan = replace(plan, recover_from=target)
         meta = await creation.create(link, plan, limit)
         return ParameterStore._of(meta, link)
 

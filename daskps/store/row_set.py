@@ -11,6 +11,7 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.table_ids import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
+from daskps.store.binding import LOST
 from daskps.store.row_targets import sought
 from daskps.store.table_counts import counted_tables
 
@@ -252,8 +253,8 @@ class RowSet:
         (array([3, 7]), array([1, 1]), True)
         """
         store, table = self._store, self._table
-        known = changes.checked_since(store.uid, table, since)
         link, what = store._bind(), f"the changes of {self.name!r}"
+        known = changes.checked_since(store.uid, table, since, link.latest)
         by = store._producer_here(link).id
         if link.asynchronous:
 
@@ -262,10 +263,14 @@ class RowSet:
                 return await changes.awaited(steps, shards, deadline)
 
             return store._with_shards(work, timeout, what)
-        deadline = store._deadline(timeout, what)
-        shards = store._attached(deadline)
-        steps = changes.steps(shards.meta, table, known, by)
-        return changes.here(steps, shards, deadline)
+        deadline, uid = store._deadline(timeout, what), store.uid
+        try:
+            shards = store._attached(deadline)
+            steps = changes.steps(shards.meta, table, known, by)
+            return changes.here(steps, shards, deadline)
+        except LOST as error:
+            store._hear_loss(link, uid, error, deadline)
+            raise
 
     def _at_once(self, found: Array, timeout: Any, what: str) -> Any:
         """Return what is known here; with an asynchronous client an awaitable of it."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 DEFAULT = config.DEFAULT
-#: By how much longer a save may take by default: a slow disk.
-SAVED_NBYTES_A_SECOND = 1e7
 #: What a handle has itself.
 _ATTRIBUTES = {"uid", "name"}
 
@@ -291,7 +289,7 @@ class ParameterStore(Writable):
             cut = await saving.take(shards, deadline)
             left = deadline.remaining()
             if by_default and left is not None:
-                left += _nbytes(shards.meta.layout, cut) / SAVED_NBYTES_A_SECOND
+                left += _nbytes(shards.meta.layout, cut) / saving.SAVED_NBYTES_A_SECOND
             write = partial(
                 saving.write,
                 shards,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
@@ -13,6 +15,7 @@ from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
 from daskps.store.awaiting import opening
+from daskps.store.checkpoints import recovery_target, try_out
 from daskps.store.repr import html_tables, text_table
 from daskps.store.specs import Wanted, blueprint, checked_name
 from daskps.store.store import ParameterStore
@@ -93,6 +96,8 @@ def create(  # noqa: PLR0913 - the public contract
     shards: int | None = None,
     servers: str | Sequence[str] = "auto",
     placement: Mapping[str, str | Sequence[str]] | None = None,
+    recover_from: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     overwrite: bool = False,
     timeout: Any = DEFAULT,
@@ -122,6 +127,13 @@ def create(  # noqa: PLR0913 - the public contract
         Shell patterns of names of parameters and tables, as those of `optimizer`, to
         workers that own shards: what matches is cut over the shards of these only, and one
         address keeps it whole. What no pattern matches goes over all.
+    recover_from : str or path-like, optional
+        The URL that the store is saved to, see :meth:`ParameterStore.save`. Where a shard
+        is lost the store is restored from its last checkpoint there: whoever calls it
+        hears a :class:`StoreRestoredError` once, and goes on.
+    storage_options : mapping, optional
+        For the filesystem of `recover_from`, such as keys; they are sent to the scheduler
+        and to whoever restores the store.
     seed : int
         Seed of initializers.
     overwrite : bool
@@ -146,6 +158,8 @@ def create(  # noqa: PLR0913 - the public contract
         If no worker, or not all that were named, can be found.
     ShardLostError
         If a worker dies that was to hold a shard; nothing of the store stays.
+    CheckpointError
+        If nothing can be written at `recover_from`.
     ValueError, TypeError
         For arguments that cannot be, and without a client.
 
@@ -160,6 +174,11 @@ def create(  # noqa: PLR0913 - the public contract
     array([0., 1., 2.])
     """
     seconds = config.deadline(timeout)
+    target = recovery_target(recover_from, storage_options)
+    if storage_options is not None and target is None:
+        raise ValueError(
+            "storage_options are for the filesystem of recover_from; pass that too"
+        )
     plan = blueprint(
         params,
         name=name,
@@ -168,9 +187,13 @@ def create(  # noqa: PLR0913 - the public contract
         seed=seed,
         overwrite=overwrite,
     )
+    plan = replace(plan, recover_from=target)
     link = current_link(client)
 
     async def make() -> ParameterStore:
+        if target is not None:
+            trial = partial(asyncio.to_thread, try_out, target)
+            await link.within(trial, seconds, "a trial to write at recover_from")
         meta = await creation.create(link, plan, seconds)
         return ParameterStore._of(meta, link)
 

@@ -98,11 +98,15 @@ class Job:
                 f"expected a ParameterStore, found {type(self.store).__name__}; make "
                 f"one with daskps.create"
             )
-        link = self.store._bind()
+        link, what = self.store._bind(), f"a run on store {self.store.name!r}"
+        deadline = Deadline(seconds, what)
+
+        async def guarded() -> Any:
+            return await self.store._guarded(link, work, deadline)
 
         def begin(call: UserCall) -> Awaitable[Any]:
             self._call = call
-            return link.within(work, seconds, f"a run on store {self.store.name!r}")
+            return link.within(guarded, seconds, what)
 
         if link.asynchronous:
             return self._ended(begin(call_directly))

@@ -42,6 +42,8 @@ def map_of(hosted: HostedShard, owners: Sequence[str] = ("tcp://w",)) -> StoreMa
         "rules": b"",
         "optimizers": [],
         "lineage": "s",
+        "origin": "s",
+        "recovers": False,
         "cluster": "",
     }
     return StoreMap(wire)

@@ -45,6 +45,8 @@ def meta(n_parameters, n_shards):
             "rules": b"",
             "optimizers": [(0, "SGD(lr=0.1)")],
             "lineage": "s",
+            "origin": "s",
+            "recovers": False,
             "cluster": "",
             "segments": [],
         }

@@ -216,6 +216,8 @@ AT = {
     "rules": b"",
     "optimizers": [],
     "lineage": "s",
+    "origin": "s",
+    "recovers": False,
     "cluster": "",
 }
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.checkpoint.manifest import Manifest
+    from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
@@ -67,6 +68,17 @@ class CheckpointSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The store that another one takes the place of."""
+
+    uid: str
+    #: Of the turn to do so.
+    token: int
+    #: What its users are told: the checkpoint, and what came after it.
+    said: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Blueprint:
     """All a store is made of, checked, before the cluster hears of it."""
 
@@ -87,6 +99,10 @@ class Blueprint:
     source: CheckpointSource | None = None
     #: Addresses of workers, and the indices of what is cut over their shards alone.
     placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
+    #: Where it is restored from when a shard is lost.
+    recover_from: CheckpointTarget | None = None
+    #: In whose place it is made.
+    replaces: Replaced | None = None
 
 
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
@@ -130,6 +146,12 @@ async def _create(
         for n, (*_, of) in plan.tables.items()
         if isinstance(of, AnyIds)
     ]
+    places: dict[str, Any] = {}
+    if plan.recover_from is not None:
+        target = plan.recover_from
+        places["recover_from"] = target.url, pack_options(target.options)
+    if plan.replaces is not None:
+        places["replaces"] = plan.replaces.uid, plan.replaces.token
     # Hashes deal rows out evenly, about.
     rows = 0 if plan.source is None else plan.source.rows_nbytes
     wire = await link.directory(
@@ -151,6 +173,7 @@ async def _create(
             "lineage": "" if plan.source is None else plan.source.manifest.lineage,
             "rows_nbytes": rows,
             "placement": plan.placement,
+            **places,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
             "machine": settings.machine_way,
@@ -174,8 +197,9 @@ async def _create(
         anchors=[f.key for f in futures],
         segments=segments,
         overwrite=plan.overwrite,
+        loaded=None if plan.replaces is None else plan.replaces.said,
     )
-    if plan.name is None:
+    if plan.name is None and plan.replaces is None:
         link.anchors[uid] = futures
     return meta
 

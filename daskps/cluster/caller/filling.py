@@ -100,13 +100,14 @@ def _shapes(layout: Layout) -> list[Any]:
     return [*arrays, *((t.name, t.rows, t.dim, t.dtype) for t in layout.tables)]
 
 
-def _verified(
-    meta: StoreMap, target: CheckpointTarget, folder: str
-) -> tuple[str, Manifest]:
-    """Read all of a checkpoint once: who loads half of it cannot go back."""
-    storage = Storage(target.folder(folder), target.options)
-    content = storage.read(MANIFEST)
-    manifest = from_bytes(content, folder)
+def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
+    """Refuse a checkpoint that was saved of a store that was made otherwise.
+
+    Raises
+    ------
+    CheckpointError
+        Saying what differs.
+    """
     slots = Rules(meta.layout, meta.rules).slots
     for what, differs in (
         ("parameters", _shapes(manifest.layout(1)) != _shapes(meta.layout)),
@@ -118,6 +119,16 @@ def _verified(
                 f"{meta.name!r} has; make the store as it was, or save to another URL",
                 MANIFEST,
             )
+
+
+def _verified(
+    meta: StoreMap, target: CheckpointTarget, folder: str
+) -> tuple[str, Manifest]:
+    """Read all of a checkpoint once: who loads half of it cannot go back."""
+    storage = Storage(target.folder(folder), target.options)
+    content = storage.read(MANIFEST)
+    manifest = from_bytes(content, folder)
+    check_fits(meta, manifest, folder)
     for file in manifest.files:
         check_content(storage.read(file.path), file, manifest.parameter_of(file.path))
     return digest(content), manifest

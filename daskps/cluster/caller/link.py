@@ -69,6 +69,8 @@ class Link(SyncMethodMixin):
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
         self.anchors: dict[str, Any] = {}
+        #: What this process has been told has the place of a store, by uid.
+        self.restored: dict[str, str] = {}
         #: Sockets to the hosts, where these may be taken.
         self.lanes: Any = None
         #: What goes on after its call: the event loop alone would not keep it.
@@ -193,10 +195,14 @@ class Link(SyncMethodMixin):
 
         It is not cancelled with its caller, and an error of it is logged.
         """
+        await asyncio.wait({self.keep(work)}, timeout=GRACE_SECONDS)
+
+    def keep(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
+        """Begin something on the event loop that goes on alone; log how it fails."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._wound_up)
-        await asyncio.wait({task}, timeout=GRACE_SECONDS)
+        return task
 
     async def over(self, method: str, **kwargs: Any) -> None:
         """Tell the directory that what a call began is over; for `wind_up`.
@@ -204,6 +210,12 @@ class Link(SyncMethodMixin):
         Where that fails the caller has an error that says more.
         """
         await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
+
+    def latest(self, uid: str) -> str:
+        """Return the uid of what has the place of a store, as far as is known here."""
+        while uid in self.restored:
+            uid = self.restored[uid]
+        return uid
 
     def _wound_up(self, task: asyncio.Future[Any]) -> None:
         self._background.discard(task)

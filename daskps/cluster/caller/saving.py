@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
 
 T = TypeVar("T")
+#: By how much longer a save, or a restore, may take by default: a slow disk.
+SAVED_NBYTES_A_SECOND = 1e7
 
 
 @dataclass(frozen=True, slots=True)

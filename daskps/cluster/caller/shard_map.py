@@ -98,6 +98,10 @@ class StoreMap:
         self.session: bool = wire["session"]
         #: The uid of the store that it goes back to, by checkpoints, or its own.
         self.lineage: str = wire["lineage"]
+        #: The uid of the first store that this one has the place of, or its own.
+        self.origin: str = wire["origin"]
+        #: Whether it is restored where a shard is lost.
+        self.recovers: bool = wire["recovers"]
         self.layout = Layout.from_wire(wire["layout"])
         self.where = ShardMap.of(wire)
         self.rules: bytes = wire["rules"]

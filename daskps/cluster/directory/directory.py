@@ -20,6 +20,7 @@ from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
+from daskps.cluster.directory.recoveries import Recoveries
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.stores import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
@@ -47,6 +48,7 @@ class Directory:
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         context = MoveContext(scheduler, self.hosts, self.runs, self.stores)
         self.departures = Departures(context)
+        self.recoveries = Recoveries(self.hosts, self.stores)
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
         # Any part may serve messages.
@@ -106,6 +108,7 @@ class Directory:
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
         self.departures.store_gone(entry)
+        self.recoveries.store_gone(entry)
         for worker in {entry.owners[i] for i in entry.without_owner}:
             self.orphans.worker_left(worker)
 
@@ -127,6 +130,7 @@ class Directory:
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
+        self.recoveries.left("worker", worker)
         self.producers.forget("worker", worker)
 
     def _named(self) -> tuple[set[str], list[Any]] | None:
@@ -146,6 +150,7 @@ class Directory:
         """End the runs of a client and free its session stores."""
         self.runs.client_left(client)
         self.cuts.left("client", client)
+        self.recoveries.left("client", client)
         self.producers.forget("client", client)
         for entry in list(self.stores.values()):
             if entry.client == client and (entry.session or not entry.ready):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
+from daskps.cluster.directory.lease import Lease
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ShardLostError
 
@@ -61,6 +62,19 @@ class StoreEntry:
     strays: set[str] = field(default_factory=set)
     #: What run with epochs has trained it last, or does: opaque text of its client's.
     trained_by: str = ""
+    #: The uid of the first store that others have taken the place of; "" for its own.
+    origin: str = ""
+    #: The store that this one is made in place of, and whose turn that is.
+    replaces: tuple[str, int] | None = None
+    #: Where to restore it from, once a shard is lost: an URL, and options that may be
+    #: secrets; and how many shards on what servers it was asked to have, and which
+    #: parameters on which of them.
+    recover_from: tuple[str, str] | None = field(default=None, repr=False)
+    asked_shards: int | None = None
+    asked_servers: str | Sequence[str] = "auto"
+    asked_placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
+    #: Whose turn it is to do that.
+    lease: Lease = field(default_factory=Lease)
     #: Set while no shard is away.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.
@@ -190,6 +204,8 @@ class StoreEntry:
             "name": self.name,
             "session": self.session,
             "lineage": self.lineage or self.uid,
+            "origin": self.origin or self.uid,
+            "recovers": self.recover_from is not None,
             "layout": self.layout,
             "rules": self.rules,
             "optimizers": list(self.optimizers.items()),

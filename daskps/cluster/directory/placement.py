@@ -60,6 +60,10 @@ class StoreRequest:
     rows_nbytes: int = 0
     #: Addresses of workers, and the parameters and tables that are cut over their shards.
     placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
+    #: URL and options to restore the store from, where a shard of it is lost.
+    recover_from: tuple[str, str] | None = None
+    #: The store that this one takes the place of, and the number of the turn to do so.
+    replaces: tuple[str, int] | None = None
 
 
 def reserve(
@@ -102,6 +106,11 @@ def reserve(
         rules=wanted.rules,
         optimizers=dict(wanted.optimizers),
         lineage=wanted.lineage,
+        replaces=wanted.replaces,
+        recover_from=wanted.recover_from,
+        asked_shards=wanted.shards,
+        asked_servers=wanted.servers,
+        asked_placement=wanted.placement,
         cluster=scheduler.id if wanted.machine else "",
     )
 

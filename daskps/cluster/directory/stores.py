@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
@@ -14,10 +15,12 @@ from daskps.cluster.directory.placement import (
     held_bytes,
     reserve,
 )
+from daskps.cluster.directory.successors import Successors, drop_rest, reserve_again
 from daskps.cluster.keys import anchor_key, holder_of
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
 from daskps.errors import (
+    ConsistencyError,
     ProtocolError,
     StoreClosedError,
     StoreExistsError,
@@ -26,7 +29,7 @@ from daskps.errors import (
 from daskps.layout.arrays import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -60,6 +63,7 @@ class Stores(dict[str, StoreEntry]):
         self._tell_made, self._tell_gone = made, gone
         self._names: dict[str, str] = {}
         self._freed: dict[str, str] = {}
+        self._successors = Successors()
         #: Set when a store gets a name, and then replaced.
         self._named = asyncio.Event()
 
@@ -70,20 +74,38 @@ class Stores(dict[str, StoreEntry]):
         wanted = StoreRequest(**request)
         if wanted.uid in self:
             raise StoreExistsError(f"there is a store {wanted.uid!r:.60} already")
-        self._check_free(wanted.name, wanted.overwrite)
+        if wanted.replaces is None:
+            self._check_free(wanted.name, wanted.overwrite)
         workers = await find_servers(
             self._scheduler, wanted.servers, wanted.wait_seconds
         )
         if wanted.uid in self._freed:
             raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
-        entry = reserve(self._scheduler, wanted, workers, held_bytes(self.values()))
+        lost = None if wanted.replaces is None else self._lost(*wanted.replaces)
+        if lost is None:
+            entry = reserve(self._scheduler, wanted, workers, held_bytes(self.values()))
+        else:
+            about = self._scheduler, wanted, workers
+            entry = reserve_again(*about, lost=lost, stores=self.values())
         self[entry.uid] = entry
         try:
+            if lost is not None and not lost.nbytes:
+                await drop_rest(self._hosts, lost)
             await check_hosts(self._hosts, entry)
         except BaseException:
             self.free(entry.uid, "could not be created")
             raise
         return entry.to_wire()
+
+    def _lost(self, uid: str, token: int) -> StoreEntry:
+        """Return a store that somebody restores, or refuse where that is over."""
+        entry = self.entry(uid)
+        entry.lease.check(token)
+        if not entry.lost:
+            raise ConsistencyError(
+                f"store {entry.name!r} is whole again: a worker has found what was lost"
+            )
+        return entry
 
     def _check_free(self, name: str, overwrite: bool) -> None:
         if name in self._names and not overwrite:
@@ -99,22 +121,31 @@ class Stores(dict[str, StoreEntry]):
         anchors: Sequence[str],
         segments: Sequence[tuple[int, str, int, int]],
         overwrite: bool,
+        *,
+        loaded: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make a store visible; it holds its initial values. Twice is fine."""
+        """Make a store visible; it holds its initial values. Twice is fine.
+
+        One that takes the place of another says what was `loaded` into it.
+        """
         entry = self.entry(uid)
         if entry.ready:
             return
         if list(anchors) != [anchor_key(uid, i) for i in range(len(entry.owners))]:
             raise ProtocolError(f"store {entry.name!r} with anchors of another one")
         entry.segments = segments
-        if not entry.session:
+        if entry.replaces is not None:
+            self._take_place(entry, entry.replaces, loaded)
+        elif not entry.session:
             self._check_free(entry.name, overwrite)
             if entry.name in self._names:
                 replaced = "was replaced by overwrite=True"
                 self.free(self._names[entry.name], replaced, "store-deleted")
+        if not entry.session:
             self._names[entry.name] = uid
             self._named.set()
             self._named = asyncio.Event()
+        if not entry.session or entry.replaces is not None:
             # As published data is: the keys are wanted by a client of no person.
             self._scheduler.client_desires_keys(anchors, holder_of(uid))
         entry.ready = True
@@ -125,6 +156,24 @@ class Stores(dict[str, StoreEntry]):
             nbytes=sum(entry.nbytes.values()),
             **entry.summary(),
         )
+
+    def _take_place(
+        self, entry: StoreEntry, replaces: tuple[str, int], said: Any
+    ) -> None:
+        """Have a restored store take the place of the one that has lost a shard.
+
+        Raises
+        ------
+        ConsistencyError, StoreClosedError
+            If its turn is over, or the other one is gone or whole again.
+        """
+        lost = self._lost(*replaces)
+        loaded = self._successors.note(lost, entry, said)
+        # Or it would be undone with that.
+        lost.lease.made = ""
+        entry.client = lost.client
+        self.free(lost.uid, f"was restored from {loaded.checkpoint}")
+        self._hosts.tell("store-restored", entry, **asdict(loaded))
 
     @DIRECTORY.handles("grew")
     def on_grew(
@@ -174,6 +223,10 @@ class Stores(dict[str, StoreEntry]):
         """Return a store, or say what became of it."""
         if uid in self:
             return self[uid]
+        if (latest := self._successors.latest(uid)) != uid:
+            if latest in self:
+                raise self._successors.error(uid)
+            uid = latest
         if uid in self._freed:
             raise StoreClosedError(f"{self._freed[uid]}; create it again")
         raise StoreNotFoundError(
@@ -198,7 +251,7 @@ class Stores(dict[str, StoreEntry]):
     @DIRECTORY.handles("delete")
     async def on_delete(self, uid: str, wait_seconds: float = FREE_SECONDS) -> None:
         """Free a store on all its hosts."""
-        self.entry(uid)
+        uid = self.entry(self._successors.latest(uid)).uid
         freeing = self.free(uid, "was deleted", "store-deleted")
         await _settled(freeing, wait_seconds)
 
@@ -207,6 +260,7 @@ class Stores(dict[str, StoreEntry]):
         self, uid: str, undo: bool = False, wait_seconds: float = FREE_SECONDS
     ) -> None:
         """Free a session store, or with `undo` any; closing it twice is fine."""
+        uid = uid if undo else self._successors.latest(uid)
         entry = self.get(uid)
         if entry is not None and (entry.session or undo):
             await _settled(self.free(uid, "was closed"), wait_seconds)

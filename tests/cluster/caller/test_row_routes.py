@@ -36,6 +36,8 @@ def map_of(layout: Layout) -> StoreMap:
         "cluster": "",
         "segments": [],
         "lineage": "s",
+        "origin": "s",
+        "recovers": False,
     }
     where = {"owners": ["tcp://a"] * n, "generations": [1] * n}
     about = {"uid": "u", "name": "s", "session": True, "layout": layout.to_wire()}

@@ -38,6 +38,7 @@ TO_THE_DIRECTORY = {
     "directory.directory": "hello locate",
     "directory.epochs": "epochs trained_by",
     "directory.stores": "create commit grew await_store find list delete close",
+    "directory.recoveries": "recover recovering recovery_failed",
     "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",

@@ -41,6 +41,8 @@ def meta() -> StoreMap:
         "cluster": "",
         "segments": [],
         "lineage": "s",
+        "origin": "s",
+        "recovers": False,
     }
     where = {"owners": ["tcp://a", "tcp://b"], "generations": [1, 1]}
     about = {"uid": "u", "name": "s", "session": True, "layout": layout.to_wire()}

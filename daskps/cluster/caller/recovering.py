@@ -1,0 +1,230 @@
+"""Restoring a store that has lost a shard, where it was told to: from its last checkpoint.
+
+Whoever hears of the loss asks the directory, which gives one of them the turn. That one
+makes the restored store, beside whatever else its process does; everybody waits until it
+has the place of the lost one, and hears what was lost with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from daskps import config
+from daskps.checkpoint import listing
+from daskps.checkpoint.storage import shown
+from daskps.cluster.caller import creation
+from daskps.cluster.caller.filling import check_fits
+from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND, CheckpointTarget
+from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.wire.options import unpack_options
+from daskps.errors import (
+    DaskPSError,
+    ShardLostError,
+    StoreClosedError,
+    StoreNotFoundError,
+    StoreRestoredError,
+)
+from daskps.layout.tables import UnboundedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.wire.deadline import Deadline
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import TableShape
+
+logger = logging.getLogger(__name__)
+#: How long the directory keeps a question until somebody has restored the store.
+ASK_SECONDS = 5.0
+#: How often whoever restores it says so.
+SAY_SECONDS = 2.0
+#: How often it is begun anew where a worker dies meanwhile.
+MOST_TRIES = 5
+#: How long a host may take to say which version it had.
+VERSION_SECONDS = 2.0
+
+
+async def after_loss(
+    link: Link, uid: str, error: DaskPSError, deadline: Deadline
+) -> DaskPSError:
+    """Have a store restored that has lost a shard; return what to raise.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    uid : str
+        The store.
+    error : DaskPSError
+        What a call of it has ended with.
+    deadline : Deadline
+        That of the call.
+
+    Returns
+    -------
+    DaskPSError
+        A StoreRestoredError, once the store is restored, here or by another process; a
+        ShardLostError that says why it could not be; else the error itself.
+
+    Raises
+    ------
+    TimeoutError
+        If the call's time is over before the store is restored, which goes on.
+    """
+    tried = 0
+    while True:
+        if deadline.is_over:
+            raise deadline.error(
+                "it has lost a shard and is restored from its last checkpoint, which goes "
+                "on",
+                changes=False,
+            )
+        left = deadline.remaining()
+        wait = ASK_SECONDS if left is None else min(ASK_SECONDS, left / 2)
+        about = {"uid": uid, "owner": link.owner, "wait_seconds": wait, "tried": tried}
+        try:
+            said = await link.directory("recover", **about)
+        except StoreRestoredError as restored:
+            return restored
+        except (StoreClosedError, StoreNotFoundError) as gone:
+            return gone
+        except (DaskPSError, OSError) as why:
+            logger.debug("store %s is not restored: %r", uid, why)
+            return error
+        if said["state"] == "whole":
+            return error
+        if said["state"] == "failed":
+            return _not_restored(error, said["why"])
+        tried = tried or said["token"]
+        if said["state"] == "yours":
+            link.keep(_take_turn(link, uid, said))
+
+
+def known_to(error: StoreRestoredError, version: int) -> StoreRestoredError:
+    """Return what is told to a handle that has seen a version of the lost store."""
+    lost = max(error.lost, version - error.version)
+    args: tuple[Any, ...] = (*error.args[:-2], lost, error.uid)
+    return StoreRestoredError(*args)
+
+
+def _not_restored(error: DaskPSError, why: str) -> DaskPSError:
+    if not isinstance(error, ShardLostError):
+        return error
+    reason = (
+        f"{error.reason}; restoring the store from its last checkpoint failed: {why}"
+    )
+    return ShardLostError(error.store, error.shard, error.worker, reason)
+
+
+async def _take_turn(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
+    """Restore a store, and say so as long as that takes; or say why it cannot be."""
+    token = turn["token"]
+    work = asyncio.ensure_future(_try_to_restore(link, uid, turn))
+    saying = asyncio.ensure_future(_say_on(link, uid, token, work))
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001 - whatever it is, others wait to hear it
+        why = f"{type(error).__name__}: {error}"
+        logger.info("daskps: a store was not restored: %s", why)
+        await link.over("recovery_failed", uid=uid, token=token, why=why)
+    finally:
+        saying.cancel()
+
+
+async def _say_on(link: Link, uid: str, token: int, work: asyncio.Future[None]) -> None:
+    """Keep the turn; stop the work once somebody else has it."""
+    while True:
+        await asyncio.sleep(SAY_SECONDS)
+        try:
+            await link.directory("recovering", uid=uid, token=token)
+        except DaskPSError as error:
+            logger.info("a store is no longer restored from here: %r", error)
+            work.cancel()
+            return
+        except OSError:
+            logger.debug("the scheduler does not answer")
+
+
+async def _try_to_restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
+    """Restore a store; where one of its new owners dies meanwhile, on others."""
+    for left in reversed(range(MOST_TRIES)):
+        try:
+            await _restore(link, uid, turn)
+        except ShardLostError as error:
+            if not left:
+                raise
+            logger.info("a store is restored once more: %s", error)
+        else:
+            return
+
+
+async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
+    """Make what takes the place of a store, of its last checkpoint."""
+    lost = StoreMap(turn["store"])
+    url, packed = turn["where"]
+    target = CheckpointTarget(url, unpack_options(packed))
+    found = await asyncio.to_thread(
+        listing.find_last, target.url, lost.lineage, target.options
+    )
+    manifest = found.manifest
+    await asyncio.to_thread(check_fits, lost, manifest, shown(found.url))
+    known = await _newest_version(link, uid, turn["hosts"])
+    said = {
+        "checkpoint": shown(found.url),
+        "saved": int(manifest.time),
+        "version": manifest.version,
+        "lost": max(0, known - manifest.version),
+    }
+    plan = creation.Blueprint(
+        name=None,
+        shapes={p.name: (p.shape, p.dtype) for p in lost.layout.parameters},
+        tables=_tables(lost.layout),
+        arrays={},
+        collections={},
+        initializers={},
+        rules=Rules(lost.layout, lost.rules).by_index,
+        shards=turn["shards"],
+        servers=turn["servers"],
+        seed=manifest.seed,
+        overwrite=False,
+        source=creation.CheckpointSource(
+            found.url, target.options, found.digest, manifest
+        ),
+        replaces=creation.Replaced(uid, turn["token"], said),
+    )
+    seconds = config.deadline()
+    if seconds is not None:
+        seconds += manifest.nbytes / SAVED_NBYTES_A_SECOND
+    meta = await creation.create(link, plan, seconds)
+    logger.info(
+        "daskps: store %r was restored from %s, at version %d",
+        *(meta.name, said["checkpoint"], manifest.version),
+    )
+
+
+def _tables(layout: Layout) -> dict[str, TableShape]:
+    """Return the tables of a store as those of a new one."""
+    return {
+        t.name: (0, t.dim, t.dtype, t.of)
+        if isinstance(t, UnboundedTable)
+        else (t.rows, t.dim, t.dtype)
+        for t in layout.tables
+    }
+
+
+async def _newest_version(link: Link, uid: str, hosts: list[str]) -> int:
+    """Return the largest version of the shards that live; 0 where none answers."""
+
+    async def ask(worker: str) -> int:
+        try:
+            asked = link.control(worker, "versions", store=uid)
+            rows = await asyncio.wait_for(asked, VERSION_SECONDS)
+        except (OSError, DaskPSError):
+            return 0
+        return max((version for _, version in rows), default=0)
+
+    return max(await asyncio.gather(*map(ask, hosts)), default=0)
