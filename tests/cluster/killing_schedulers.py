@@ -2,10 +2,13 @@
 
 ``python -m tests.cluster.killing_schedulers N SEED`` does so N times under pushes and
 saves, and says how much came after the save that was restored, in seconds and pushes.
+With ``train`` behind it the store is trained and saved every few rounds, by `train`, and
+the run that another cluster goes on with has to end with the bits of an undisturbed one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -22,10 +25,15 @@ import numpy as np
 from distributed import Client
 
 import daskps
+from daskps import Checkpoints
 from tests.support import local_cluster, until
+from tests.training.test_epochs import bits, drawn, new_store, train
 
 N_ELEMENTS = 64
 HERE = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+#: Of a run, and after how many rounds it is saved.
+EPOCHS, EVERY = 150, 25
+ROWS: dict[str, Any] = {"rows": {"emb": drawn}}
 
 
 class Pusher(threading.Thread):
@@ -106,21 +114,93 @@ def kill_one(here: Client, folder: Path, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def main(n: int, seed: int) -> None:
-    rng = random.Random(seed)
+class Rounds:
+    """How far a run has come, as its client hears of it."""
+
+    last = 0
+
+    def on_round(self, status: Any) -> None:
+        """Note the round that the slowest trainer has come to."""
+        self.last = status.slowest
+
+
+@functools.cache
+def undisturbed(here: Client) -> dict[str, bytes]:
+    """Return the bits of a run that nobody ends."""
+    with new_store(client=here, name="whole") as store:
+        train(store, EPOCHS, **ROWS)
+        return bits(store)
+
+
+def kill_in_train(here: Client, folder: Path, rng: random.Random) -> dict[str, Any]:
+    """Kill the scheduler of a run, go on here, and compare with an undisturbed run."""
+    file, saved = folder / "scheduler.json", folder / "saved"
+    scheduler = start("scheduler", file, "--port", "0")
+    workers = [start("worker", file, "--no-nanny", "--nthreads", "2") for _ in "ab"]
+    rounds, killed = Rounds(), list[float]()
+    how: dict[str, Any] = {"checkpoint": Checkpoints(saved, every=EVERY), **ROWS}
+
+    def kill() -> None:
+        until(lambda: any(saved.glob("ckpt-*/manifest.json")))
+        # A moment of chance is what is tried.
+        threading.Event().wait(2 * rng.random())
+        scheduler.kill()
+        killed.append(time.time())
+
+    thread = threading.Thread(target=kill)
+    try:
+        until(file.exists)
+        client = Client(scheduler_file=str(file))
+        client.wait_for_workers(2)
+        store = new_store(client=client, name="s")
+        thread.start()
+        has_ended = False
+        try:
+            train(store, EPOCHS, resume=True, **how | {"callbacks": [rounds]})
+            has_ended = True
+        except (OSError, RuntimeError):
+            thread.join()
+        thread.join()
+        client.close(timeout=2)
+    finally:
+        for process in (scheduler, *workers):
+            process.kill()
+            process.wait()
+    last = daskps.list_checkpoints(saved)[-1]
+    with new_store(client=here, name="s", overwrite=True) as again:
+        result = train(again, EPOCHS, resume=True, **how)
+        found = bits(again)
+    begun = result.history[0].epoch if result.history else EPOCHS
+    return {
+        "ended": has_ended,
+        "rounds": rounds.last,
+        "lost": max(0, rounds.last - last.version),
+        "seconds": round(max(0.0, killed[0] - last.time.timestamp()), 2),
+        "from": begun,
+        "right": found == undisturbed(here),
+    }
+
+
+def main(n: int, seed: int, what: str) -> None:
+    rng, kill = random.Random(seed), kill_in_train if what == "train" else kill_one
     found = []
     with ExitStack() as stack:
         here = stack.enter_context(local_cluster(processes=False, protocol="tcp"))
+        # What only the first ones wait for is no part of a window.
+        with TemporaryDirectory() as folder, new_store(client=here) as store:
+            store.save(folder)
         for _ in range(n):
             with TemporaryDirectory() as folder:
-                found.append(kill_one(here, Path(folder), rng))
+                found.append(kill(here, Path(folder), rng))
             sys.stderr.write(f"{found[-1]}\n")
-    window = sorted(row["seconds"] for row in found)
+    window = sorted(row["seconds"] for row in found if not row.get("ended"))
+    lost = sorted(row["lost"] for row in found if not row.get("ended"))
+    unit = "rounds" if what == "train" else "pushes"
     about = {
         "kills": n,
-        "saves": sum(row["saves"] for row in found),
-        "pushes": sum(row["pushes"] for row in found),
-        "came after the save": sum(row["lost"] for row in found),
+        "ended before": sum(row.get("ended", False) for row in found),
+        unit: sum(row[unit] for row in found),
+        f"{unit} after the save": [float(np.median(lost)), lost[-1]],
         "seconds after the save": [float(np.median(window)), window[-1]],
         "wrong": [row for row in found if not row["right"]],
     }
@@ -131,4 +211,4 @@ def main(n: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *(sys.argv[3:] or ["pushes"]))
