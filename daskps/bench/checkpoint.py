@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import daskps
-from daskps import optim
 from daskps.bench import clusters
 from daskps.bench.options import number
 from daskps.bench.pairs import Comparison, alternate, seconds
 from daskps.bench.report import HEADER, line, machine
-from daskps.bench.snapshot import BIG, SMALL, latency
+from daskps.bench.saves import memory_and_stall, save_into, tables
 from daskps.checkpoint.grid import CHUNK_NBYTES
 
 if TYPE_CHECKING:
@@ -36,9 +35,19 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
+#: What is compared with peers; memory and waits, also where shards are held; tables.
+PARTS = ("peers", "held", "tables")
 OPTIONS = (
     number("--pairs", 7, "saves and restores beside each peer, and pairs of a second"),
     number("--nbytes", 200_000_000, "of the array"),
+    (
+        "--only",
+        {
+            "action": "append",
+            "choices": PARTS,
+            "help": "of its parts; may be given several times [all]",
+        },
+    ),
 )
 
 
@@ -165,7 +174,7 @@ def _compare(client: Client, workers: int, options: Namespace, folder: Path) -> 
     files = ArrayFiles(client, folder, n, workers)
     params: dict[str, Any] = {"w": daskps.ArraySpec((files.size,), "float32")}
     store = daskps.create(params, shards=workers)
-    save = partial(_save_into, folder, store)
+    save = partial(save_into, folder, store)
 
     def restore() -> None:
         [info] = daskps.list_checkpoints(folder / "ours")
@@ -187,22 +196,15 @@ def _compare(client: Client, workers: int, options: Namespace, folder: Path) -> 
 def run(options: Namespace) -> None:
     """Measure and print."""
     print(machine(os.getloadavg()[0]))
-    print(HEADER)
+    parts = options.only or PARTS
     with tempfile.TemporaryDirectory(prefix="daskps-bench-") as name:
         folder = Path(name)
-        for workers in (1, 2):
-            with clusters.local(workers) as client:
-                _compare(client, workers, options, folder)
-        with clusters.local(2, close=clusters.WAYS) as client:
-            for rule in (optim.SGD(0.1), optim.Adam(0.01)):
-                both = {**SMALL.params(), "w": daskps.ArraySpec((2 * BIG,), "float32")}
-                store = daskps.create(both, name="big", optimizer=rule, shards=2)
-                print(f"two shards of 100 MB with {rule}, one client pushes to both:")
-                saves = "saves", partial(_save_into, folder, store)
-                latency(client, store, options.pairs, saves)
-                store.delete()
-
-
-def _save_into(folder: Path, store: Any) -> None:
-    shutil.rmtree(folder / "ours", ignore_errors=True)
-    store.save(folder / "ours")
+        if "peers" in parts:
+            print(HEADER)
+            for workers in (1, 2):
+                with clusters.local(workers) as client:
+                    _compare(client, workers, options, folder)
+        for part, measure in (("held", memory_and_stall), ("tables", tables)):
+            if part in parts:
+                with clusters.local(2, close=clusters.WAYS) as client:
+                    measure(client, folder, options.pairs)
