@@ -114,10 +114,12 @@ class Publication:
             self.write_rows()
         # Of a part of a parameter that lies elsewhere a shard counts the step alone.
         by_piece = self._operations.items()
-        changing = [of for of in by_piece if any(len(op.data) for op in of[1])]
-        self.take_along(len(changing))
+        self._operations = {
+            at: of for at, of in by_piece if any(len(op.data) for op in of)
+        }
+        self.take_along(len(self._operations))
         large = is_large(segment)
-        for position, operations in changing:
+        for position, operations in self._operations.items():
             n = segment.pieces[position].size
             if not large and (rule := _plain(operations, n)) is not None:
                 (only,) = operations
