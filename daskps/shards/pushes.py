@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.shards import producers, run_record
+from daskps.shards.arrays import by_function
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
@@ -159,7 +160,7 @@ class Pushes:
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
-            if publication is not None and self._planner.reads_weights(ticket.step):
+            if publication is not None and self._calls_function(ticket.step):
                 # As those before it leave them.
                 self._commit(publication, new)
                 publication, new = None, []
@@ -187,6 +188,11 @@ class Pushes:
             self._commit(publication, new)
         for ticket in tickets:
             ticket.applied = ticket.outcome is None
+
+    def _calls_function(self, step: Step) -> bool:
+        """Return whether a step leads to what is made of the weights in force."""
+        pieces = [p for p, *_ in step.items] if step.kind == GRADIENT else []
+        return by_function.are_called(map(self._planner.binding, pieces))
 
     def _planned(
         self, ticket: Ticket, publication: Publication | None, *, alone: bool

@@ -11,11 +11,13 @@ round in `rounds`, what a cut holds back in `cuts`.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps.shards import run_record
+from daskps.shards.arrays import by_function
 from daskps.shards.arrays.planning import UpdatePlanner
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
@@ -105,6 +107,12 @@ class Shard:
         shard.run_state.is_deputy = True
         segment.memory = None
         return shard
+
+    @cached_property
+    def calls_functions(self) -> bool:
+        """Whether updates of it call a user's function of whole arrays."""
+        n = len(self.segment.pieces)
+        return by_function.are_called(map(self._planner.binding, range(n)))
 
     # -- steps ---------------------------------------------------------------
 

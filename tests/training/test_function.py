@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -108,6 +109,27 @@ def exits(name, weights, gradient, step):
     if gradient.ravel()[0] > 5:
         sys.exit(3)
     return weights - gradient
+
+
+def where(name, weights, gradient, step):
+    """Return 1 where an event loop would wait for it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return weights * 0
+    return weights * 0 + 1
+
+
+@mostly_inside("", [()])
+def test_no_event_loop_waits_for_a_function(way):
+    """However small the shard is."""
+    rules = {"w": optim.Function(where), "v": optim.SGD(1.0)}
+    params = {"w": np.ones(3), "v": np.ones(1)}
+    with daskps.create(params, optimizer=rules, shards=1) as store:
+        store.push({"w": np.ones(3)})
+        assert store["w"].pull().tolist() == [0.0] * 3
+        daskps.run(store, lambda t, p: t.push({"w": np.ones(3)}), [0, 0])
+        assert store["w"].pull().tolist() == [0.0] * 3
 
 
 WRONG: Any = [

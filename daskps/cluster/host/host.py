@@ -195,8 +195,9 @@ class ShardHost(NearShards):
         return await self.in_thread(read)
 
     def is_small(self, hosted: HostedShard) -> bool:
-        """Return whether a shard is small enough for the event loop."""
-        return hosted.nbytes <= SMALL * self.inline_nbytes
+        """Return whether a shard is small enough, and its updates, for the event loop."""
+        small = hosted.nbytes <= SMALL * self.inline_nbytes
+        return small and not hosted.shard.calls_functions
 
     def _waker(
         self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.errors import PushRejectedError
+from daskps.optim import BoundFunction
 from daskps.shards.arrays.operations import PieceUpdate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from daskps.layout.parameters import Piece
-    from daskps.optim import BoundFunction
+    from daskps.optim import Bound
     from daskps.typing import Array
+
+
+def are_called(bindings: Iterable[Bound | None]) -> bool:
+    """Return whether one of some rules is a function of whole arrays."""
+    return any(isinstance(rule, BoundFunction) for rule in bindings)
 
 
 def update_of(

@@ -101,13 +101,6 @@ class UpdatePlanner:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
 
-    def reads_weights(self, step: Step) -> bool:
-        """Return whether what a step leads to is planned from the weights in force."""
-        return step.kind == GRADIENT and any(
-            isinstance(self.binding(item.position), BoundFunction)
-            for item in step.items
-        )
-
     def epoch_of(self, said: Step | Tick | None = None) -> int | None:
         """Return the epoch of a step or round, for rules that go by it alone.
 
