@@ -33,6 +33,9 @@ MOST_NAMES_NBYTES = 16 * 2**20
 #: Rows, and their bytes, that one call reads of a table in one shard.
 MOST_ROWS = 65_536
 MOST_ROWS_NBYTES = 2**26
+#: Runs of elements that one call reads of one shard's arrays, or one for each of its
+#: pieces.
+MOST_RANGES = 1024
 #: Rows of a table that one step changes in one shard: it must be able to take them back.
 MOST_PUSHED_ROWS = 131_072
 #: Bytes of the name of a store.

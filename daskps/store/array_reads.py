@@ -10,8 +10,9 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.region_routes import read_runs
 from daskps.layout.chunks import chunks_of
-from daskps.store.indexing import split_index
+from daskps.store.indexing import named_rows, runs_of_rows, split_index
 from daskps.store.mistaken import no_array_attribute, not_written_in_part
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array, taken_by
@@ -168,6 +169,9 @@ class ReadableArray:
         return self._store._do(make, timeout, f"a pull of {self.name!r}")
 
     def __getitem__(self, index: Any) -> Any:
+        named = named_rows(index, self.shape)
+        if named is not None:
+            return self._read_rows(*named)
         low, high, inner = split_index(index, self.shape)
         width = int(np.prod(self.shape[1:], dtype=np.int64))
         flat = np.empty((high - low) * width, self.dtype)
@@ -176,6 +180,25 @@ class ReadableArray:
             return flat.reshape((high - low, *self.shape[1:]))[inner]
 
         return self._read(self._first + low * width, flat, finish, DEFAULT)
+
+    def _read_rows(self, rows: Array, inner: Any) -> Any:
+        """Read some rows, each once and no others, and take of these what is wanted."""
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        flat, first = np.empty(len(rows) * width, self.dtype), self._first
+        runs = [
+            (first + a * width, first + b * width)
+            for a, b in runs_of_rows(rows)
+            if width
+        ]
+
+        def finish() -> Any:
+            return flat.reshape((len(rows), *self.shape[1:]))[inner]
+
+        def make(meta: StoreMap) -> Request:
+            index = self._parameter.index
+            return read_runs(meta, index, runs, flat=flat, finish=finish)
+
+        return self._store._do(make, DEFAULT, f"rows of {self.name!r}")
 
     def _read(
         self, start: int, flat: Array, finish: Callable[[], Any], timeout: Any

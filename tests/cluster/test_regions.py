@@ -95,3 +95,13 @@ def test_a_large_region_of_one_of_several_shards_of_a_host(way):
         assert not found[160_000:].any()
         np.testing.assert_allclose(found[100_000:160_000], -0.5 - 0.5 / np.sqrt(2))
         assert {row["pushes"] for row in store.stats()["shards"]} == {2}
+
+
+def test_thousands_of_scattered_rows_by_any_way(way):
+    """In parts, and no others: a shard is asked for no more than was named."""
+    w = np.arange(30_000, dtype="f4").reshape(10_000, 3)
+    with daskps.create({"before": np.zeros(11, "f4"), "w": w}, shards=3) as store:
+        rows = np.random.default_rng(2).permutation(10_000)[:6_000]
+        np.testing.assert_array_equal(store["w"][rows], w[rows])
+        mask = w[:, 0] % 2 == 0
+        np.testing.assert_array_equal(store["w"][mask], w[mask])

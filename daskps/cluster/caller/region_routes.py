@@ -1,15 +1,29 @@
-"""How a run of one parameter's elements reaches the shards that have some of them."""
+"""How runs of one parameter's elements reach the shards that have some of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller.routes import GRADIENT, PieceSlice, Request, Route, runs_of
+from daskps.cluster.caller.routes import (
+    GRADIENT,
+    PieceSlice,
+    Request,
+    Route,
+    read,
+    runs_of,
+)
+from daskps.cluster.caller.targets import ReadSlice, Target
+from daskps.limits import MOST_RANGES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.shards.steps import Step
     from daskps.typing import Array
+
+#: Runs that a lane may get a form for.
+FEW_RANGES = 8
 
 
 def push_region(
@@ -59,3 +73,50 @@ def _made(meta: StoreMap, index: int, start: int, n: int, *, everywhere: bool) -
                 firsts[piece.shard, position] = a - piece.start
     is_all = len(slices) == meta.layout.n_shards
     return Route(where, slices, None if is_all else runs_of([*slices]), firsts)
+
+
+def read_runs(
+    meta: StoreMap,
+    index: int,
+    runs: Sequence[tuple[int, int]],
+    *,
+    flat: Array,
+    finish: Callable[[], Any],
+) -> Request:
+    """Return the call that reads runs of a parameter's elements, in parts if many.
+
+    Parameters
+    ----------
+    meta : StoreMap
+        The store.
+    index : int
+        Of the parameter.
+    runs : sequence of (int, int)
+        Elements [start, stop), ascending and apart from each other.
+    flat : ndarray, shape (n,)
+        Where they go, one run behind the other.
+    finish : callable
+        Makes the caller's result.
+    """
+    calls, at = [], 0
+    for k in range(0, max(1, len(runs)), MOST_RANGES):
+        slices: dict[int, list[ReadSlice]] = {}
+        part, pieces, i = runs[k : k + MOST_RANGES], meta.layout.pieces_of[index], 0
+        for start, stop in part:
+            while i < len(pieces) and pieces[i].stop <= start:
+                i += 1
+            for piece in pieces[i:]:
+                if piece.start >= stop:
+                    break
+                a, b = max(start, piece.start), min(stop, piece.stop)
+                local = piece.local + a - piece.start
+                asked = piece.parameter.dtype, local, local + b - a
+                where = slice(at + a - start, at + b - start)
+                slices.setdefault(piece.shard, []).append(ReadSlice(asked, 0, where))
+            at += stop - start
+        by_shard = {shard: tuple(of) for shard, of in slices.items()}
+        request = read(meta, Target(by_shard, [flat], finish))
+        # What is read once in this way needs no form of its own on lanes.
+        calls.append(request._replace(given=len(part) > FEW_RANGES))
+    first, *rest = calls
+    return first._replace(rest=tuple(rest))

@@ -30,6 +30,7 @@ from daskps.cluster.wire.rows import (
 )
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.layout.arrays import Layout, compute_dtype
+from daskps.limits import MOST_RANGES
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -262,9 +263,8 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
         if not ranges:
             continue
         asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
-        if len(ranges) > len(pieces) + len(
-            layout.lengths
-        ) or asked > layout.shard_nbytes(shard):
+        most = max(MOST_RANGES, len(pieces) + len(layout.lengths))
+        if len(ranges) > most or asked > layout.shard_nbytes(shard):
             raise errors.ProtocolError(
                 f"a read of {len(ranges):,} ranges with {asked:,} bytes of shard "
                 f"{shard}, which has {layout.shard_nbytes(shard):,} bytes in "

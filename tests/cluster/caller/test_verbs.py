@@ -13,6 +13,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import dask
 import numpy as np
@@ -284,6 +285,23 @@ INDICES = [
 ]
 
 
+#: Arrays of ints, and masks.
+NAMED = [
+    [3, 1, 1],
+    [-1, 0],
+    np.array([[4, 0], [0, 4]], "u1"),
+    np.array(2),
+    np.array([True, False, True, True, False]),
+    [False, True, False, False, True],
+    np.arange(15).reshape(5, 3) % 4 == 1,
+    ([4, 2], 1),
+    ([4, 2, 4], np.s_[::-1]),
+    ([0, 3], None, ...),
+    [],
+    np.zeros(5, bool),
+]
+
+
 async def slices(s, get):
     """Indexing gives NumPy's values, for every basic index."""
     w, t = flat_start()["w"], flat_start()["net/t"]
@@ -297,9 +315,28 @@ async def slices(s, get):
     for outside in (5, (0, 3), (0, 0, 0)):
         with pytest.raises(IndexError):
             await get(s["w"][outside])
-    for wrong in ([0, 1], np.array([0]), w > 3, 1.5, "w", True):
+    for wrong in (1.5, "w", True, np.s_[:, [0, 1]], ([0, 1], [0, 1])):
         with pytest.raises(TypeError, match="int and slice"):
             await get(s["w"][wrong])
+    for index in NAMED:
+        found = await get(s["w"][index])
+        np.testing.assert_array_equal(found, w[index], strict=True)
+    some = [[1, 0], [0, -1]]
+    np.testing.assert_array_equal(await get(s["net/t"][some, ::2]), t[some, ::2])
+    np.testing.assert_array_equal(await get(s["e"][[]]), np.zeros((0, 2)))
+    np.testing.assert_array_equal(
+        await get(s["w"].region(3, 12)[[8, 0, 8]]), w.reshape(-1)[[11, 3, 11]]
+    )
+    beyond: list[Any] = [
+        [5],
+        [0, -6],
+        np.ones(4, bool),
+        np.zeros((5, 2), bool),
+        np.zeros(2),
+    ]
+    for outside in beyond:
+        with pytest.raises(IndexError):
+            await get(s["w"][outside])
 
 
 async def attributes(s, get):
