@@ -130,6 +130,16 @@ class Codec:
         """Return whether `n` numbers from `start` on may be so many words."""
         return n_words == _length(self, n)
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether gradients of rows go by it: what is left over would be a table."""
+        return not self.feedback
+
+    def of_rows(self, dim: int) -> Codec:
+        """Return the codec of rows of so many numbers, from which nothing is left over."""
+        del dim
+        return self
+
     def encode_pieces(
         self,
         array: Array,

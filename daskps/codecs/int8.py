@@ -27,7 +27,8 @@ class Int8(Feedback):
     The scale of a block is its largest absolute value / 127, as a float32 (Dettmers, "8-Bit
     Approximations for Parallelism in Deep Learning", ICLR 2016). Blocks are of the
     parameter, so results do not depend on how many shards there are. What rounding
-    leaves over is added to the trainer's next gradient.
+    leaves over is added to the trainer's next gradient. Each row of a table is a block,
+    of which nothing is left over.
 
     Parameters
     ----------
@@ -79,6 +80,15 @@ class Int8(Feedback):
     def fits(self, n_words: int, n: int, start: int = 0) -> bool:
         """Return whether so many bytes are of `n` numbers, the first at `start`."""
         return n_words == n + _SCALE * self._n_blocks(start, start + n)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether gradients of rows go by it: they do, and what is left over is lost."""
+        return True
+
+    def of_rows(self, dim: int) -> Int8:
+        """Return the codec of rows of so many numbers: each of them is a block."""
+        return Int8(dim)
 
     def encode_pieces(
         self,

@@ -28,9 +28,14 @@ ALONE: Mapping[str, Alone] = {
         "leave reduce at 'mean' or 'sum'",
     ),
     "codec": Alone(
-        lambda codec: codec is not None,
-        "codec=, which has no words for rows",
-        "leave codec at None",
+        lambda codec: codec is not None and not codec.takes_rows,
+        "codec=, which would leave something over for each row",
+        "use a codec of 16 bits or Int8, or leave it at None",
+    ),
+    "graph": Alone(
+        bool,
+        "codec= in the task graph, where sums of rows travel as they are",
+        "use execution='resident', or leave codec at None",
     ),
     "sync_every": Alone(
         lambda every: every != 1,

@@ -158,7 +158,7 @@ def train(  # noqa: PLR0913 - the public contract
         travels in half the bytes of float32, a quarter of those of float64. Sums,
         updates and weights are as without; the run's numbers do not depend on what
         travelled. A gradient that would become infinite is refused. Others are in
-        :mod:`daskps.codecs`; in the task graph only those of 16 bits.
+        :mod:`daskps.codecs`; in the task graph only those of 16 bits, and no rows.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
@@ -279,6 +279,7 @@ def train(  # noqa: PLR0913 - the public contract
     clash = find_clash(
         reduce=reduce,
         codec=chosen_codec,
+        graph=chosen_codec is not None and execution == "graph",
         sync_every=every,
         average=average,
     )

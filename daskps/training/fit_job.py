@@ -134,7 +134,9 @@ class FitJob(Job):
         if execution == "auto":
             threads = sum((await threads_of(self.store._bind())).values())
             many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
-            many = many and goes_in_graph(self.codec)
+            if many and self.codec is not None:
+                layout = (await self.store._attach(self.store._bind())).meta.layout
+                many = goes_in_graph(self.codec) and not layout.tables
             execution = "graph" if many else "resident"
         if execution == "resident":
             limits.check_trainers(len(lengths), graph=False)

@@ -13,6 +13,7 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
+from daskps.codecs import TopK, TwoBit
 from daskps.store.with_rows import ALONE
 
 X, IDS = np.zeros((16, 1)), [1, 5, 1]
@@ -53,9 +54,10 @@ ASKED: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None]] = {
         {"reduce": first},
     ),
     "codec": (
-        [{"codec": "bf16", "sync": "asp"}, {"codec": "bf16", "execution": "graph"}],
-        {"codec": "bf16", "sync": "ssp"},
+        [{"codec": TwoBit(1.0), "sync": "asp"}, {"codec": TopK(ratio=0.5)}],
+        {"codec": TopK(threshold=1.0), "sync": "ssp"},
     ),
+    "graph": ([{"codec": "bf16", "execution": "graph"}], None),
     "sync_every": ([{"sync_every": 2}, {"sync_every": "epoch", "sync": "asp"}], None),
     "average": ([{"average": "models"}], None),
 }
@@ -131,10 +133,18 @@ def as_dask_array(store):
     assert (store["emb"].to_dask_array().compute() == expected[:, None]).all()
 
 
+def in_words(store):
+    train(store, both, codec="bf16")
+    train(store, of_batch, rows={"emb": ids_of}, codec="int8", execution="auto")
+    found = store["emb"].pull([1, 5, 0])
+    np.testing.assert_allclose(found, [[-1, -1], [0, 0], [1, 1]], atol=1e-7)
+
+
 #: What goes with rows: by what the docs call it.
 GOES: Mapping[str, Callable[[Any], None]] = {
     '`reduce="mean"`, `"sum"`': plain,
     '`execution="graph"`': in_graph,
+    '`codec=` of 16 bits, `"int8"`, one of your own that leaves nothing over': in_words,
     "`copy=False`": copies,
     "`validate`, `stop`": validated,
     "`to_dask_array()`": as_dask_array,

@@ -185,11 +185,14 @@ class NearCall:
         """Give a shard its part; it may be done at once. None leaves it to the owner."""
         request, layout = self._request, part.hosted.layout
         rows = tuple([g.item(layout, part.shard, sent=False) for g in request.rows])
-        step = request.step_of(part.shard, part.generation, check=check, rows=rows)
+        shard, empty = part.shard, part.serving.empty
         if request.codec:
-            # What is handed back goes by message, as it is.
-            pieces = part.hosted.layout.pieces[part.shard]
-            step = widened_step(step, request.codec, pieces, part.serving.empty)
+            # What is handed back goes by message, as it is. Rows are numbers already.
+            step = request.step_of(shard, part.generation, check=check)
+            step = widened_step(step, request.codec, layout, shard, empty=empty)
+            step = step._replace(items=(*step.items, *rows), owned=not rows)
+        else:
+            step = request.step_of(shard, part.generation, check=check, rows=rows)
         ticket = Ticket(step, owner=self)
         try:
             if step.producer:

@@ -113,6 +113,8 @@ class RowsGiven(NamedTuple):
     cut: RowCut
     #: Flat, in the order in which the caller has them; nothing for what is removed.
     data: Array
+    #: What a codec has made of those of each shard; the data are what that comes to.
+    words: Sequence[Array] | None = None
 
     def copied(self) -> RowsGiven:
         """Return the same in arrays that no caller has."""
@@ -136,6 +138,8 @@ class RowsGiven(NamedTuple):
         ids, at, data = cut.ids_of(shard), cut.at_of(shard), self.data
         if not len(data):  # rows to be removed, or none
             return Item(position, 0, data, ids)
+        if sent and self.words is not None:
+            return Item(position, 0, self.words[shard], ids)
         if at is None:
             start, stop = cut.starts[shard], cut.starts[shard + 1]
             return Item(position, 0, data[start * dim : stop * dim], ids)
@@ -156,7 +160,8 @@ def joined_rows(given: Sequence[RowsGiven], n_shards: int) -> list[RowsGiven]:
             data = np.concatenate([one.data for one in of])
             found.append(RowsGiven(RowCut.of(table, ids, n_shards), data))
         else:
-            found += of
+            # They are sent as numbers.
+            found.append(of[0]._replace(words=None))
     return found
 
 

@@ -15,6 +15,7 @@ from daskps.cluster.caller.allreduce import Allreduces
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
+from daskps.cluster.caller.row_words import worded
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.step_road import StepRoad
 from daskps.cluster.caller.takers import name_takers
@@ -223,7 +224,11 @@ class Session:
         how: Any = {"finite": self._finite, "empty": self._pool.empty}
         how["residuals"] = self._residuals
         words, left = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
-        return given._replace(words=words, left=left)
+        rows = [
+            worded(one, codec, finite=self._finite, empty=self._pool.empty)
+            for one in given.rows
+        ]
+        return given._replace(words=words, left=left, rows=rows)
 
     def _deliver_by(
         self,

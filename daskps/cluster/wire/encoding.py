@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.layout.parameters import Piece
     from daskps.reduction import Empty
-    from daskps.shards.steps import Step
+    from daskps.shards.steps import Item, Step
     from daskps.typing import Array
 
 #: Shard, and position of the piece in it.
@@ -148,20 +148,37 @@ def numbers(
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:
     """Return a call with numbers for words, in arrays that nobody else has."""
     parts = [
-        p._replace(step=widened_step(p.step, call.codec, layout.pieces[p.shard], empty))
+        p._replace(step=widened_step(p.step, call.codec, layout, p.shard, empty=empty))
         for p in call.parts
     ]
     return call._replace(parts=tuple(parts), codec="")
 
 
-def widened_step(step: Step, codec: str, pieces: Sequence[Piece], empty: Empty) -> Step:
+def widened_step(
+    step: Step, codec: str, layout: Layout, shard: int, *, empty: Empty
+) -> Step:
     """Return a step with numbers for words, in arrays that nobody else has."""
-    known = codecs.named(codec)
+    known, pieces = codecs.named(codec), layout.pieces[shard]
     items = tuple(
-        i._replace(data=decoded(known, i.data, pieces[i.position], empty))
-        for i in step.items
+        _widened_rows(item, known, layout, shard, empty=empty)
+        if item.ids is not None
+        else item._replace(data=decoded(known, item.data, pieces[item.position], empty))
+        for item in step.items
     )
     return step._replace(items=items, owned=True)
+
+
+def _widened_rows(
+    item: Item, codec: Codec, layout: Layout, shard: int, *, empty: Empty
+) -> Item:
+    """Return rows of a table as numbers."""
+    pieces = layout.table_pieces[shard]
+    table = pieces[item.position - len(layout.pieces[shard])].table
+    n = 0 if item.ids is None else len(item.ids) * table.dim
+    out = empty(n, compute_dtype(table.dtype))
+    if n:
+        codec.of_rows(table.dim).decode_piece(item.data, out, cache_dir=cache_dir())
+    return item._replace(data=out)
 
 
 def widened_node(

@@ -308,8 +308,8 @@ def unpack_item(
     """
     position, start, data, ids = packed
     pieces = layout.pieces[shard]
-    if ids is not None and not codec:
-        return unpack_rows_item(layout, shard, packed, kind)
+    if ids is not None:
+        return unpack_rows_item(layout, shard, packed, kind, codec=codec)
     if not type(position) is type(start) is int or not 0 <= position < len(pieces):
         raise errors.PushRejectedError(
             f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}, from "
@@ -329,14 +329,9 @@ def unpack_item(
 
 def _unpack_words(piece: Piece, packed: Sequence[Any], codec: Codec) -> Item:
     """Rebuild the words of a whole piece."""
-    position, start, data, ids = packed
+    position, start, data, _ = packed
     words = unpack_array(data, codec.dtype)
-    if (
-        start
-        or ids is not None
-        or words.ndim != 1
-        or not codec.fits(len(words), piece.size, piece.start)
-    ):
+    if start or words.ndim != 1 or not codec.fits(len(words), piece.size, piece.start):
         raise errors.PushRejectedError(
             f"{words.size} words of codec={codec.name!r} from element {start!r:.60} on do not "
             f"fit the {piece.size} elements of parameter {piece.parameter.name!r}"

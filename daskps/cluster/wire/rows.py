@@ -20,6 +20,7 @@ from daskps.shards.steps import GRADIENT, MODEL, REMOVE, Item
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table, TablePiece
     from daskps.typing import Array
@@ -91,9 +92,16 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
 
 
 def unpack_rows_item(
-    layout: Layout, shard: int, packed: Sequence[Any], kind: str
+    layout: Layout,
+    shard: int,
+    packed: Sequence[Any],
+    kind: str,
+    *,
+    codec: Codec | None = None,
 ) -> Item:
     """Rebuild rows that go to a table, from (position, start, data, ids).
+
+    Of a codec they are words.
 
     Raises
     ------
@@ -108,8 +116,13 @@ def unpack_rows_item(
             f"{start!r:.60} on, which is no table"
         )
     dtype, dim = given_to(piece.table, kind)
-    ids, rows = unpack_array(given, "int64"), unpack_array(data, dtype)
-    fits = ids.ndim == rows.ndim == 1 and len(rows) == len(ids) * dim
+    ids = unpack_array(given, "int64")
+    rows = unpack_array(data, codec.dtype if codec else dtype)
+    fits, n = ids.ndim == rows.ndim == 1, ids.size * dim
+    if codec and n:
+        fits = fits and codec.of_rows(dim).fits(len(rows), n)
+    else:
+        fits = fits and len(rows) == n
     if not (fits and _holds(piece, ids)):
         raise errors.PushRejectedError(
             f"{ids.size:,} ids with {rows.size:,} elements do not fit shard {shard}, "

@@ -102,7 +102,7 @@ class TaskContext:
         if codec is None:
             scale = weight if self.reduce == "mean" else 1.0
             rows = {}
-            for (table, ids, at, starts), data in found.of_tables:
+            for (table, ids, at, starts), data, _ in found.of_tables:
                 item = Item(0, 0, data, ids, at)
                 kept = keep_rows(table, item, starts, scale=scale, empty=empty)
                 rows[table.index] = kept
