@@ -145,7 +145,7 @@ def tallying(send: Any) -> Any:
             count(_by_contract, "on an event loop")
         elif is_counted(self) and request.given:
             count(_by_contract, "pieces that are given away")
-        elif is_counted(self) and request.codec and not carries_words(request):
+        elif is_counted(self) and not carries_words(request):
             count(_by_contract, "words of any number")
         return await send(self, worker, request, *args, **kwargs)
 

@@ -7,7 +7,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.bench import clusters, command, model
+from daskps.bench import clusters, command, counting, model
 from daskps.bench.model import RoundWork, StoreShape, Times
 from daskps.cluster import upstream
 
@@ -162,3 +162,42 @@ def test_too_many_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1024))
     with pytest.raises(SystemExit, match=r"64 workers .* need 5576 open files"):
         command.main(["scaling"])
+
+
+def ones(params: Any, X: Any, y: Any) -> Any:
+    return {"w": np.ones_like(params["w"])}
+
+
+@pytest.mark.leaky  # a cluster in this process
+@pytest.mark.parametrize("elements", [1000, 24_576])
+def test_bytes_of_rounds_in_words_are_what_the_model_says(elements: int) -> None:
+    """Gradients and pulls, inside messages and as frames of their own."""
+    cases = [("", ""), ("bf16", ""), ("fp16", "bf16"), ("", "fp16")]
+    with clusters.inside(2) as cluster, Client(cluster) as client:
+        servers = list(client.nthreads())
+        spec = {"w": daskps.ArraySpec((elements,), "float32")}
+        store = daskps.create(spec, optimizer=optim.SGD(0.5), servers=servers)
+        for run, (codec, read_codec) in enumerate(cases, start=1):
+            how: dict[str, Any] = {"codec": codec or None, "callbacks": ()}
+            shape = StoreShape(1, 2, elements, run, store.version)
+            shape = replace(shape, codec=codec, read_codec=read_codec)
+            with counting.wire() as found:
+                daskps.train(
+                    store,
+                    ones,
+                    np.zeros((3, 1)),
+                    trainers=1,
+                    batch_size=1,
+                    pull_codec=read_codec or None,
+                    reset_optimizer=True,
+                    **how,
+                )
+            # A pull, three rounds, and what the client reads in the end: as it is.
+            assert found["requests"] == 4 * 2 + 2
+            sent = shape.nbytes([None, 0, 1, 2])
+            end = found["nbytes"] - sent
+            if run == 1:
+                usual = end
+            assert end == usual
+            assert shape.payload == (shape.pushed + shape.pulled) * elements
+        store.delete()

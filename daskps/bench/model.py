@@ -57,6 +57,9 @@ class StoreShape:
     version: int = 0
     #: Whether calls take lanes, and none a message.
     lane: bool = False
+    #: Names of codecs of 16 bits, of gradients and of pulled weights; "" for none.
+    codec: str = ""
+    read_codec: str = ""
 
     @property
     def messages(self) -> int:
@@ -72,12 +75,26 @@ class StoreShape:
     @property
     def payload(self) -> int:
         """Bytes of gradients and weights of a round, without what is around them."""
-        return 2 * 4 * self.trainers * sum(self.sizes)
+        return (self.pushed + self.pulled) * self.trainers * sum(self.sizes)
+
+    @property
+    def pushed(self) -> int:
+        """Bytes of an element of a gradient."""
+        return 2 if self.codec else 4
+
+    @property
+    def pulled(self) -> int:
+        """Bytes of an element of weights."""
+        return 2 if self.read_codec else 4
 
     @property
     def framed(self) -> int:
         """Messages of a round whose arrays are frames of their own."""
-        return 0 if self.lane else self.trainers * sum(map(_is_framed, self.sizes))
+        if self.lane:
+            return 0
+        return self.trainers * sum(
+            _is_framed(n * max(self.pushed, self.pulled)) for n in self.sizes
+        )
 
     @property
     def work(self) -> RoundWork:
@@ -98,8 +115,9 @@ class StoreShape:
         if self.lane:
             clocks = list(clocks)
             pulls = clocks.count(None)
-            gradients = self.payload // 2 * (len(clocks) - pulls)
-            weights = self.payload // 2 * len(clocks)
+            each = self.trainers * sum(self.sizes)
+            gradients = self.pushed * each * (len(clocks) - pulls)
+            weights = self.pulled * each * len(clocks)
             return self.messages * len(clocks) * PER_FRAMES_NBYTES + gradients + weights
         return sum(
             request(self, rank, host, clock) + reply(self, host, clock)
@@ -116,11 +134,13 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     # The calls of a trainer are numbered as they leave.
     number = (0 if clock is None else clock + 1) * shape.hosts + host
     pushes = clock is not None
-    items = [[0, 0, _array(n), None]] if pushes and n else []
+    nbytes = shape.pushed * n if pushes else 0
+    items = [[0, 0, _array(nbytes), None]] if nbytes else []
     store, call = "u" * 32, f"{'t' * 32}-{number}"
     kind = "gradient" if pushes else "nothing"
     head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None]
-    head += [step if pushes else 0, None, False, 20.0, call, ""]
+    head += [step if pushes else 0, None, False, 20.0, call]
+    head += [shape.codec if pushes else "", shape.read_codec]
     ranges = [["float32", 0, n]] if n else []
     message = {
         "protocol": PROTOCOL,
@@ -129,39 +149,42 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
         "op": "daskps_call",
         "reply": True,
     }
-    return _message(message, [n] if pushes and n else [])
+    return _message(message, [(nbytes, shape.pushed)] if nbytes else [])
 
 
 def reply(shape: StoreShape, host: int, clock: int | None) -> int:
     """Return the bytes of the host's answer to it."""
     n = shape.sizes[host]
     version = shape.version + (0 if clock is None else clock + 1)
-    arrays = [_array(n)] if n else []
+    nbytes = shape.pulled * n
+    arrays = [_array(nbytes)] if n else []
     row = [host, None, False, True, version, 0, arrays]
-    return _message({"status": "OK", "value": [row]}, [n] if n else [])
+    framed = [(nbytes, shape.pulled)] if n else []
+    return _message({"status": "OK", "value": [row]}, framed)
 
 
-def _array(n: int) -> Any:
-    return _FRAME if _is_framed(n) else bytes(4 * n)
+def _array(nbytes: int) -> Any:
+    return _FRAME if _is_framed(nbytes) else bytes(nbytes)
 
 
-def _is_framed(n: int) -> bool:
-    """Return whether so many float32 are a frame of their own."""
-    return 4 * n > INLINE_NBYTES
+def _is_framed(nbytes: int) -> bool:
+    """Return whether an array of so many bytes is a frame of its own."""
+    return nbytes > INLINE_NBYTES
 
 
-def _message(message: Any, arrays: Sequence[int]) -> int:
-    """Return the bytes of a message with arrays of so many float32."""
-    frames = [n for n in arrays if _is_framed(n)]
+def _message(message: Any, arrays: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes of a message with arrays of so many bytes, and of an element."""
+    frames = [each for each in arrays if _is_framed(each[0])]
     nbytes = PRELUDE_NBYTES + PER_FRAME_NBYTES + len(packb(message))
     return nbytes + sum(
-        2 * PER_FRAME_NBYTES + len(packb(_about(n))) + 4 * n for n in frames
+        2 * PER_FRAME_NBYTES + len(packb(_about(*each))) + each[0] for each in frames
     )
 
 
-def _about(n: int) -> dict[str, Any]:
+def _about(nbytes: int, size: int) -> dict[str, Any]:
     """Return what Dask says of an array that is a frame of its own."""
-    array = {"dtype": [0, "<f4"], "shape": [n], "strides": [4], "writeable": [True]}
+    n, dtype = nbytes // size, "<f4" if size == 4 else "<u2"
+    array = {"dtype": [0, dtype], "shape": [n], "strides": [size], "writeable": [True]}
     return {
         "sub-header": array,
         "type": "numpy.ndarray",
@@ -231,7 +254,8 @@ def apart(times: Times, shape: StoreShape) -> Apart:
     each = astuple(times)[1:]
     half = Times(times.fixed, *(seconds / 2 for seconds in each))
     n, largest = shape.trainers, max(shape.sizes)
-    framed = 0 if shape.lane else n * _is_framed(largest)
-    host = RoundWork(n, framed, n * 2 * 4 * largest)
+    bytes_of, most = shape.pushed + shape.pulled, max(shape.pushed, shape.pulled)
+    framed = 0 if shape.lane else n * _is_framed(most * largest)
+    host = RoundWork(n, framed, n * bytes_of * largest)
     trainer = RoundWork(*(whole // n for whole in astuple(shape.work)))
     return Apart(half.round(host), half.round(trainer))

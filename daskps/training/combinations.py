@@ -79,13 +79,40 @@ def check_verb(verb: str, *, bsp: bool, unticked: bool) -> None:
         )
 
 
-def check_averaging(chosen: Policy, reduce: Any, codec: codecs.Codec | None) -> None:
-    """Refuse what the mean of models cannot be combined with."""
-    if codec is not None:
+def pulled_by(value: Any) -> codecs.Codec | None:
+    """Return how weights travel to trainers, as `pull_codec` says.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what is no codec, and for one that needs what was sent before.
+    """
+    try:
+        chosen = codecs.choose(value)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"pull_{error}") from None
+    if chosen is not None and not codecs.is_plain(chosen):
         raise ValueError(
-            f"average='models' takes no codec, found codec={codec.name!r}: what travels "
-            f"are weights, and it would round them; leave it at None"
+            f"pull_codec takes codecs of 16 bits alone, found {chosen.name!r}: no "
+            f"weights wait for what another one leaves over; choose 'bf16', 'fp16' or "
+            f"None"
         )
+    return chosen
+
+
+def check_averaging(
+    chosen: Policy,
+    reduce: Any,
+    codec: codecs.Codec | None,
+    pull_codec: codecs.Codec | None,
+) -> None:
+    """Refuse what the mean of models cannot be combined with."""
+    for what, given in (("codec", codec), ("pull_codec", pull_codec)):
+        if given is not None:
+            raise ValueError(
+                f"average='models' takes no {what}, found {what}={given.name!r}: what "
+                f"travels are weights, and it would round them; leave it at None"
+            )
     why = "outside a round there is nothing to average"
     check_rounds("average='models'", chosen, why)
     if reduce != "mean":

@@ -20,6 +20,7 @@ from daskps.training.combinations import (
     check_run,
     described,
     may_read_ahead,
+    pulled_by,
     rows_ahead,
 )
 from daskps.training.data.parts import check
@@ -64,6 +65,7 @@ def train(  # noqa: PLR0913 - the public contract
     seed: int = 0,
     execution: str = "auto",
     codec: str | codecs.Codec | None = None,
+    pull_codec: str | codecs.Codec | None = None,
     validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None,
     callbacks: str | Iterable[object] = "auto",
     stop: Callable[[list[Epoch]], bool] | None = None,
@@ -159,6 +161,10 @@ def train(  # noqa: PLR0913 - the public contract
         updates and weights are as without; the run's numbers do not depend on what
         travelled. A gradient that would become infinite is refused. Others are in
         :mod:`daskps.codecs`; in the task graph only those of 16 bits, and no rows.
+    pull_codec : {None, "bf16", "fp16"} or codecs.BFloat16 or codecs.Float16
+        What trainers pull is rounded so, rows too, and travels in these bytes; the
+        store, its updates and what this returns are as without. Too large a weight
+        becomes infinite.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
@@ -241,10 +247,11 @@ def train(  # noqa: PLR0913 - the public contract
         check_rounds("execution='graph'", chosen, why)
     every = batches_between(sync_every)
     chosen_codec = codecs.choose(codec)
+    chosen_pulls = pulled_by(pull_codec)
     if execution == "graph":
         check_graph(chosen_codec)
     if average == "models":
-        check_averaging(chosen, reduce, chosen_codec)
+        check_averaging(chosen, reduce, chosen_codec, chosen_pulls)
     check_function("gradient", gradient)
     for what, function in (("validate", validate), ("stop", stop)):
         if function is not None:
@@ -266,6 +273,7 @@ def train(  # noqa: PLR0913 - the public contract
         restartable=on_trainer_lost == "restart",
         execution=execution,
         codec=chosen_codec,
+        pull_codec=chosen_pulls,
     )
     if job.trainers:
         in_graph = isinstance(chosen, BSP) and execution != "resident"

@@ -70,6 +70,7 @@ class Job:
     since: int = 0
     execution: str = "resident"
     codec: Codec | None = None
+    pull_codec: Codec | None = None
     saves: Saves | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
     #: How many rounds, of what loss, and the history so far.
@@ -147,6 +148,7 @@ class Job:
             or self.early.is_sudden
             or bool(saved and saved.every != "epoch"),
             codec=self.codec,
+            read_codec=self.pull_codec,
             graph=graph,
             epochs=progress.epochs if progress else None,
             described=progress.described if progress else "",

@@ -63,7 +63,7 @@ class FarByLane(Far):
         # Pieces that a caller gives away are of a form of their own each time.
         if request.given:
             return None
-        if request.codec and not carries_words(request):
+        if (request.codec or request.read_codec) and not carries_words(request):
             return None
         if request.rows or (request.target and request.target.rows):
             rows = self._rows.find(request, shards)
@@ -88,7 +88,14 @@ class FarByLane(Far):
 
 
 def carries_words(request: Request) -> bool:
-    """Return whether forms say of words how many there are: the same each time."""
+    """Return whether forms say of words how many there are: the same each time.
+
+    And none of those that come: what is read by lane is sent as it is.
+    """
+    if request.read_codec and request.target is not None:
+        return False
+    if not request.codec:
+        return True
     has_rows = request.rows or (request.target and request.target.rows)
     return not has_rows and codecs.named(request.codec).is_fixed
 

@@ -113,6 +113,8 @@ class Request(NamedTuple):
     min_version: int | None = None
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
+    #: The same of what is read, by message; what is read near is rounded by who asks.
+    read_codec: str = ""
     #: Whether no other process may act for the owners of the shards.
     by_owner: bool = False
     #: Whether the caller has no more use for its arrays.
@@ -206,7 +208,9 @@ class Request(NamedTuple):
             else:
                 asked = target.ranges(shard), target.rows_asked(shard)
                 parts.append(Part(*said, *asked))
-        return Call(meta.uid, tuple(parts), wait_seconds, token, self.codec)
+        return Call(
+            meta.uid, tuple(parts), wait_seconds, token, self.codec, self.read_codec
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import codecs, config
+from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.allreduce import Allreduces
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
-from daskps.cluster.caller.row_words import worded
+from daskps.cluster.caller.run_codecs import RunCodecs
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.step_road import StepRoad
 from daskps.cluster.caller.takers import name_takers
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
-from daskps.cluster.wire import encoding
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import (
     ContributionLostError,
@@ -68,13 +67,11 @@ class Session:
     ) -> None:
         self.link, self.meta = link, meta
         self.run, self.size, self.rank, self.bsp = joined.run, joined.size, rank, bsp
-        #: What messages call the run's codec, it, and what its words have not said, by
-        #: parameter index.
-        self._coded = joined.coded[0]
-        self._codec = codecs.named(self._coded) if self._coded else None
-        self._residuals: dict[int, Array] = {}
         self._pool = BufferPool(LEAST_LIMIT)
-        self._finite = config.load().check_finite
+        self._codecs = RunCodecs(
+            meta, joined, finite=config.load().check_finite, empty=self._pool.empty
+        )
+        self._codec = self._codecs.codec
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
         self.allreduces = Allreduces(link, self.shards, joined.run, rank)
@@ -114,11 +111,12 @@ class Session:
     def read(self, target: Target, timeout: float | None, *, ahead: int = 0) -> None:
         """Read what the policy lets this trainer see at its clock, or ahead of it."""
         clock = self.clock + ahead
-        if self.reads.fill(target, itertools.repeat(clock)):
-            return
-        step = self._step()._replace(clock=clock)
-        request = routes.read(self.meta, target, None, step)
-        self._call(request, self._deadline(timeout, "a pull"))
+        if not self.reads.fill(target, itertools.repeat(clock)):
+            step = self._step()._replace(clock=clock)
+            request = routes.read(self.meta, target, None, step)
+            request = request._replace(read_codec=self._codecs.reads_in)
+            self._call(request, self._deadline(timeout, "a pull"))
+        self._codecs.round_read(target)
 
     def read_all(
         self, targets: Sequence[Target], timeout: float | None, *, ahead: int = 0
@@ -174,7 +172,7 @@ class Session:
             ):
                 road = None
             if codec is not None:
-                given = self._encoded(given, codec)
+                given = self._codecs.encoded(given, codec)
             number = 0
             if tick or kind != NOTHING:  # as `_next_number`
                 number, self.sequence = self.sequence, self.sequence + 1
@@ -182,10 +180,9 @@ class Session:
             said = self.run, self.rank, self.clock, number, kind, given.weight
             step = Tick(*said, floor=number)
             make = partial(self._request, step, given, tick=tick, target=target)
-            unread = None
             try:
                 if road is None:
-                    versions = self._send(make(), timeout).versions
+                    versions, unread = self._send(make(), timeout).versions, None
                 else:
                     versions, unread = self._deliver_by(
                         road, step, given, target=target, make=make, timeout=timeout
@@ -197,13 +194,17 @@ class Session:
                 raise
             self.clock += tick
             self._failed = False
-            if given.left and given.weight:
-                # Not before: what was refused or lost stays left over.
-                self._residuals |= given.left
+            if given.left:
+                self._codecs.keep(given)
             if self._open or not tick:
                 self._note_open(given, tick)
-            if target is not None and road is not None and (unread or target.rows):
-                self._read_after(road, unread or {}, target)
+            if target is not None and (
+                self._codecs.reads_in or (road is not None and (unread or target.rows))
+            ):
+                after = (
+                    self._read_in_words if self._codecs.reads_in else self._read_after
+                )
+                after(road, unread or {}, target)
             versions.sort()
             return Version.of(versions)
 
@@ -215,20 +216,6 @@ class Session:
         self.shards.settle(-1 - self.rank, self.sequence, self.run)
         if isinstance(error, PushRejectedError) and not self.bsp:
             self.link.run(partial(name_takers, self.shards, step, error))
-
-    def _encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
-        """Return what is given in words of the run's codec, and what they do not say.
-
-        Once: what is sent again are the same bytes.
-        """
-        how: Any = {"finite": self._finite, "empty": self._pool.empty}
-        how["residuals"] = self._residuals
-        words, left = encoding.encoded(self.meta.layout, given.arrays, codec, **how)
-        rows = [
-            worded(one, codec, finite=self._finite, empty=self._pool.empty)
-            for one in given.rows
-        ]
-        return given._replace(words=words, left=left, rows=rows)
 
     def _deliver_by(
         self,
@@ -284,14 +271,28 @@ class Session:
             self.reads.lag = max(self.reads.lag, reply.lag)
         return reply.versions, lanes.rest
 
-    def _read_after(self, road: StepRoad, slices: ReadSlices, target: Target) -> None:
+    def _read_after(
+        self, road: StepRoad | None, slices: ReadSlices, target: Target
+    ) -> None:
         """Read what a step was to read of near shards, which have taken it."""
-        if not target.rows and road.near.route.where is self.meta.where:
+        if (
+            road is not None
+            and not target.rows
+            and road.near.route.where is self.meta.where
+        ):
             lag = road.read_near(slices, self.clock, target.flats)
             if lag is not None:
                 self.reads.lag = max(self.reads.lag, lag)
                 return
         self.read(target._replace(slices=slices), None)
+
+    def _read_in_words(
+        self, road: StepRoad | None, slices: ReadSlices, target: Target
+    ) -> None:
+        """Do the same, and round what has come without a codec's words."""
+        if road is not None and (slices or target.rows):
+            self._read_after(road, slices, target)
+        self._codecs.round_read(target)
 
     def _note_open(self, given: TrainerStep, tick: bool) -> None:
         """Keep what was pushed at this clock until its tick."""
@@ -325,10 +326,11 @@ class Session:
         what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
         what["words"] = given.words
         return routes.push(self.meta, given.arrays, said, **what)._replace(
-            codec="" if given.words is None else self._coded,
+            codec="" if given.words is None else self._codecs.pushes_in,
             # Pushes before the tick of a round are kept by the owner alone.
             by_owner=self.bsp and (self._open or not tick),
             check=given.look,
+            read_codec="" if target is None else self._codecs.reads_in,
         )
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
@@ -351,7 +353,8 @@ class Session:
         again = routes.push(
             self.meta, arrays, step, everywhere=True, target=request.target, rows=rows
         )
-        reply = self._call(again._replace(by_owner=request.by_owner), deadline)
+        how: Any = {"by_owner": request.by_owner, "read_codec": request.read_codec}
+        reply = self._call(again._replace(**how), deadline)
         self._is_torn = False
         return reply
 

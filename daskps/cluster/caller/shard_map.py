@@ -31,6 +31,8 @@ class RunMembership:
     size: int
     #: What the directory says of the mailboxes; nothing to who fills none.
     wire: Mapping[str, Any] = field(default_factory=dict)
+    #: Name of the codec of what its trainers pull; "" for none.
+    read_codec: str = ""
 
     @property
     def coded(self) -> tuple[str, bytes]:

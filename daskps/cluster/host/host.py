@@ -21,7 +21,13 @@ from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
 from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import Answer, Call, pack_answers, unpack_call
+from daskps.cluster.wire.messages import (
+    Answer,
+    Call,
+    in_words,
+    pack_answers,
+    unpack_call,
+)
 from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import (
@@ -133,7 +139,12 @@ class ShardHost(NearShards):
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         try:
-            return pack_answers(await self.call(call))
+            answers = await self.call(call)
+            if call.read_codec:
+                work = partial(in_words, answers, call)
+                small = call.nbytes <= self.inline_nbytes
+                answers = work() if small else await self.in_thread(work)
+            return pack_answers(answers)
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
 

@@ -178,7 +178,7 @@ class Form:
                 check=step.check,
             )
             parts.append(Part(shard, said, ranges))
-        store, _, _, token, codec = self.template
+        store, _, _, token, codec, _ = self.template
         return Call(store, tuple(parts), head.wait_ms / 1000, token, codec)
 
 
@@ -209,7 +209,9 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     )
     layout = layout_of(str(head[0]), parts[0][0])
     # No call has a codec but for gradients; `unpack_call` says so.
-    kind, codec = head[1], codecs.named(head[-1]) if head[-1] else None
+    kind, codec = head[1], codecs.named(head[-2]) if head[-2] else None
+    if head[-1]:
+        raise ProtocolError("a form of a call answered in words, which go by message")
     for part, rows in zip(parts, sizes, strict=True):
         part[3] = []
         pieces = layout.pieces[part[0]]

@@ -230,7 +230,7 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     template, kind = form.template, form.template.step.kind
     layout = layout_of(template.store, template.parts[0].shard)
     pushed, read = (_tables(layout, of) for of in said["tables"])
-    if template.codec or (pushed and kind in (NOTHING, MODEL)):
+    if template.codec or template.read_codec or (pushed and kind in (NOTHING, MODEL)):
         raise ProtocolError(f"a {kind} of rows, of codec {template.codec!r:.60}")
     n, arrays = len(template.parts), _arrays_of(template)
     given = given_in(arrays, pushed, kind)

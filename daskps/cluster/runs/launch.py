@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
@@ -59,6 +60,7 @@ async def launch(
     trainers: Trainers | GraphDriver
     if spec.graph:
         work = GraphWork(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
+        work = replace(work, read_codec=spec.read_codec)
         trainers = GraphDriver(
             link, work, parts=spec.parts, schedule=spec.graph, listen=listen
         )

@@ -79,6 +79,7 @@ class Trainers:
             await self._start(rank, 0, workers)
 
     async def _start(self, rank: int, attempt: int, workers: list[str]) -> None:
+        read_codec = self.spec.read_codec
         part, worker = self.spec.parts[rank], workers[rank % len(workers)]
         if isinstance(part, DataPart):
             # Where its data went with a worker, it is anywhere by now.
@@ -97,6 +98,7 @@ class Trainers:
                 "size": len(self.spec.parts),
                 "bsp": isinstance(self.spec.policy, BSP),
                 "watched": self.spec.watched,
+                "read_codec": read_codec.name if read_codec else "",
             },
             config.load().register_timeout_seconds,
             part,

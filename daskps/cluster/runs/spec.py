@@ -35,6 +35,8 @@ class Launch:
     watched: bool = False
     #: How gradients travel; None as they are.
     codec: Codec | None = None
+    #: How pulled weights travel; None as they are.
+    read_codec: Codec | None = None
     #: The rounds of graph execution; None for resident trainers.
     graph: Schedule | None = None
     #: Where in the store's epochs it begins; None where it has none.

@@ -32,8 +32,8 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank, size, whether it is a BSP run, and
-        whether somebody watches how far it is.
+        uid of the store, run, rank, size, whether it is a BSP run,
+        whether somebody watches how far it is, and the codec of what it pulls.
     wait_seconds : float
         How long to wait for the other trainers to register.
     part : object
@@ -82,7 +82,7 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     found = link.run(lambda: register)
     find = link.directory("find", uid=place["uid"])
     meta = StoreMap(link.run(lambda: find))
-    joined = RunMembership(run, size, found["mailboxes"])
+    joined = RunMembership(run, size, found["mailboxes"], place["read_codec"])
     encoding.learn(*joined.coded)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
     if found["attempt"] > 1:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from daskps import codecs
 from daskps.cluster.upstream import loads
+from daskps.cluster.wire.messages import CODED
 from daskps.config import cache_dir
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.cluster.wire.messages import Call
     from daskps.codecs import Codec
@@ -106,6 +107,19 @@ def rounded(
             raise _too_large(layout, index, codec)
         [found[index]] = made.words
     return found
+
+
+def round_read(codec: Codec, flats: Iterable[Array], empty: Empty) -> None:
+    """Round what was read to what its words would say; what came in words stays.
+
+    Reads of near shards copy weights as they are: this is what makes all ways alike.
+    """
+    for flat in flats:
+        if flat.dtype.name in CODED and len(flat):
+            [words] = codec.encode_pieces(
+                flat, [(0, len(flat))], empty=empty, cache_dir=cache_dir()
+            ).words
+            codec.decode_piece(words, flat, cache_dir=cache_dir())
 
 
 def _too_large(layout: Layout, index: int, codec: Codec) -> PushRejectedError:

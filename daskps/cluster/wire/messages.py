@@ -29,6 +29,7 @@ from daskps.cluster.wire.rows import (
     unpack_rows_item,
 )
 from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.config import cache_dir
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.limits import MOST_RANGES
 from daskps.shards.steps import (
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 11
+PROTOCOL = 12
+
+#: What weights are that a codec may round on their way, and what that makes of each.
+CODED, WORD_NBYTES = ("float32", "float64"), 2
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
@@ -81,6 +85,15 @@ class Part(NamedTuple):
         return dense + sum(asked.nbytes for asked in self.rows)
 
     @property
+    def answered(self) -> list[tuple[str, int]]:
+        """Dtype and length of each array that is read."""
+        return [
+            *((dtype, b - a) for dtype, a, b in self.ranges),
+            *((asked.dtype, len(asked.ids) * asked.dim) for asked in self.rows),
+            *(("uint8", len(asked.ids)) for asked in self.rows if asked.is_marked),
+        ]
+
+    @property
     def reads(self) -> bool:
         """Whether anything is read."""
         return bool(self.ranges or self.rows)
@@ -101,6 +114,8 @@ class Call(NamedTuple):
     token: str = ""
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
+    #: The same of the arrays of the answer, where they are float32 or float64.
+    read_codec: str = ""
 
     @property
     def step(self) -> Step:
@@ -110,7 +125,17 @@ class Call(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
-        return sum(part.step.nbytes + part.answer_nbytes for part in self.parts)
+        given = sum(part.step.nbytes for part in self.parts)
+        return given + sum(map(self._answered, self.parts))
+
+    def _answered(self, part: Part) -> int:
+        """Bytes of the arrays that are read of one shard."""
+        if not self.read_codec:
+            return part.answer_nbytes
+        return sum(
+            n * (WORD_NBYTES if dtype in CODED else np.dtype(dtype).itemsize)
+            for dtype, n in part.answered
+        )
 
 
 class Answer(NamedTuple):
@@ -151,6 +176,7 @@ _HEAD: dict[str, tuple[type, ...]] = {
     "wait_seconds": _NUMBER,
     "token": (str,),
     "codec": (str,),
+    "read_codec": (str,),
 }
 _said = operator.attrgetter(*_STEP)
 #: Numbers of a call, of which none is below -1: a word of a segment holds them, and what
@@ -174,6 +200,7 @@ def pack_call(call: Call) -> dict[str, Any]:
     ]
     said = _said(call.step)
     head = [call.store, *said, call.wait_seconds, call.token, call.codec]
+    head.append(call.read_codec)
     return {"protocol": PROTOCOL, "head": head, "parts": parts}
 
 
@@ -200,11 +227,13 @@ def unpack_call(
             f"install the same daskps on client, scheduler and workers"
         )
     _check_head(head)
-    store, *said, wait_seconds, token, codec = head
+    store, *said, wait_seconds, token, codec, read_codec = head
     common = Step(**dict(zip(_STEP, said, strict=True)), owned=owned)
     if common.touched is not None:
         common = common._replace(touched=tuple((a, b) for a, b in common.touched))
     known = _codec(codec, common.kind)
+    if read_codec and not codecs.is_plain(codecs.named(read_codec)):
+        raise errors.ProtocolError(f"an answer in words of {read_codec!r:.60}")
     _check_parts(parts, layout)
     unpacked = []
     for shard, generation, at_least, given, ranges, wait, rows in parts:
@@ -218,7 +247,7 @@ def unpack_call(
         asked = tuple(_range(layout, shard, r) for r in ranges)
         asked_rows = tuple(unpack_rows(layout, shard, r) for r in rows)
         unpacked.append(Part(shard, step, asked, asked_rows))
-    return Call(store, tuple(unpacked), wait_seconds, token, codec)
+    return Call(store, tuple(unpacked), wait_seconds, token, codec, read_codec)
 
 
 def _check_head(head: Sequence[Any]) -> None:
@@ -363,14 +392,45 @@ def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
 def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
     """Rebuild the answers to `call`; anything but an acknowledgement raises."""
     found = []
-    dtypes = {
-        p.shard: [r[0] for r in p.ranges]
-        + [r.dtype for r in p.rows]
-        + ["uint8" for r in p.rows if r.is_marked]
-        for p in call.parts
-    }
+    asked = {p.shard: p.answered for p in call.parts}
+    codec = codecs.named(call.read_codec) if call.read_codec else None
     for shard, packed, *said, rows in unpack_reply(reply, where):
         error = None if packed is None else unpack_error(packed)
-        arrays = tuple(map(unpack_array, rows, dtypes[shard])) if rows else ()
+        arrays = tuple(
+            _unpack_read(data, dtype, codec)
+            for data, (dtype, _) in zip(rows, asked[shard], strict=False)
+        )
         found.append(Answer._make((shard, error, *said, arrays)))
     return found
+
+
+def in_words(answers: Sequence[Answer], call: Call) -> list[Answer]:
+    """Return answers with words of the call's codec for what is float32 or float64."""
+    codec, asked = codecs.named(call.read_codec), {p.shard: p for p in call.parts}
+    return [
+        answer._replace(
+            arrays=tuple(
+                _read_in_words(array, codec) if dtype in CODED else array
+                for array, (dtype, _) in zip(
+                    answer.arrays, asked[answer.shard].answered, strict=False
+                )
+            )
+        )
+        for answer in answers
+    ]
+
+
+def _read_in_words(array: Array, codec: Codec) -> Array:
+    whole = [(0, len(array))]
+    [words] = codec.encode_pieces(array, whole, cache_dir=cache_dir()).words
+    return words
+
+
+def _unpack_read(data: Any, dtype: str, codec: Codec | None) -> Array:
+    """Rebuild an array of an answer."""
+    if codec is None or dtype not in CODED:
+        return unpack_array(data, dtype)
+    words = unpack_array(data, codec.dtype)
+    out = np.empty(len(words), dtype)
+    codec.decode_piece(words, out, cache_dir=cache_dir())
+    return out

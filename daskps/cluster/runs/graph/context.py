@@ -20,7 +20,7 @@ from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.encoding import rounded
+from daskps.cluster.wire.encoding import round_read, rounded
 from daskps.shards.steps import Item, Step
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class GraphWork:
     #: Pickled function of the store's `StoreMap` that makes a `Stepper`.
     body: bytes
     codec: Codec | None = None
+    #: How pulled weights travel.
+    read_codec: Codec | None = None
 
 
 class TaskContext:
@@ -83,7 +85,12 @@ class TaskContext:
     def _read(self, place: RoundId, target: Target) -> None:
         request = routes.read(self.meta, target, None, self.step(clock=place.round))
         what = f"the pull for round {place.round} of run {place.run}"
+        codec = self.work.read_codec
+        if codec is not None:
+            request = request._replace(read_codec=codec.name)
         self.shards.pull(request, Deadline(None, what))
+        if codec is not None:
+            round_read(codec, target.flats, self.host.pool.empty)
 
     def reader(self, place: RoundId) -> RowReader:
         """Return what reads rows of the round before a place."""

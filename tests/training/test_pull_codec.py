@@ -1,0 +1,101 @@
+"""Weights that are rounded on their way to trainers: the numbers, and the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import codecs, optim
+from daskps.codecs import Int8, TopK
+from tests.support import mostly_inside
+
+GIVEN = 1.111111
+ROUNDED = {"bf16": 1.109375, "fp16": 1.111328125, "truncated": 1.109375}
+CODECS: dict[str, Any] = {**{n: n for n in ("bf16", "fp16")}}
+CODECS["truncated"] = codecs.BFloat16(truncate=True)
+START = {
+    "w": np.full(9, GIVEN, "f4"),
+    "b": np.full(4, GIVEN),
+    "h": np.full(3, GIVEN, "f2"),
+    "n": np.arange(5),
+}
+
+
+def seen(params, X, y):
+    """The gradient is what was pulled."""
+    assert params["n"].tolist() == [0, 1, 2, 3, 4]
+    return {"w": params["w"].copy(), "b": params["b"].copy()}
+
+
+@mostly_inside("codec,sync", [("bf16", "bsp"), ("fp16", "asp"), ("truncated", "bsp")])
+def test_trainers_see_rounded_weights_by_every_way(way, codec, sync):
+    """With steps of what was seen: 1.111111 - r(w), twice; the store keeps all digits."""
+    with daskps.create(START, optimizer=optim.SGD(0.5), shards=3) as store:
+        result = daskps.train(
+            store,
+            seen,
+            np.zeros((2, 1)),
+            trainers=1,
+            batch_size=1,
+            sync=sync,
+            pull_codec=CODECS[codec],
+            callbacks=(),
+        )
+    expected = dict(START)
+    for _ in range(2):
+        for name in ("w", "b"):
+            words = np.empty(len(expected[name]), "u2")
+            of: Any = codecs.choose(CODECS[codec])
+            pulled = np.empty_like(expected[name])
+            of.encode(expected[name], words)
+            of.decode(words, pulled)
+            expected[name] = expected[name] - expected[name].dtype.type(0.5) * pulled
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result.weights[name], array)
+
+
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+def test_both_executions_see_the_same(client, execution):
+    found = []
+
+    def validate(params):
+        found.append(params["w"][0])
+        return {}
+
+    with daskps.create(START, optimizer=optim.SGD(0.5)) as store:
+        how: dict[str, Any] = {"execution": execution, "pull_codec": "bf16"}
+        result = daskps.train(
+            store, seen, np.zeros((2, 1)), trainers=2, validate=validate, **how
+        )
+    assert (
+        result.weights["w"][0] == np.float32(GIVEN) - np.float32(0.5) * ROUNDED["bf16"]
+    )
+    # Not what trainers pull.
+    assert found == [result.weights["w"][0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ("int8", ValueError, "pull_codec takes codecs of 16 bits alone, found 'int8'"),
+        (Int8(), ValueError, "choose 'bf16', 'fp16' or None"),
+        (TopK(ratio=0.1), ValueError, "found 'topk'"),
+        ("zip", ValueError, "pull_codec='zip' is not known"),
+        (16, TypeError, "pull_codec is None, a name or a codec"),
+    ],
+)
+def test_what_cannot_round_weights_is_refused_by_name(given, error, said):
+    store: Any = None
+    with pytest.raises(error, match=said):
+        daskps.train(store, seen, np.zeros(3), pull_codec=given)
+
+
+def test_a_mean_of_models_pulls_them_as_they_are():
+    store: Any = None
+    with pytest.raises(
+        ValueError, match="takes no pull_codec, found pull_codec='fp16'"
+    ):
+        daskps.train(store, seen, np.zeros(3), average="models", pull_codec="fp16")
