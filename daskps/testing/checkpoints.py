@@ -38,6 +38,8 @@ N_SHARDS = (1, 2, 3, 5)
 DYING_SHARE = 0.3
 DYING_SECONDS = 0.3
 SILENCE_SECONDS = 1.0
+#: The share of savers that remove older checkpoints, and how many stay.
+RETAIN_SHARE, KEPT = 0.3, 1
 #: How often a saver is looked for in a process that has died.
 LOOK_SECONDS = 0.1
 
@@ -89,16 +91,23 @@ class SimCheckpoints:
 
     async def _try_save(self, job: SimJob, client: Client) -> None:
         try:
-            await self.save(job, client)
+            info = await self.save(job, client)
+            if CHANCE.random() < RETAIN_SHARE:
+                storage = Storage(_url(job))
+                retain = asyncio.to_thread(listing.retain, storage, info.lineage, KEPT)
+                await self.watch.call("a retention", retain, SECONDS)
         except EXPECTED:
             return
 
-    async def save(self, job: SimJob, client: Client) -> None:
+    async def save(self, job: SimJob, client: Client) -> daskps.CheckpointInfo:
         """Save a store."""
         store, known = await opened(job.name, client), job.known()
         work = store.save(_url(job), timeout=SECONDS)
-        info = await self.watch.call("a save", awaited(work), SECONDS)
+        info: daskps.CheckpointInfo = await self.watch.call(
+            "a save", awaited(work), SECONDS
+        )
         self._known[info.url] = known
+        return info
 
     # -- restores --------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
+from daskps import optim
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
@@ -71,6 +72,10 @@ class OneHotPushes:
         n = self.n_shards * self.n_pushes
         table = daskps.TableSpec(n, 1, "float64")
         return {"w": np.zeros(n), "t": table, ANY: self.named.spec()}
+
+    def optimizer(self) -> Any:
+        """Return the rule of the store."""
+        return optim.SGD(lr=1.0)
 
     def asked(self) -> Any:
         """Return the rows that a pull of all reads besides the arrays."""

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import daskps
-from daskps import optim
 from daskps.errors import ShardLostError
 from daskps.testing.checkpoints import SimCheckpoints
 from daskps.testing.faults import Faults
@@ -202,7 +201,7 @@ async def _create(job: OneHotPushes | Training, client: Client) -> None:
         job.params(),
         name=job.name,
         shards=N_SHARDS,
-        optimizer=optim.SGD(lr=1.0),
+        optimizer=job.optimizer(),
         client=client,
     )
     job.named.know(store.layout)

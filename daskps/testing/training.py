@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import copy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.core import Status
 
 import daskps
+from daskps import config, optim
 from daskps.cluster import upstream
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
+from daskps.layout.arrays import Layout
 from daskps.testing import steps
 from daskps.testing.following import Follower, opened
 from daskps.testing.ground import CHANCE
 from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
+from daskps.training.local import LocalModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
-    from daskps.layout.arrays import Layout
     from daskps.testing.loop import Process
     from daskps.testing.oracles import Restored, Watch
     from daskps.testing.steps import AsyncTrainer
@@ -40,6 +43,8 @@ N_RANKS, N_CLOCKS = 3, 5
 #: Rounds of an epoch: in the end one is half over.
 PER_EPOCH = 2
 BEGINNING = Epochs(per_epoch=PER_EPOCH)
+#: Of the array that has slots.
+RULE = optim.Adam(0.1)
 #: How many ids a step has for itself: with many of them the index grows in a round.
 SIZES = (4, 4, 60, 600)
 #: How much later than the last fault a call of a run, or all of it, must have ended.
@@ -54,7 +59,9 @@ LOOK_SECONDS = 0.2
 class Training:
     """One run whose gradients are one-hot: an element for each shard, rank and clock.
 
-    And a row of a table, which is named twice, and ids of a table of any ids.
+    And a row of a table, which is named twice, and ids of a table of any ids. In rounds an
+    array with a rule of its own, whose slots and steps count, must have the bits that it has
+    without a cluster.
     """
 
     world: World
@@ -90,7 +97,13 @@ class Training:
         """Return the parameters of the store."""
         n = self.n_shards * N_RANKS * N_CLOCKS
         table = daskps.TableSpec(n, 1, "float64")
-        return {"w": np.zeros(n), "t": table, ANY: self.named.spec()}
+        # Without rounds each shard must have what counts for itself, and nothing more.
+        more = {"m": np.zeros(self.n_shards)} if self.is_bsp else {}
+        return {"w": np.zeros(n), **more, "t": table, ANY: self.named.spec()}
+
+    def optimizer(self) -> Any:
+        """Return the rules of the store."""
+        return ({"m": RULE} if self.is_bsp else {}) | {"*": optim.SGD(lr=1.0)}
 
     def asked(self) -> Any:
         """Return the rows that a pull of all reads besides the arrays."""
@@ -220,12 +233,15 @@ class Training:
     async def _step(self, trainer: AsyncTrainer, clock: int) -> None:
         counts = np.zeros((self.n_shards, N_RANKS, N_CLOCKS))
         counts[:, trainer.rank, clock] = 1.0
+        some = {0: counts.reshape(-1)}
+        if self.is_bsp:
+            some[1] = np.full(self.n_shards, (trainer.rank + 1.0) * (clock + 1))
         if self._in_halves:
-            counts /= 2
-            await trainer.deliver_async({0: counts.reshape(-1)}, tick=False)
+            some = {index: values / 2 for index, values in some.items()}
+            await trainer.deliver_async(some, tick=False)
         step = trainer.rank * N_CLOCKS + clock
         rows = self._rows(trainer.meta.layout, counts, step)
-        await trainer.deliver_async({0: counts.reshape(-1)}, rows=rows)
+        await trainer.deliver_async(some, rows=rows)
         self.acknowledged.add((trainer.rank, clock))
 
     def _rows(self, layout: Layout, counts: Any, step: int) -> list[RowsGiven]:
@@ -244,6 +260,8 @@ class Training:
         where = f"trainer {rank} at clock {clock} ({self.policy})"
         self._once(counts, where)
         self._compare_named(counts, values, where)
+        if self.is_bsp:
+            self._compare_bits(values, clock, where)
         due = counts[:, :, : max(0, clock - self.staleness)]
         if self.policy != "asp" and not due.all():
             self.watch.wrong(f"{where} lacks {_first(due == 0)}")
@@ -262,6 +280,12 @@ class Training:
         self.named.compare(where, wanted, at, values[ANY])
         return wanted
 
+    def _compare_bits(self, values: Any, n_rounds: int, where: str) -> None:
+        """Look at the array whose rule has slots, after so many rounds."""
+        wanted, found = undisturbed()[n_rounds], values["m"].tolist()
+        if found != [wanted] * self.n_shards:
+            self.watch.wrong(f"{where}: {found} instead of {wanted} by {RULE!r}")
+
     def _once(self, counts: Any, where: str) -> None:
         wrong = (counts != 0) & (counts != 1)
         if wrong.any():
@@ -279,17 +303,18 @@ class Training:
         if self.is_complete and not counts.all():
             self.watch.wrong(f"{end} lacks {_first(counts == 0)}")
         if self.is_bsp:
-            self._check_rounds(counts, end)
+            self._check_rounds(counts, values, end)
         else:
             self._check_steps(counts, self.acknowledged, end)
 
-    def _check_rounds(self, counts: Any, what: str) -> None:
+    def _check_rounds(self, counts: Any, values: Any, what: str) -> None:
         if (counts != counts[:, :1]).any():
             self.watch.wrong(f"{what}: a part of a round")
         if (counts != counts[:1]).any():
             self.watch.wrong(f"{what}: shards at rounds {counts[:, 0].sum(1)}")
         if (np.diff(counts[:, 0]) > 0).any():
             self.watch.wrong(f"{what}: a round without those before it")
+        self._compare_bits(values, int(counts[0, 0].sum()), what)
 
     def _check_steps(
         self, counts: Any, before: Collection[tuple[int, int]], what: str
@@ -311,7 +336,7 @@ class Training:
         wanted = self._compare_named(counts, found.values, what)
         self.named.compare_ids(what, wanted, found.values["ids"])
         if self.is_bsp:
-            self._check_rounds(counts, what)
+            self._check_rounds(counts, found.values, what)
         else:
             self._check_steps(counts, known or (), what)
             # Of one that was given up a part may be there.
@@ -332,6 +357,19 @@ class Training:
         rest.acknowledged, rest.followers = set(), []
         rest.is_complete, rest.why, rest.is_cancelled = False, "", False
         return rest
+
+
+@cache
+def undisturbed() -> list[float]:
+    """Return what the array is whose rule has slots, after so many rounds."""
+    layout = Layout.build({"m": ((1,), "float64")}, 1)
+    model = LocalModel(layout, {0: RULE}, str(config.load().cache))
+    params, found = {"m": np.zeros(1)}, [0.0]
+    for clock in range(N_CLOCKS):
+        n = sum(rank + 1.0 for rank in range(N_RANKS))
+        model.update(params, {0: np.full(1, n * (clock + 1))})
+        found.append(float(params["m"][0]))
+    return found
 
 
 def _first(where: Any) -> list[int]:

@@ -13,13 +13,14 @@ from distributed.system_monitor import SystemMonitor
 
 from daskps import config
 from daskps.cluster.caller.link import link_of
+from daskps.cluster.host import cuts
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
 from daskps.shards.arrays.any_rows import AnyRows
 from daskps.shards.rounds import words
 from daskps.testing import files, network, ordering
-from daskps.testing.ground import aside, put
+from daskps.testing.ground import CHANCE, aside, put
 from daskps.testing.loop import PROCESS, Process
 from daskps.testing.machines import SimMachine, SimView, follow_growth
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
 
 T = TypeVar("T")
+#: How often a host has no room for a copy of all that a save wants.
+FULL_SHARE = 0.2
 
 
 class InlineThreadPoolExecutor(concurrent.futures.Executor):
@@ -67,6 +70,7 @@ def prepare() -> None:
     still = {name: type(value)(0) for name, value in SystemMonitor().recent().items()}
     put(SystemMonitor, update=lambda _: still.copy(), recent=lambda _: still.copy())
     _die_at_work()
+    _lack_room()
     _compile_aside()
     # Or each simulation would import the compiler: more than half a second.
     words.compiled(str(config.load().cache))
@@ -97,6 +101,16 @@ def _die_at_work() -> None:
         return found
 
     put(AnyRows, change=change_or_die)
+
+
+def _lack_room() -> None:
+    """Have hosts now and then no room for a copy, so that they hold their shards."""
+    has_room = cuts._has_room  # noqa: SLF001 - its answer follows from the machine's memory
+
+    def has_room_or_not(*args: Any) -> bool:
+        return CHANCE.random() >= FULL_SHARE and has_room(*args)
+
+    put(cuts, _has_room=has_room_or_not)
 
 
 def _compile_aside() -> None:
