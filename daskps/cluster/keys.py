@@ -105,6 +105,14 @@ def copy_key(store: str, index: int | None, shard: int, version: int) -> str:
     return f"{_SNAPSHOT}{store}-{what}{shard}.{version}"
 
 
+def saved_key(cut: str, shard: int, version: int) -> str:
+    """Return the name of a copy for a checkpoint.
+
+    It is of one cut alone: of the same version another one may have counted other epochs.
+    """
+    return f"{_SNAPSHOT}{cut}-{shard}.{version}"
+
+
 def group_key(
     store: str,
     index: int | None,

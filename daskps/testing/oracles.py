@@ -108,6 +108,13 @@ class Watch:
                         f"{process.name}, shard {hosted.index}: still in run {run}"
                     )
 
+    def look_for_copies(self, processes: Iterable[Process]) -> None:
+        """Find copies of cuts when all of these are over."""
+        for process in processes:
+            host = HOSTS.get(f"sim://{process.name}")
+            if host is not None and (n := host.snapshots.nbytes):
+                self.wrong(f"{process.name} keeps {n:,} bytes of cuts that are over")
+
     def published(self, segment: Segment) -> None:
         """Compare what a shard shows as a version with what that was before."""
         nonce, flip = int(segment.words[NONCE]), segment.flip

@@ -137,6 +137,7 @@ class _Scenario:
         await asyncio.sleep(SETTLE_SECONDS)
         await self._until_none_is_away()
         watch.look_for_runs(world.live)
+        watch.look_for_copies(world.live)
         for job in (pushes, training):
             await world.within(process, self._compare(job, client))
             await world.within(process, self._save_last(checkpoints, job, client))

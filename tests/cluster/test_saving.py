@@ -15,9 +15,11 @@ from daskps import optim
 from daskps.checkpoint import storage
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.cluster.caller import creation, saving
+from daskps.cluster.directory import cuts
 from daskps.cluster.host.held_copies import HeldShard
 from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.cluster.wire.deadline import Deadline
+from daskps.epochs import Epochs
 from daskps.errors import (
     CheckpointError,
     ConsistencyError,
@@ -100,6 +102,44 @@ def test_a_push_that_has_reached_some_shards_only_is_no_obstacle(here, tmp_path)
     for of in (store, other):
         push(of, 9)
     assert [p.steps for p in save(other, tmp_path)[1].parameters] == [10, 9, 0]
+
+
+def test_the_copies_of_another_cut_are_not_its_own(here, tmp_path, monkeypatch):
+    store = filled(3)
+    with monkeypatch.context() as patch:
+        for host in here.hosts:
+            patch.setattr(host.snapshots, "drop", lambda *args: None)
+        save(store, tmp_path)
+    # As of a cut of the same version before a run of another number of epochs.
+    for host in here.hosts:
+        for key, copy in host.snapshots._claims.items():
+            for of in copy.copies.values() if key[0] == store.uid else ():
+                of.counted = replace(of.counted, epochs=Epochs(7, 3, 2))
+    assert save(store, tmp_path)[1].epochs == (0, 0, 0)
+    for host in here.hosts:
+        host.snapshots.drop(store.uid)
+
+
+def test_a_host_that_has_not_heard_that_a_cut_is_over_is_told_again(
+    here, tmp_path, monkeypatch
+):
+    store, lost, told = filled(3), list[str](), asyncio.Event()
+    control = type(here.directory.hosts).control
+
+    async def lose(hosts: Any, worker: str, method: str, **about: Any) -> Any:
+        if method == "drop_cut" and len(lost) < 4:
+            lost.append(worker)
+            raise OSError("the connection is gone")
+        reply = await control(hosts, worker, method, **about)
+        if free(here):
+            told.set()
+        return reply
+
+    monkeypatch.setattr(type(here.directory.hosts), "control", lose)
+    monkeypatch.setattr(cuts, "DROP_SECONDS", 0.0)
+    save(store, tmp_path)
+    link_of(store).run(lambda: asyncio.wait_for(told.wait(), 20))
+    assert (len(lost), free(here)) == (4, True)
 
 
 def test_a_restored_store_reads_as_the_one_that_was_saved(here, tmp_path):

@@ -43,6 +43,8 @@ LEASE_SECONDS = 3.0
 GRACE_SECONDS = 0.2
 #: Between two attempts.
 PAUSE_SECONDS = 0.01
+#: Between two tries to tell a host that a cut is over.
+DROP_SECONDS = 0.2
 #: How long a release is waited for; a silent host hears of it when it wakes.
 RELEASE_SECONDS = 0.5
 
@@ -173,7 +175,19 @@ class Cuts:
         remember(self._over, cut, None)
         if (begun := self._claims.pop(cut, None)) is not None:
             begun.work.cancel()
-            self._hosts.spawn(self._everywhere(begun, "drop_cut"))
+            for worker in begun.entry.hosts:
+                self._hosts.spawn(self._drop_at(begun, worker))
+
+    async def _drop_at(self, cut: OpenCut, worker: str) -> None:
+        """Have a host forget a cut: else it keeps copies, or holds shards, for good."""
+        about = {"store": cut.entry.uid, "cut": cut.name}
+        while self._hosts.has_worker(worker):
+            try:
+                await self._hosts.control(worker, "drop_cut", **about)
+                return
+            except OSError:
+                # Lost on its way, or its connection is: it is sent again.
+                await asyncio.sleep(DROP_SECONDS)
 
     # -- one cut -------------------------------------------------------------
 

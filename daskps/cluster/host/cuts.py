@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.held_copies import HeldShard
 from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
-from daskps.cluster.keys import copy_key
+from daskps.cluster.keys import copy_key, saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
@@ -153,8 +153,11 @@ async def copy_cut(
             begun = claim.begun.pop(hosted.index)
             made = await _copy(host, hosted, name, begun=begun, ready=ready)
         key = copy_key(store, index, hosted.index, ready.version)
+        of_tables = made.n_rows
+        if index == WHOLE:
+            key = saved_key(cut, hosted.index, ready.version)
+            of_tables = of_tables + made.n_candidates
         claim.copies[key] = made
-        of_tables = made.n_rows + (made.n_candidates if index == WHOLE else [])
         return hosted.index, ready.version, *of_tables
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)

@@ -18,7 +18,7 @@ from daskps.checkpoint.arrays import Counts, stored_arrays
 from daskps.checkpoint.digests import digest
 from daskps.checkpoint.plan import StoredChunk, chunks_written
 from daskps.checkpoint.storage import Storage
-from daskps.cluster.keys import copy_key
+from daskps.cluster.keys import saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
 from daskps.cluster.wire.packing import unpack_array
@@ -163,7 +163,7 @@ async def write_checkpoint(
     hosted = host.of(store)[0]
     layout, mine, keys = hosted.layout, dict[int, "ShardCopy | HeldShard"](), []
     for shard, (owner, version, *_) in enumerate(copies):
-        keys.append(copy_key(store, WHOLE, shard, version))
+        keys.append(saved_key(cut, shard, version))
         if owner == host.worker.address:
             if (copy := host.snapshots.find(keys[-1])) is None:
                 why = "no longer has the copy"
