@@ -367,7 +367,7 @@ def undisturbed() -> list[float]:
     params, found = {"m": np.zeros(1)}, [0.0]
     for clock in range(N_CLOCKS):
         n = sum(rank + 1.0 for rank in range(N_RANKS))
-        model.update(params, {0: np.full(1, n * (clock + 1))})
+        model.update(params, {0: np.full(1, n * (clock + 1))}, epoch=0)
         found.append(float(params["m"][0]))
     return found
 
