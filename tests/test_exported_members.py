@@ -27,8 +27,8 @@ SHOWN = {
     "snapshot stats uid version versions",
     "ParameterArray": "add assign dot dtype max mean min name nbytes ndim norm pull "
     "push region shape size sum to_dask_array",
-    "Trainer": "barrier clock finish prefetch pull pull_async push push_async "
-    "pushpull rank size tick",
+    "Trainer": "add allreduce assign barrier clock finish prefetch "
+    "pull pull_async push push_async pushpull rank size tick",
 }
 
 

@@ -13,6 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
+    aggregating,
     allreduce,
     applying,
     changes,
@@ -45,6 +46,7 @@ EXTENSION = "daskps-directory"
 #: What serves the messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
+    aggregating,
     allreduce,
     applying,
     changes,

@@ -15,7 +15,7 @@ from daskps import config
 from daskps.checkpoint.listing import sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import applying, saving
-from daskps.cluster.caller.aggregate import aggregate
+from daskps.cluster.caller.aggregate import aggregate, aggregate_into, check_same_layout
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import CheckpointError
@@ -37,6 +37,8 @@ from daskps.store.targets import chosen_names
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.producer import Producer
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
@@ -82,9 +84,13 @@ class ParameterStore(Writable):
         contributions: Iterable[Mapping[str, Any]],
         *,
         reduce: Any = "mean",
+        into: ParameterStore | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
-        """Reduce contributions on the owners of the shards; the store is untouched.
+        """Reduce contributions on the owners of the shards.
+
+        This store is untouched, unless it is `into`. That store gets what the
+        contributions come to, where it was reduced: it does not travel back.
 
         Parameters
         ----------
@@ -93,40 +99,65 @@ class ParameterStore(Writable):
         reduce : {"mean", "sum"} or callable
             A callable is ``f(stacked, weights) -> (n,)`` with stacked (P, n) and
             weights (P,), all 1.
+        into : ParameterStore, optional
+            A store of the same layout, maybe this one, whose parameters are replaced
+            by the result; those that nobody has contributed to, and optimizer state,
+            stay. What fails on any of its owners changes nothing on all.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
-        dict of str to ndarray
-            The reduced arrays, in the compute dtype of their parameters.
+        dict of str to ndarray, or Version
+            The reduced arrays, in the compute dtype of their parameters; with `into`
+            what its shards have reached.
 
         Raises
         ------
         PushRejectedError, UnknownParameterError, ValueError, TypeError
-            For arrays that do not fit, or an unknown `reduce`.
+            For arrays that do not fit, an unknown `reduce`, and sums that are not
+            finite in `into`.
+        LayoutError
+            If `into` has other parameters, or other shards.
+        ConsistencyError
+            During a BSP run on `into`, which has that store to itself.
 
         Examples
         --------
         >>> store = daskps.create({"w": np.zeros(2)})
-        >>> store.aggregate([{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 6.0])}])
+        >>> given = [{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 6.0])}]
+        >>> store.aggregate(given)
         {'w': array([2., 4.])}
         >>> store.pull()["w"]
         array([0., 0.])
+        >>> store.aggregate(given, reduce="sum", into=store)
+        1
+        >>> store.pull()["w"]
+        array([4., 8.])
         """
         check_reduce(reduce)
+        if into is not None and not isinstance(into, ParameterStore):
+            raise TypeError(f"into is a ParameterStore, found {type(into).__name__}")
         given = _listed(contributions)
         if not given:
             raise ValueError("aggregate needs at least one contribution")
 
-        async def work(shards: ShardClient, deadline: Deadline) -> dict[str, Array]:
-            layout = shards.meta.layout
-            finite = config.check_finite()
-            arrays = [
-                intake.gradients(layout, {}, g, finite=finite, model=True)
-                for g in given
-            ]
-            return await aggregate(shards, arrays, reduce, deadline)
+        def checked(layout: Layout) -> list[dict[int, Array]]:
+            how: Any = {"finite": config.check_finite(), "model": True}
+            return [intake.gradients(layout, {}, g, **how) for g in given]
+
+        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+            arrays = checked(shards.meta.layout)
+            if into is None:
+                return await aggregate(shards, arrays, reduce, deadline)
+            if not any(arrays):
+                raise ValueError("the contributions name no parameter to leave")
+            taker, source = await into._taker(shards.link, deadline)  # noqa: SLF001 (ours)
+            check_same_layout(shards.meta, taker.meta)
+            reply = await aggregate_into(
+                taker, arrays, reduce, source=source, deadline=deadline
+            )
+            return reply.version
 
         return self._with_shards(work, timeout, "an aggregate")
 
@@ -190,6 +221,12 @@ class ParameterStore(Writable):
             return await applying.apply(shards, source, applied, deadline)
 
         return self._with_shards(work, timeout, "an apply")
+
+    async def _taker(
+        self, link: Link, deadline: Deadline
+    ) -> tuple[ShardClient, Producer]:
+        """Return the shards that are to take something, and who sends it."""
+        return await self._attach_within(link, deadline), self._producer_here(link)
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy all parameters at one moment, while others go on pushing.

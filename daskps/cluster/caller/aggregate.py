@@ -1,20 +1,25 @@
-"""Reducing contributions on the owners of the shards, which stay as they are."""
+"""Reducing contributions on the owners of shards, which stay as they are or take it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.caller.routes import route_of
+from daskps.cluster.caller.routes import Reply, route_of
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.errors import ContributionLostError, DaskPSError, LayoutError
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.producer import Producer
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
@@ -50,6 +55,84 @@ async def aggregate(
             flat = flats[piece.parameter.index]
             flat[piece.start : piece.stop] = unpack_array(data, flat.dtype.name)
     return {p.name: flats[p.index].reshape(p.shape) for p in parameters}
+
+
+def check_same_layout(mine: StoreMap, its: StoreMap) -> None:
+    """Refuse a store that is cut in another way.
+
+    Raises
+    ------
+    LayoutError
+        Naming both.
+    """
+    if mine.layout.to_wire() != its.layout.to_wire():
+        raise LayoutError(
+            f"store {its.name!r} has other parameters than {mine.name!r}, or other "
+            f"shards; aggregate takes into= a store of the same names, shapes, dtypes "
+            f"and number of shards"
+        )
+
+
+async def aggregate_into(
+    shards: ShardClient,
+    contributions: Sequence[Mapping[int, Array]],
+    reduce: Any,
+    *,
+    source: Producer,
+    deadline: Deadline,
+) -> Reply:
+    """Leave the reduced arrays with the shards; return what that has led to.
+
+    Each host keeps what it has reduced until all have: what fails on one of them, as a
+    function of the user's may, changes none. Then their shards take it, under one number
+    of the producer: whatever is sent again counts once.
+    """
+    meta, link = shards.meta, shards.link
+    pickled, indices = dumps(reduce), {i: None for of in contributions for i in of}
+    await link.within(
+        lambda: source.identify(link), deadline.remaining(), deadline.what
+    )
+    async with source.turn_async(deadline, shards.settle) as turn:
+        identity = source.id, turn.number, turn.floor
+        while True:
+            token = uuid.uuid4().hex
+
+            def reduces(token: str = token) -> dict[str, dict[str, Any]]:
+                found = _by_host(meta, contributions).items()
+                how = {"reduce": pickled, "token": token}
+                return {w: {"contributions": r, **how} for w, r in found if any(r)}
+
+            def takes(token: str = token) -> dict[str, dict[str, Any]]:
+                route, where = route_of(meta, tuple(indices), ()), meta.where
+                of: dict[str, list[tuple[int, int]]] = {}
+                for shard in route.slices:
+                    row = shard, where.generations[shard]
+                    of.setdefault(where.owners[shard], []).append(row)
+                how = {"token": token, "identity": identity, "touched": route.touched}
+                return {w: {"generations": rows, **how} for w, rows in of.items()}
+
+            try:
+                await shards.control_each("aggregate", reduces, deadline)
+                rows = await shards.control_each("take_aggregate", takes, deadline)
+            except ContributionLostError:
+                # A worker died in between: the others know what they have taken.
+                deadline.left()
+                continue
+            finally:
+                _drop(shards, token)
+            return Reply([(shard, version) for of in rows for shard, version in of])
+
+
+def _drop(shards: ShardClient, token: str) -> None:
+    """Tell all hosts, without waiting, that nothing need be kept any more."""
+
+    async def tell(worker: str) -> None:
+        about = {"store": shards.meta.uid, "token": token}
+        # What does not get there goes after a while.
+        with contextlib.suppress(OSError, DaskPSError):
+            await shards.link.control(worker, "drop_aggregate", **about)
+
+    shards.link.start(lambda: asyncio.gather(*map(tell, shards.meta.hosts)))
 
 
 def _by_host(

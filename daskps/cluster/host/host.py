@@ -16,6 +16,7 @@ from daskps.cluster.host.calls import answers_of, start_call
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.host.kept_aggregates import KeptAggregates
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.machine import HERE, Machine
@@ -96,7 +97,7 @@ class ShardHost(NearShards):
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
-        self.collectives = Collectives()
+        self.collectives, self.aggregates = Collectives(), KeptAggregates()
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
         #: What wakes the calls of other processes that wait, by their tokens.

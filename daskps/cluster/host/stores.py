@@ -7,20 +7,17 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.cluster.host.growth import Budget, new_segment
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import identity, unpack_item
-from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.cluster.wire.packing import unpack_array
 from daskps.cluster.wire.wellformed import layout_of
 from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
 from daskps.init import fill
 from daskps.layout.arrays import counted
-from daskps.reduction import Node, check_reduce, reduce_all
 from daskps.row_init import fill_rows
 from daskps.shards.cuts.cut import has_applied
 from daskps.shards.memory.format import (
@@ -34,7 +31,7 @@ from daskps.shards.memory.format import (
 from daskps.shards.memory.segment import Segment
 from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ASSIGN, GRADIENT
+from daskps.shards.steps import ASSIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -234,46 +231,6 @@ async def drop(host: ShardHost, store: str) -> int:
 async def give_up(host: ShardHost, store: str, token: str) -> None:
     """Let a call go that waits for nobody any more."""
     host.give_up(token)
-
-
-@HOST.handles("aggregate", user_code=True)
-async def aggregate(
-    host: ShardHost,
-    store: str,
-    contributions: Sequence[Sequence[tuple[int, int, Any]]],
-    reduce: bytes,
-) -> list[tuple[int, int, Any]]:
-    """Reduce contributions to the shards held here; the shards stay as they are.
-
-    Each contribution is a list of (shard, position, data); so is the result.
-    """
-    function = loads(reduce)
-    check_reduce(function)
-    if not contributions:
-        raise ProtocolError("a reduction of no contributions")
-
-    def work() -> list[tuple[int, int, Any]]:
-        keys = sorted({(s, p) for rows in contributions for s, p, _ in rows})
-        nodes: dict[int, Node] = {}
-        for rank, rows in enumerate(contributions):
-            arrays = {}
-            for shard, position, data in rows:
-                layout = host.get_shard(store, shard).layout
-                packed = position, 0, data, None
-                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
-                if len(item.data) != layout.pieces[shard][position].size:
-                    raise PushRejectedError(
-                        f"{len(item.data)} elements of a contribution to piece "
-                        f"{position} of shard {shard}, which has others as well"
-                    )
-                # Copied: a sum is made in place, and the caller may be this process.
-                arrays[keys.index((shard, position))] = np.array(item.data)
-            nodes[rank] = arrays, dict.fromkeys(arrays, 1.0)
-        reduced = reduce_all(nodes, len(contributions), function)
-        return [(*keys[key], pack_array(array)) for key, array in reduced.items()]
-
-    found: list[tuple[int, int, Any]] = await host.in_thread(work)
-    return found
 
 
 @HOST.handles("versions")

@@ -18,8 +18,9 @@ from daskps.errors import IllegalStateError, ProtocolError
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
+    "host.aggregating": "aggregate take_aggregate drop_aggregate",
     "host.allreduce": "allreduce reduced end_collectives",
-    "host.stores": "hello create load drop give_up aggregate versions has_step locked stats",
+    "host.stores": "hello create load drop give_up versions has_step locked stats",
     "host.applying": "apply",
     "host.changes": "row_changes",
     "host.measuring": "measure",

@@ -109,6 +109,7 @@ async def live(c, folder):
     await store.pull()
     await store.pushpull(grads)
     await store.aggregate([grads, grads])
+    await store.aggregate([grads, grads], into=store)
     await store.snapshot()
     await store.stats()
     await store.apply(minus_one, ["w"])

@@ -1,0 +1,146 @@
+"""Contributions that are reduced on the owners of shards, outside of runs.
+
+What they come to goes back, or stays for the shards to take: then it is kept until all
+owners have reduced theirs, so that what fails on one of them changes none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.upstream import loads
+from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import Call, Part, unpack_item
+from daskps.cluster.wire.packing import pack_array
+from daskps.errors import ProtocolError, PushRejectedError
+from daskps.layout.arrays import FLOATS
+from daskps.reduction import Node, check_reduce, reduce_all
+from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.kept_aggregates import ReducedPieces
+
+
+@HOST.handles("aggregate", user_code=True)
+async def aggregate(
+    host: ShardHost,
+    *,
+    store: str,
+    contributions: Sequence[Sequence[tuple[int, int, Any]]],
+    reduce: bytes,
+    token: str = "",
+) -> list[tuple[int, int, Any]]:
+    """Reduce contributions to the shards held here; the shards stay as they are.
+
+    Each contribution is a list of (shard, position, data); so is the result. With a
+    `token` that is kept here, in the dtypes of the parameters, and nothing is returned.
+    """
+    function = loads(reduce)
+    check_reduce(function)
+    if not contributions:
+        raise ProtocolError("a reduction of no contributions")
+
+    def work() -> ReducedPieces:
+        keys = sorted({(s, p) for rows in contributions for s, p, _ in rows})
+        nodes: dict[int, Node] = {}
+        for rank, rows in enumerate(contributions):
+            arrays = {}
+            for shard, position, data in rows:
+                layout = host.get_shard(store, shard).layout
+                packed = position, 0, data, None
+                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
+                if len(item.data) != layout.pieces[shard][position].size:
+                    raise PushRejectedError(
+                        f"{len(item.data)} elements of a contribution to piece "
+                        f"{position} of shard {shard}, which has others as well"
+                    )
+                # Copied: a sum is made in place, and the caller may be this process.
+                arrays[keys.index((shard, position))] = np.array(item.data)
+            nodes[rank] = arrays, dict.fromkeys(arrays, 1.0)
+        with np.errstate(all="ignore"):
+            reduced = reduce_all(nodes, len(contributions), function)
+        found = {keys[key]: array for key, array in reduced.items()}
+        return _fitted(host, store, found) if token else found
+
+    reduced: ReducedPieces = await host.in_thread(work)
+    if token:
+        host.aggregates.keep(token, reduced)
+        return []
+    return [(*key, pack_array(array)) for key, array in reduced.items()]
+
+
+def _fitted(host: ShardHost, store: str, found: ReducedPieces) -> ReducedPieces:
+    """Return what was reduced as shards can take it.
+
+    Raises
+    ------
+    PushRejectedError
+        For sums that are too large for their parameter.
+    """
+    fitted = {}
+    for (shard, position), array in found.items():
+        parameter = (
+            host.get_shard(store, shard).layout.pieces[shard][position].parameter
+        )
+        with np.errstate(over="ignore"):
+            values = array.astype(parameter.dtype, copy=False)
+        if parameter.dtype in FLOATS and not np.isfinite(values).all():
+            raise PushRejectedError(
+                f"what contributions to {parameter.name[:60]!r} come to is not finite as "
+                f"{parameter.dtype}; nothing was changed, scale them before"
+            )
+        fitted[shard, position] = values
+    return fitted
+
+
+@HOST.handles("take_aggregate")
+async def take_aggregate(
+    host: ShardHost,
+    *,
+    store: str,
+    token: str,
+    generations: Sequence[tuple[int, int]],
+    identity: tuple[int, int, int],
+    touched: Sequence[tuple[int, int]] | None,
+) -> list[tuple[int, int]]:
+    """Have shards take what was reduced; return their versions.
+
+    `generations` are the shards with the generation of each, `identity` the producer,
+    number and floor of the push.
+    """
+    found = host.aggregates.find(token)
+    producer, sequence, floor = identity
+    if min(identity) < 0 or not producer or not generations:
+        raise ProtocolError(f"an aggregate of producer {producer}, number {sequence}")
+    parts = []
+    for shard, generation in generations:
+        step = Step(
+            ASSIGN,
+            tuple(Item(p, 0, data) for (s, p), data in found.items() if s == shard),
+            producer=producer,
+            sequence=sequence,
+            floor=floor,
+            generation=generation,
+            touched=None if touched is None else tuple((a, b) for a, b in touched),
+        )
+        parts.append(Part(shard, step))
+    answers = await host.call(Call(store, tuple(parts)))
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+        if answer.parked:
+            raise TimeoutError(
+                f"shard {answer.shard} did not take an aggregate in time"
+            )
+    return [(answer.shard, answer.version) for answer in answers]
+
+
+@HOST.handles("drop_aggregate")
+async def drop_aggregate(host: ShardHost, store: str, token: str) -> None:
+    """Forget what was kept for shards to take."""
+    host.aggregates.drop(token)
