@@ -181,8 +181,10 @@ class ParameterArray(MeasurableArray):
         other elements stay as they are. All rules that daskps has compute each
         element by itself, so this is exact; what a whole push does to elements whose
         gradient is 0 (momentum, decay of weights and of moments) is not done to those that
-        are not named. `add` and `assign` concern the named elements alone. As any verb of
-        a store, those of a region are refused during a BSP run.
+        are not named. A :class:`daskps.optim.Function` takes whole arrays: a push to a
+        part of its parameter is a `PushRejectedError`. `add` and `assign` concern the
+        named elements alone. As any verb of a store, those of a region are refused during
+        a BSP run.
 
         Examples
         --------

@@ -105,3 +105,19 @@ def test_thousands_of_scattered_rows_by_any_way(way):
         np.testing.assert_array_equal(store["w"][rows], w[rows])
         mask = w[:, 0] % 2 == 0
         np.testing.assert_array_equal(store["w"][mask], w[mask])
+
+
+def minus(name, weights, gradient, step):
+    return weights - gradient
+
+
+def test_a_function_of_whole_arrays_takes_no_part_of_one(here):
+    rule = optim.Function(minus)
+    with daskps.create({"w": np.zeros(6)}, optimizer=rule, shards=1) as store:
+        for a, b in ((1, 3), (0, 5), (2, 2)):
+            with pytest.raises(daskps.PushRejectedError, match="takes all of 'w'"):
+                store["w"].region(a, b).push(np.ones(b - a))
+        assert store.version == 0
+        store["w"].region(0, 6).push(np.ones(6))
+        store["w"].region(0, 3).add(np.ones(3))
+        assert store["w"].pull().tolist() == [0] * 3 + [-1] * 3
