@@ -83,10 +83,19 @@ class Door:
 
 
 class _Gone(dict[str, Any]):
-    """The handlers of a worker that has died."""
+    """The handlers of a worker that has died: who asks it hears so, or nothing at all."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
 
     def __missing__(self, name: str) -> Any:
-        raise OSError("nobody is there")
+        if not self._silent:
+            raise OSError("nobody is there")
+
+        async def never(**_: Any) -> None:
+            await asyncio.Event().wait()
+
+        return never
 
 
 class Ways:
@@ -377,14 +386,14 @@ class Cluster:
         """Call a function once: all workers are this process."""
         function(self.hosts[0].worker)
 
-    def end(self, worker: str) -> None:
+    def end(self, worker: str, *, silent: bool = False) -> None:
         """Have a worker die, and what it holds with it."""
 
         async def die() -> None:
             host = HOSTS.pop(worker)
             self.hosts.remove(host)
             del self.scheduler.workers[worker]
-            self.doors[worker].handlers = _Gone()
+            self.doors[worker].handlers = _Gone(silent=silent)
             host.close("has died")
             self.directory.worker_left(worker, "died")
 

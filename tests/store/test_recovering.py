@@ -207,8 +207,12 @@ def test_one_restores_it_for_all_who_wait(here, tmp_path, monkeypatch):
     store.close()
 
 
-def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch):
-    """The next owners are others; then it is lost once more, and restored once more."""
+@pytest.mark.parametrize("silent", [True, False])
+def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch, silent):
+    """The next owners are others; then it is lost once more, and restored once more.
+
+    Nobody waits for what a dead worker has to say: Dask tries to reach one for 30 s.
+    """
     store = filled(tmp_path, shards=2)
     store.save(tmp_path)
     before, install = state(store), creation._install
@@ -217,7 +221,7 @@ def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch):
     async def dying(link, meta, source):
         if not ended:
             ended.append(meta.owners[0])
-            await asyncio.to_thread(here.end, ended[0])
+            await asyncio.to_thread(here.end, ended[0], silent=silent)
         return await install(link, meta, source)
 
     monkeypatch.setattr(creation, "_install", dying)

@@ -12,8 +12,9 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.caller.far import gather
+from daskps.cluster.caller.far import gather, locate
 from daskps.cluster.caller.link import Link, current_link
+from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
@@ -264,13 +265,15 @@ async def _control(
 ) -> Any:
     """Have an owner do something for a store that is being made.
 
-    One that dies meanwhile is told from an initializer that cannot open a file.
+    One that dies meanwhile is told from an initializer that cannot open a file. Of that
+    the directory hears at once; Dask would try to reach it for long.
     """
+    shard, ask = meta.owners.index(worker), partial(locate, link, meta.uid)
     try:
-        reply = await link.reply(worker, method, store=meta.uid, **about)
-    except OSError as error:
+        async with Liveness(ask, meta.name, 1).over(worker, [shard]):
+            reply = await link.reply(worker, method, store=meta.uid, **about)
+    except (OSError, ShardLostError) as error:
         reason = f"died while the store was made ({error})"
-        shard = meta.owners.index(worker)
         raise ShardLostError(meta.name, shard, worker, reason) from error
     return unpack_reply(reply, f"worker {worker}")
 

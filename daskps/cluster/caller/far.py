@@ -77,7 +77,7 @@ class Far:
         #: What shards that were away when they were last looked for wait for.
         self._waits: dict[int, str] = {}
         # No method: a cycle would keep the shards' memory mapped until it is collected.
-        self._locate = partial(_locate, link, meta.uid)
+        self._locate = partial(locate, link, meta.uid)
         self.liveness = Liveness(self._locate, meta.name, size)
 
     def send(
@@ -339,9 +339,10 @@ def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
             target.fill(answer.shard, answer.arrays)
 
 
-async def _locate(
+async def locate(
     link: Link, uid: str, run: int = 0, wait_seconds: float = 0.0
 ) -> dict[str, Any]:
+    """Ask the directory where the shards of a store are."""
     found: dict[str, Any] = await link.directory(
         "locate", uid=uid, run=run, wait_seconds=wait_seconds
     )

@@ -171,12 +171,19 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     """
 
     async def hello(worker: str) -> None:
+        asked = asyncio.ensure_future(hosts.control(worker, "hello"))
         try:
-            about = await hosts.control(worker, "hello")
+            while not (await asyncio.wait({asked}, timeout=LOOK_SECONDS * 10))[0]:
+                if not hosts.has_worker(worker):
+                    # Dask would try to reach it for long.
+                    raise OSError("it has left")
+            about = asked.result()
         except OSError as error:
             reason = f"died while the store was made ({error})"
             shard = entry.owners.index(worker)
             raise ShardLostError(entry.name, shard, worker, reason) from error
+        finally:
+            asked.cancel()
         check_protocol(f"worker {worker}", **about)
 
     await asyncio.gather(*map(hello, entry.nbytes))

@@ -12,6 +12,7 @@ from distributed.comm.core import CommClosedError
 from daskps.cluster.directory.placement import check_hosts
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.errors import ProtocolError, ShardLostError
+from tests import virtual
 
 OWNERS = ("tcp://a:1", "tcp://a:2")
 
@@ -25,19 +26,27 @@ def checked(answer: Any) -> None:
             return {"protocol": PROTOCOL, "version": "1"}
         if isinstance(answer, BaseException):
             raise answer
+        if answer is None:
+            await asyncio.sleep(30)
         return answer
 
     entry: Any = SimpleNamespace(
         name="m", owners=OWNERS, nbytes=dict.fromkeys(OWNERS, 8)
     )
-    hosts: Any = SimpleNamespace(control=control)
-    asyncio.run(check_hosts(hosts, entry))
+    hosts: Any = SimpleNamespace(control=control, has_worker=lambda w: w == OWNERS[0])
+    virtual.run(check_hosts(hosts, entry))
 
 
 def test_a_worker_that_died_unheard_is_named():
     with pytest.raises(ShardLostError, match=r"tcp://a:2 died while .* was made") as e:
         checked(CommClosedError("Connection reset by peer"))
     assert (e.value.store, e.value.shard, e.value.worker) == ("m", 1, OWNERS[1])
+
+
+def test_nobody_waits_for_a_worker_that_has_left():
+    """Dask would try to reach it for 30 s."""
+    with pytest.raises(ShardLostError, match="it has left"):
+        checked(None)
 
 
 def test_a_worker_of_another_protocol_is_refused():
