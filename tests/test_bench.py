@@ -30,6 +30,7 @@ from daskps.bench import (
     rounds,
     rows,
 )
+from daskps.bench import codecs as codecs_bench
 from daskps.bench.jobs import LEARNING_RATE, StepJob
 from daskps.bench.pairs import Comparison
 from daskps.bench.peers import (
@@ -467,3 +468,19 @@ def test_servers_of_tables_have_each_row_once() -> None:
         times = np.array([(ids == one).sum() for one in ids])
         expected = np.repeat(1 - RATE * times[:, None], DIM, axis=1)
         np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+def test_codecs_are_measured_beside_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    """What they save is exact; a link on which it takes as long as it costs is the last."""
+    assert command.main(["codecs", "--mib", "1", "--pairs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    saved = {line[:12].strip(): float(line[12:21]) for line in lines}
+    assert saved == {
+        "bf16": 0.5,
+        "fp16": 0.5,
+        "int8": 0.2539,
+        "2bit": 0.0625,
+        "topk 0.01": 0.02,
+        "topk 0.001": 0.002,
+    }
+    assert codecs_bench.pays_below(10**9, 0.5) == 2e9

@@ -26,6 +26,7 @@ NAMES = {
     "batches": "shuffled batches of data in blocks, beside those of one array",
     "bf16": "gradients as bfloat16 in large messages",
     "checkpoint": "saves and restores, beside np.save and zarr",
+    "codecs": "codecs beside np.copyto and np.partition, and where they pay",
     "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
     "graph": "rounds in the task graph, beside plain Dask",
     "index": "rows by id: to find them, to make them, to grow",
