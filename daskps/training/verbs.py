@@ -167,7 +167,9 @@ class Verbs(Ahead):
 
         Where the run is resumable a trainer that was started again gets the same
         result of what the others have done already. It must call it as its predecessor
-        has since its clock; results are kept until all trainers have ticked.
+        has since its clock: let a resumable loop reduce before the push that ends the
+        step, for what comes after that push is left out where it starts again. Results
+        are kept until all trainers have ticked.
 
         Parameters
         ----------
