@@ -123,7 +123,10 @@ def layout_of(wire: Mapping[str, Any]) -> Layout:
     parameters, tables = wire["parameters"], wire.get("tables", ())
     check_parameters(parameters, len(parameters), wire["shards"], tables)
     check_placed(wire.get("placed", ()), len(parameters) + len(tables))
-    return Layout.from_wire(wire)
+    try:
+        return Layout.from_wire(wire)
+    except KeyError as error:
+        raise ProtocolError(f"a layout with {error}, which nobody knows") from None
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -56,6 +56,7 @@ class Cluster:
         self.stores = {"u": self.entry}
         runs: Any = SimpleNamespace(
             rounds_of=lambda _: None,
+            codecs_of=lambda _: [],
             shards_away=lambda entry, shards, why: self.noted.append(why),
             fence_all=self.fence_all,
         )
