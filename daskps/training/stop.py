@@ -1,4 +1,16 @@
-"""When a run ends before its last epoch: conditions, which ``&`` and ``|`` combine."""
+"""When a run ends before its last epoch: conditions, which ``&`` and ``|`` combine.
+
+Examples
+--------
+>>> def gradient(params, X, y):
+...     error = params["w"] - X.mean(axis=0)
+...     return float(error @ error), {"w": 2 * error}
+>>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.1))
+>>> until = daskps.stop.steps(3) | daskps.stop.loss_below(1e-3)
+>>> result = daskps.train(store, gradient, np.ones((8, 2)), epochs=99, stop=until)
+>>> result.version, result.history[-1].step
+(3, 3)
+"""
 
 from __future__ import annotations
 
