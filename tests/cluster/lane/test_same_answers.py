@@ -47,6 +47,9 @@ class Both:
     def __init__(self, by_lane: ShardHost, by_message: ShardHost, loop: Any) -> None:
         self.hosts = by_lane, by_message
         self._loop = loop
+        #: Whether trainers have sent two kinds to a round: the host that has an event
+        #: loop then ends the run, and the other one has none to do so.
+        self.is_over = False
 
     def call(self, lane: Caller, call: Call) -> bool:
         """Make a call in both ways, and see that all of it is the same afterwards.
@@ -58,6 +61,7 @@ class Both:
             assert found in [type(answer.error).__name__ for answer in said]
         else:
             assert [*map(plain, found)] == [*map(plain, said)]
+        self.is_over |= any("a round has one kind" in str(a.error) for a in said)
         ours, theirs = ([*host.shards.values()] for host in self.hosts)
         for our, their in zip(ours, theirs, strict=True):
             mine, other = our.shard.segment, their.shard.segment
@@ -203,6 +207,8 @@ def test_calls_of_trainers(policy, seed):
         hosts.begin(policy)
         with calling(hosts.hosts[0]) as a, calling(hosts.hosts[0]) as b:
             for _ in range(N_CALLS):
+                if hosts.is_over:
+                    break
                 rank = rng.choice([clocks.index(min(clocks)), 0, 1])
                 kind = rng.choice([NOTHING, GRADIENT, GRADIENT, GRADIENT])
                 ticks = rng.choice([True, True, True, False])
@@ -223,4 +229,5 @@ def test_calls_of_trainers(policy, seed):
                 if accepted and step.clock == clocks[rank] and rng.random() < 0.8:
                     numbers[rank] += changes
                     clocks[rank] += ticks
-            assert any(h.shard.segment.flip > 4 for h in hosts.hosts[0].shards.values())
+            flips = [h.shard.segment.flip for h in hosts.hosts[0].shards.values()]
+            assert max(flips) > 4 or hosts.is_over
