@@ -168,8 +168,8 @@ class Verbs(Ahead):
         Where the run is resumable a trainer that was started again gets the same
         result of what the others have done already. It must call it as its predecessor
         has since its clock: let a resumable loop reduce before the push that ends the
-        step, for what comes after that push is left out where it starts again. Results
-        are kept until all trainers have ticked.
+        step, for what comes after that push is left out where it starts again, which
+        under BSP is an error of all trainers. Results are kept until all have ticked.
 
         Parameters
         ----------
@@ -192,8 +192,8 @@ class Verbs(Ahead):
         ------
         ValueError
             In all trainers, where one brings other names, shapes, dtypes or another op
-            than the first that came; and for an `op` that is none, or arrays that
-            cannot be combined.
+            than the first that came, or under BSP in a resumable run has another clock;
+            and for an `op` that is none, or arrays that cannot be combined.
         LayoutError
             In all trainers, where a host has no room for it.
         ConsistencyError

@@ -168,6 +168,23 @@ def test_asked_again_after_a_timeout_it_is_the_same(way):
         assert daskps.run(store, loop, [None] * 2) == [[2.0, 2.0]] * 2
 
 
+def leaves_one_out(trainer, part):
+    trainer.push({"w": np.ones(9)})
+    if trainer.rank == 0:
+        trainer.allreduce(1)
+    trainer.push({"w": np.ones(9)})
+    return trainer.allreduce(1)
+
+
+@inside
+def test_a_call_left_out_ends_a_resumable_run(way):
+    """As where a trainer is started again behind a call that it had made: no hang."""
+    with store_of() as store:
+        with pytest.raises(ValueError, match=r"an allreduce clock \d, and not \d"):
+            daskps.run(store, leaves_one_out, [None] * 2, resumable=True, timeout=60)
+        assert store.version == 1
+
+
 @inside
 def test_an_error_of_one_trainer_ends_the_call_of_the_others(way):
     def loop(trainer, part):

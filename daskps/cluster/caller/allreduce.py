@@ -75,10 +75,14 @@ class Allreduces:
         The way to the shards.
     run, rank : int
         The run and the trainer's number in it.
+    bsp : bool
+        Whether all trainers are at the same clock.
     """
 
-    def __init__(self, link: Link, shards: ShardClient, run: int, rank: int) -> None:
-        self._link, self._shards = link, shards
+    def __init__(
+        self, link: Link, shards: ShardClient, run: int, rank: int, *, bsp: bool
+    ) -> None:
+        self._link, self._shards, self._bsp = link, shards, bsp
         self._run, self._rank = run, rank
         #: Number of the next one, the first at this clock, and the clock.
         self._number, self._first, self._clock = 0, 0, -1
@@ -144,8 +148,18 @@ class Allreduces:
         flats = [out.copy() for out in outs]
         floor = self._least
         host.collectives.keep(
-            self._run, self._number, WholeResult(brought, flats), floor
+            self._run, self._number, WholeResult(self._placed(brought), flats), floor
         )
+
+    def _placed(self, brought: Offered) -> Offered:
+        """Say at which clock it is where all trainers are at the same one.
+
+        One that was started again may have left a call out: it would wait for ever for
+        the others, and they for it.
+        """
+        if self._restartable and self._bsp:
+            return brought._replace(clock=self._clock)
+        return brought
 
     async def _reduced(
         self, brought: Offered, flats: Sequence[Array], parts: int, deadline: Deadline
@@ -155,6 +169,7 @@ class Allreduces:
             told = await self._tell(deadline)
             self._restartable = told["restartable"]
         floor = self._first if self._restartable else number
+        brought = self._placed(brought)
         asked = _Asked(number, floor, brought, flats, parts)
         meta = self._shards.meta
         self._where = self._where or meta.where
@@ -209,6 +224,7 @@ class Allreduces:
             "floor": asked.floor,
             "operation": asked.brought.op,
             "brought": asked.brought.arrays,
+            "clock": asked.brought.clock,
             "parts": asked.parts,
         }
         who = {"run": self._run, "rank": self._rank, "wait_seconds": seconds}
@@ -250,6 +266,7 @@ class Allreduces:
             "number": asked.number,
             "operation": brought.op,
             "brought": brought.arrays,
+            "clock": brought.clock,
         }
         seconds = PEER_SECONDS + sum(f.nbytes for f in asked.flats) / PEER_NBYTES
         for worker in told["workers"]:

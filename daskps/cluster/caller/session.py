@@ -74,7 +74,7 @@ class Session:
         self._codec = self._codecs.codec
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
-        self.allreduces = Allreduces(link, self.shards, joined.run, rank)
+        self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._roads: dict[tuple[int, ...], StepRoad] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")

@@ -37,7 +37,7 @@ def shard_of(part: int, parts: int, n_shards: int) -> int:
     return part * n_shards // parts
 
 
-def brought_of(op: str, arrays: Sequence[Sequence[Any]]) -> Offered:
+def brought_of(op: str, arrays: Sequence[Sequence[Any]], clock: int) -> Offered:
     """Return what a message says that a rank brings, or refuse it.
 
     Raises
@@ -53,9 +53,8 @@ def brought_of(op: str, arrays: Sequence[Sequence[Any]]) -> Offered:
             raise ProtocolError(
                 f"an allreduce of {name!r:.60}, {list(shape)!r:.60}, {dtype!r:.60}"
             )
-    return Offered(
-        op, tuple((name, tuple(shape), dtype) for name, shape, dtype in arrays)
-    )
+    about = tuple((name, tuple(shape), dtype) for name, shape, dtype in arrays)
+    return Offered(op, about, clock)
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class AskedWire:
     floor: int
     operation: str
     brought: Sequence[tuple[str, Sequence[int], str]]
+    #: Its own, or -1 where ranks may be at several.
+    clock: int
     parts: int
 
 
@@ -88,7 +89,8 @@ async def allreduce(
     arrays, "waits", or "send" where the rank must send its arrays again.
     """
     check(AskedWire, asked, "an allreduce")
-    about, parts = brought_of(asked["operation"], asked["brought"]), asked["parts"]
+    about = brought_of(asked["operation"], asked["brought"], asked["clock"])
+    parts = asked["parts"]
     shards = [_hosted(host, store, part, parts) for part, _ in given]
     if not shards or len({part for part, _ in given}) < len(given):
         raise ProtocolError(f"an allreduce of parts {[p for p, _ in given]!r:.60}")
@@ -207,10 +209,11 @@ async def reduced(
     number: int,
     operation: str,
     brought: Sequence[tuple[str, Sequence[int], str]],
+    clock: int,
 ) -> list[Any] | None:
     """Return what an all-reduce has come to, where a rank here has got it."""
     whole = host.collectives.find(run, number)
-    if whole is None or whole.brought != brought_of(operation, brought):
+    if whole is None or whole.brought != brought_of(operation, brought, clock):
         return None
     return [pack_array(flat) for flat in whole.flats]
 

@@ -47,6 +47,8 @@ class Offered(NamedTuple):
     op: str
     #: Name, shape and dtype of each.
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
+    #: Its clock, where all ranks are at the same one: where a rank may be started again.
+    clock: int = -1
 
     def extent(self, index: int, part: int, parts: int) -> tuple[int, int]:
         """Return which elements of an array, in C order, a part has."""
@@ -54,6 +56,8 @@ class Offered(NamedTuple):
 
     def differs(self, other: Offered) -> str:
         """Return in words what it says otherwise than another one; "" for nothing."""
+        if self.clock != other.clock:
+            return f"clock {self.clock}, and not {other.clock}"
         if self.op != other.op:
             return f"op={self.op!r}, and not {other.op!r}"
         for mine, its in zip(self.arrays, other.arrays, strict=False):
@@ -108,7 +112,8 @@ class Gathering:
             return
         error = ValueError(
             f"trainer {rank} brings to an allreduce {words}, as trainer {self.first} does; "
-            f"all trainers must call it with the same names, shapes, dtypes and op"
+            f"all trainers must call it with the same names, shapes, dtypes and op, and as "
+            f"often between two ticks; a resumable loop before the push that ends a step"
         )
         if not self.done:
             self.fail(error)

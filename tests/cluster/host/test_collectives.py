@@ -104,6 +104,7 @@ def test_what_a_rank_brings_again_counts_once():
         (brought(dtype="float64"), "float64, and not"),
         (brought(name="b"), "'b' of shape"),
         (Offered("sum", brought().arrays * 2), "2 arrays, and not 1"),
+        (brought()._replace(clock=3), "clock 3, and not -1"),
     ],
 )
 def test_what_differs_is_told_to_all(other, says):
@@ -197,4 +198,4 @@ def test_parts_go_to_shards_all_over_the_store():
 )
 def test_what_no_trainer_sends_is_refused(op: str, arrays: Any):
     with pytest.raises(errors.ProtocolError):
-        allreduce.brought_of(op, arrays)
+        allreduce.brought_of(op, arrays, -1)
