@@ -27,7 +27,7 @@ from daskps.kernels import threads
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards.arrays.operations import TILE
 from daskps.shards.memory import publication
-from daskps.shards.memory.format import Record
+from daskps.shards.memory.format import FLIP, WITHDRAWS, WRITING, Record
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
@@ -155,36 +155,30 @@ def passed(label: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Header:
+    """The control words of a segment, watched as they are written."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self.words = words
+
+    def __getitem__(self, index: int) -> int:
+        return self.words[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if index == FLIP:
+            passed("all but the flip")
+        self.words[index] = value
+        labels = {WITHDRAWS: "withdraws word", WRITING: "writing word", FLIP: "flip"}
+        if index in labels:
+            passed(labels[index])
+
+
 class Watched(Segment):
     """A segment whose control words are watched."""
 
-    @property
-    def withdraws(self) -> int:
-        return int(super().withdraws)
-
-    @withdraws.setter
-    def withdraws(self, value: int) -> None:
-        Segment.withdraws.fset(self, value)  # type: ignore[attr-defined]  # a property
-        passed("withdraws word")
-
-    @property
-    def writing(self) -> int:
-        return int(super().writing)
-
-    @writing.setter
-    def writing(self, value: int) -> None:
-        Segment.writing.fset(self, value)  # type: ignore[attr-defined]  # a property
-        passed("writing word")
-
-    @property
-    def flip(self) -> int:
-        return int(super().flip)
-
-    @flip.setter
-    def flip(self, value: int) -> None:
-        passed("all but the flip")
-        Segment.flip.fset(self, value)  # type: ignore[attr-defined]  # a property
-        passed("flip")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.header: Any = Header(self.header)
 
 
 class Partly:
@@ -195,6 +189,7 @@ class Partly:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.scalars, self.is_finite = inner.scalars, inner.is_finite
+        self.goes_by_epoch = inner.goes_by_epoch
 
     def inplace(self, w, g, slots, scalars):
         self._die_within(w, (w, *slots), g, slots, scalars)
