@@ -90,20 +90,24 @@ def is_tree(value: Any) -> TypeGuard[Tree]:
 
 
 def holds_arrays(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether there is an array, or what a parameter is made of, somewhere in a list."""
-    seen, left = {id(values)}, [values]
+    """Whether there is an array, or what a parameter is made of, somewhere in a list.
+
+    Not where there is text too: pairs of names and arrays are what a dict is made of.
+    """
+    seen, left, found = {id(values)}, [values], False
     while left:
         values = left.pop()
         kinds = set(map(type, values))
-        if any(_is_array(kind) for kind in kinds):
-            return True
+        if any(issubclass(kind, (str, bytes)) for kind in kinds):
+            return False
+        found = found or any(_is_array(kind) for kind in kinds)
         lists = tuple(k for k in kinds if issubclass(k, (list, tuple)))
         for value in values if lists else ():
             # Once each: what contains itself would never end.
             if isinstance(value, lists) and id(value) not in seen:
                 seen.add(id(value))
                 left.append(value)
-    return False
+    return found
 
 
 def _is_array(kind: type) -> bool:

@@ -82,7 +82,9 @@ def test_lists_that_share_or_repeat_themselves_are_looked_at_once():
     assert is_tree([deep, W])
 
 
-@pytest.mark.parametrize("given", [W, [1.0, 2.0], 3, "w", None, np.float32(1)])
+@pytest.mark.parametrize(
+    "given", [W, [1.0, 2.0], 3, "w", None, np.float32(1), [("w", W)], [W, [b"b"]]]
+)
 def test_what_names_nothing_is_no_tree(given):
     assert not is_tree(given)
 

@@ -442,7 +442,9 @@ def unknown_chunks():
 Layout = daskps.LayoutError
 BAD_PARAMS: dict[str, tuple[Any, Any, str]] = {
     "nothing": (dict, Layout, "at least one"),
-    "no mapping": (lambda: [W], TypeError, "pass {'w': array}"),
+    "no mapping": (lambda: W, TypeError, "pass {'w': array}"),
+    "numbers": (lambda: [1.0, 2.0], TypeError, "pass {'w': array}"),
+    "pairs": (lambda: [("w", W)], TypeError, "pass {'w': array}"),
     "int name": (lambda: {1: W}, TypeError, "str"),
     "empty name": (lambda: {"a": {"": W}}, Layout, "name it"),
     "twice": (lambda: {"a/b": W, "a": {"b": W}}, Layout, "rename"),
