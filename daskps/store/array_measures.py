@@ -30,11 +30,21 @@ class MeasurableArray(ReadableArray):
         As of :class:`ReadableArray`.
     """
 
-    def sum(self, *, timeout: Any = DEFAULT) -> Any:
+    def sum(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        *,
+        timeout: Any = DEFAULT,
+        **how: Any,
+    ) -> Any:
         """Add up all elements, on the owners.
 
         Parameters
         ----------
+        axis, dtype, out, **how
+            As ``numpy.sum`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -57,13 +67,25 @@ class MeasurableArray(ReadableArray):
         >>> store["w"].sum(), store["n"].sum(), store["w"].region(2, 4).sum()
         (np.float64(6.0), np.int64(3), np.float64(5.0))
         """
+        if how := _given(axis=axis, dtype=dtype, out=out, **how):
+            return self.pull(timeout=timeout).sum(**how)
         return self._measure("sum", timeout)
 
-    def mean(self, *, timeout: Any = DEFAULT) -> Any:
+    def mean(
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        *,
+        timeout: Any = DEFAULT,
+        **how: Any,
+    ) -> Any:
         """Return the mean of all elements, worked out as :meth:`sum`.
 
         Parameters
         ----------
+        axis, dtype, out, **how
+            As ``numpy.mean`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -83,13 +105,19 @@ class MeasurableArray(ReadableArray):
         >>> daskps.create({"w": np.arange(4.0)})["w"].mean()
         np.float64(1.5)
         """
+        if how := _given(axis=axis, dtype=dtype, out=out, **how):
+            return self.pull(timeout=timeout).mean(**how)
         return self._measure("mean", timeout)
 
-    def min(self, *, timeout: Any = DEFAULT) -> Any:
+    def min(
+        self, axis: Any = None, out: Any = None, *, timeout: Any = DEFAULT, **how: Any
+    ) -> Any:
         """Return the least element, of what is read as by :meth:`sum`.
 
         Parameters
         ----------
+        axis, out, **how
+            As ``numpy.min`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -110,13 +138,19 @@ class MeasurableArray(ReadableArray):
         >>> daskps.create({"w": np.arange(4.0)})["w"].min()
         np.float64(0.0)
         """
+        if how := _given(axis=axis, out=out, **how):
+            return self.pull(timeout=timeout).min(**how)
         return self._measure("min", timeout)
 
-    def max(self, *, timeout: Any = DEFAULT) -> Any:
+    def max(
+        self, axis: Any = None, out: Any = None, *, timeout: Any = DEFAULT, **how: Any
+    ) -> Any:
         """Return the largest element, of what is read as by :meth:`sum`.
 
         Parameters
         ----------
+        axis, out, **how
+            As ``numpy.max`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -137,6 +171,8 @@ class MeasurableArray(ReadableArray):
         >>> daskps.create({"w": np.arange(4.0)})["w"].max()
         np.float64(3.0)
         """
+        if how := _given(axis=axis, out=out, **how):
+            return self.pull(timeout=timeout).max(**how)
         return self._measure("max", timeout)
 
     def norm(self, *, timeout: Any = DEFAULT) -> Any:
@@ -237,3 +273,8 @@ async def _pulled(
     target = routes.spanning(shards.meta, spans, lambda: None)
     await shards.call_async(routes.read(shards.meta, target), deadline)
     return flat
+
+
+def _given(**how: Any) -> dict[str, Any]:
+    """Return the arguments of NumPy's that say something: it passes all of them on."""
+    return {name: value for name, value in how.items() if value is not None}

@@ -219,7 +219,7 @@ def loop(trainer, part):
         (lambda s: s["w"] < 0, TypeError, r"pull\(\) < \.\.\. computes"),
         (lambda s: -s["w"], TypeError, r": -store\['w'\]\.pull\(\) computes"),
         (lambda s: float(s["w"]), TypeError, r": float\(store\['w'\]\.pull\(\)\) comp"),
-        (lambda s: s["w"].sum(), AttributeError, r"pull\(\)\.sum\(\) takes a copy"),
+        (lambda s: s["w"].std(), AttributeError, r"pull\(\)\.std\(\) takes a copy"),
         (lambda s: s["w"].T, AttributeError, r"to_dask_array\(\)\.T works where"),
         (lambda s: s["w"].item_, AttributeError, "no attribute 'item_'$"),
         (lambda s: operator.setitem(s["w"], 0, 1), TypeError, r"\['w'\]\.assign"),
