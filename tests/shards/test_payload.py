@@ -21,6 +21,7 @@ ALLOWED = {
     # Host memory: what a caller gave or gets, never a segment's.
     "cluster/caller/absent_rows.py": "rows that nobody has, in the caller's arrays",
     "cluster/caller/row_reads.py": "the same",
+    "cluster/caller/allreduce.py": "what trainers combined, kept for others of them",
     "cluster/caller/client.py": "prepared reads are filled",
     "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
@@ -28,6 +29,8 @@ ALLOWED = {
     "cluster/caller/session.py": "prepared reads are filled",
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
+    "cluster/host/aggregating.py": "what contributions come to",
+    "cluster/host/applying.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/host/contributed_rows.py": "rows of them",
     "cluster/runs/graph/context.py": "weights that a task has read",

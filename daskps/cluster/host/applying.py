@@ -152,7 +152,8 @@ def _known(shard: Shard, step: Step) -> int | None:
 def _copies(hosted: HostedShard, work: _Work, flip: int) -> list[Array]:
     segment = hosted.shard.segment
     record = segment.record(flip)
-    return [segment.weights_of(record, p).copy() for p in work.positions]
+    copy = segment.payload.duplicate
+    return [copy(segment.weights_of(record, p)) for p in work.positions]
 
 
 def _called(

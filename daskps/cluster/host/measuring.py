@@ -89,6 +89,7 @@ def _of_one_version(
 ) -> tuple[Array, Array, Array]:
     """Work it out from the weights where they are, unless updates run into that."""
     segment, (piece, share) = hosted.shard.segment, of_shard
+    copy = segment.payload.duplicate
     position = hosted.layout.positions[hosted.index, asked.parameter]
     # Of the shard's elements the one that is the share's number 0.
     origin = piece.start - asked.start
@@ -103,7 +104,7 @@ def _of_one_version(
         if other is not None:
             a, b = share.whole.start - share.start, share.whole.stop - share.start
             by = other[a:b]
-        before, behind = (part(where).copy() for where in share.cut)
+        before, behind = (copy(part(where)) for where in share.cut)
         return by_block(asked.kind, part(share.whole), by), before, behind
 
     for _ in range(0 if hosted.locks_reads else _TRIES):
