@@ -69,7 +69,7 @@ class Codec:
     ...     return [trainer.pushpull({"w": part})["w"].tolist() for _ in range(2)]
     >>> store = daskps.create({"w": np.zeros(3)}, optimizer=daskps.optim.SGD(1.0))
     >>> daskps.run(store, loop, [np.array([3.0, -1.0, 2.0])], codec=Sign())
-    [[[-2.0, 2.0, -2.0], [-5.0, 2.0, -4.0]]]
+    [[[-2.0, 2.0, -2.0], [-4.0, 0.0, -4.0]]]
     """
 
     dtype: ClassVar[str] = "uint8"

@@ -434,8 +434,8 @@ class by_epoch:
 
     Examples
     --------
-    >>> daskps.optim.SGD(by_epoch(step(0.1, every=30))).rate(1000, epoch=30)
-    0.01
+    >>> daskps.optim.SGD(by_epoch(step(1.0, every=30))).rate(1000, epoch=30)
+    0.1
     """
 
     schedule: Callable[[int], float]
