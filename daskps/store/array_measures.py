@@ -43,10 +43,12 @@ class MeasurableArray(ReadableArray):
 
         Parameters
         ----------
-        axis, dtype, out, **how
+        axis, dtype, out
             As ``numpy.sum`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
+        **how
+            The same.
 
         Returns
         -------
@@ -84,10 +86,12 @@ class MeasurableArray(ReadableArray):
 
         Parameters
         ----------
-        axis, dtype, out, **how
+        axis, dtype, out
             As ``numpy.mean`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
+        **how
+            The same.
 
         Returns
         -------
@@ -116,10 +120,12 @@ class MeasurableArray(ReadableArray):
 
         Parameters
         ----------
-        axis, out, **how
+        axis, out
             As ``numpy.min`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
+        **how
+            The same.
 
         Returns
         -------
@@ -149,10 +155,12 @@ class MeasurableArray(ReadableArray):
 
         Parameters
         ----------
-        axis, out, **how
+        axis, out
             As ``numpy.max`` has them. With any of these the elements are pulled.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
+        **how
+            The same.
 
         Returns
         -------
