@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
@@ -9,6 +10,7 @@ from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
 from daskps.store.binding import LOST
 from daskps.store.ending import Closable
+from daskps.store.node_link import node_link
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
 
@@ -196,6 +198,38 @@ class Readable(Closable):
     def placement(self) -> tuple[str, ...]:
         """Address of each shard's owner, as this handle's latest call has found it."""
         return self._attached().meta.owners
+
+    def to_json(self) -> str:
+        """Return parameters, shards and workers as a graph, in JSON.
+
+        It is in the node-link form, which ``networkx.node_link_graph`` reads. Nodes have
+        a "kind": "array", "table", "shard" or "worker". Edges go from each parameter to
+        the shards that have some of it, with the first of its elements (or rows) there
+        and the one after the last, and from each shard to its owner, as this handle's
+        latest call has found it.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        StoreClosedError
+            If this handle was closed.
+
+        Examples
+        --------
+        >>> import json
+        >>> store = daskps.create({"w": np.zeros((3, 2))}, shards=2)
+        >>> graph = json.loads(store.to_json())
+        >>> [node["id"] for node in graph["nodes"]][:3]
+        ['parameter:w', 'shard:0', 'shard:1']
+        >>> graph["edges"][0]
+        {'source': 'parameter:w', 'target': 'shard:0', 'kind': 'piece', 'start': 0, 'stop': 3}
+        """
+        meta = self._attached().meta
+        return json.dumps(node_link(meta.layout, meta.owners, meta.name))
 
     @property
     def nbytes(self) -> int:
