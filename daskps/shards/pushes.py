@@ -7,6 +7,7 @@ run never comes here: `Shard.submit` looks first.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from daskps.shards import producers, run_record
@@ -160,7 +161,11 @@ class Pushes:
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
-            if publication is not None and self._calls_function(ticket.step):
+            if (
+                publication is not None
+                and self._has_functions
+                and self._calls_function(ticket.step)
+            ):
                 # As those before it leave them.
                 self._commit(publication, new)
                 publication, new = None, []
@@ -188,6 +193,12 @@ class Pushes:
             self._commit(publication, new)
         for ticket in tickets:
             ticket.applied = ticket.outcome is None
+
+    @cached_property
+    def _has_functions(self) -> bool:
+        """Whether any rule is one of whole arrays; looked up once, and not by each push."""
+        positions = range(len(self._segment.pieces))
+        return by_function.are_called(map(self._planner.binding, positions))
 
     def _calls_function(self, step: Step) -> bool:
         """Return whether a step leads to what is made of the weights in force."""
