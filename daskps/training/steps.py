@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +20,7 @@ from daskps.cluster.caller.routes import (
     whole,
 )
 from daskps.errors import PushRejectedError
-from daskps.layout.trees import Tree, is_tree
+from daskps.layout.trees import Tree, flatten, is_tree
 from daskps.store import intake, row_intake
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
@@ -29,7 +30,7 @@ from daskps.training.row_ids import as_rows
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
@@ -245,7 +246,7 @@ class Stepper:
         loss, grads = None, result
         if isinstance(result, tuple) and len(result) == 2 and not _is_part(result[0]):
             loss, grads = result
-        if not is_tree(grads):
+        if not is_tree(grads) or not self._is_known(grads):
             raise self._wrong(type(grads).__name__)
         if loss is None:
             return None, grads
@@ -253,6 +254,14 @@ class Stepper:
             return float(loss), grads
         except (TypeError, ValueError):
             raise self._wrong(f"the loss {loss!r:.60}") from None
+
+    def _is_known(self, grads: Tree) -> bool:
+        """Whether the places of a list are names of parameters; those of a dict may be."""
+        if isinstance(grads, Mapping):
+            return True
+        layout = self.meta.layout
+        known = layout.by_name.keys() | layout.table_by_name.keys()
+        return known >= flatten(grads).keys()
 
     def _wrong(self, found: str) -> PushRejectedError:
         return PushRejectedError(
