@@ -258,8 +258,16 @@ def test_show(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
             "dtype": "float64",
             "nbytes": 48,
             "optimizer": None,
+            "shards": None,
         },
-        {"name": "n", "shape": [], "dtype": "int64", "nbytes": 8, "optimizer": None},
+        {
+            "name": "n",
+            "shape": [],
+            "dtype": "int64",
+            "nbytes": 8,
+            "optimizer": None,
+            "shards": None,
+        },
     ]
     keys = ("shard", "worker", *stores.COUNTERS)
     assert [tuple(row) for row in found["shards"]] == [keys, keys]

@@ -22,6 +22,7 @@ from daskps.cluster.directory.fencing import (
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.host import runs
+from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.host import ShardHost
 from daskps.consistency import BSP
 from daskps.errors import (
@@ -95,6 +96,7 @@ class Cluster:
         host: Any = SimpleNamespace(
             of=lambda store: hosted_shards,
             under=under,
+            collectives=Collectives(),
             worker=SimpleNamespace(address=worker),
         )
         host.each = partial(ShardHost.each, host)

@@ -90,6 +90,7 @@ def take(heir: Any, hosted: HostedShard) -> tuple[list[HostedShard], Any]:
 
 def adopt(heir: Any, hosted: HostedShard) -> list[dict[str, Any]]:
     about: Any = {"store": "s", "about": ABOUT, "rows": rows(hosted), "rounds": None}
+    about["codecs"] = ()
     return asyncio.run(adoption.adopt(heir, **about))
 
 
