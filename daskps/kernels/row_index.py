@@ -112,8 +112,7 @@ class RowIndex(IndexMemory):
         """
         _check(ids, rows)
         look_up = _module(self._cache_dir).function("look_up")
-        homes = np.empty(at.AHEAD, np.int64)
-        missing: int = look_up(self.words, self.places, ids, rows, since, homes)
+        missing: int = look_up(self.words, self.places, ids, rows, since)
         return missing
 
     def rows_before(
