@@ -19,6 +19,7 @@ LAYERS = {
     "": 4,  # daskps itself: what users import
     "bench": 5,
     "cli": 5,
+    "compat": 5,
     "demo": 5,
     "preload": 5,
     "testing": 5,

@@ -1,0 +1,202 @@
+"""What all front-ends share: one program in every trainer, which knows where it is."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import daskps
+from daskps.errors import DaskPSError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from daskps.store.store import ParameterStore
+    from daskps.training.trainer import Trainer
+
+#: Two trainers may share a process, and one may outlive another in its thread.
+_PARTICIPANT: ContextVar[Participant] = ContextVar("daskps_compat_participant")
+#: How long a trainer waits for a store that the first one has just made, in seconds.
+OPEN_SECONDS = 60.0
+
+
+class Participant:
+    """One trainer of a launch, as its program sees it.
+
+    Parameters
+    ----------
+    system : str
+        Whose words the program is in.
+    name : str
+        The launch, of which the names of its stores are made.
+    trainer : Trainer
+        Its place among the others, in a run of a store of the launch's own.
+    """
+
+    def __init__(self, system: str, name: str, trainer: Trainer) -> None:
+        self.system, self.name, self.trainer = system, name, trainer
+        #: What the front-end keeps for this trainer.
+        self.kept: dict[str, Any] = {}
+        self._n_stores = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of this trainer, from 0."""
+        return self.trainer.rank
+
+    @property
+    def size(self) -> int:
+        """Number of trainers."""
+        return self.trainer.size
+
+    def meet(self) -> None:
+        """Wait until all that have not ended have come as far, call by call."""
+        self.trainer.tick()
+        self.trainer.barrier()
+
+    def make_store(
+        self, make: Callable[[str], ParameterStore], what: str
+    ) -> ParameterStore:
+        """Have rank 0 make a store, and open it in all others: they all call it.
+
+        Parameters
+        ----------
+        make : callable
+            ``make(name) -> store``.
+        what : str
+            What it is, the same for all: who brings another one is refused.
+
+        Returns
+        -------
+        ParameterStore
+            It is deleted when the launch ends.
+
+        Raises
+        ------
+        ValueError
+            In all trainers, where they do not ask for the same.
+        DaskPSError
+            Where rank 0 could not make it; rank 0 has the reason.
+        """
+        name = f"{self.name}/{self._n_stores}"
+        self._n_stores += 1
+        store: ParameterStore | None = None
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                store = make(name)
+            except Exception as failed:  # noqa: BLE001 - raised again below
+                error = failed
+        told = self.trainer.allreduce({what: np.array([error is not None])}, "max")
+        if error is not None:
+            raise error
+        if told[what].any():
+            raise DaskPSError(f"rank 0 could not make {what}; its own error says why")
+        if store is None:
+            store = daskps.open(name, wait=OPEN_SECONDS)
+        return store
+
+
+def here(system: str) -> Participant:
+    """Return the trainer that this code runs in.
+
+    Raises
+    ------
+    RuntimeError
+        Outside of a launch of this front-end.
+    """
+    found = _PARTICIPANT.get(None)
+    if found is None or found.system != system:
+        raise RuntimeError(
+            f"this is no trainer of daskps.compat.{system}; call it in the program "
+            f"that {system}.launch runs, in a thread of your own within "
+            f"contextvars.copy_context().run"
+        )
+    return found
+
+
+def launch(
+    system: str,
+    body: Callable[[Participant, Any], Any],
+    parts: Sequence[Any],
+    *,
+    client: Any = None,
+    timeout: Any = None,
+) -> list[Any]:
+    """Run a program in trainers, and free what they have made.
+
+    Parameters
+    ----------
+    system : str
+        The front-end.
+    body : callable
+        ``body(participant, part)``; within it :func:`here` finds the participant.
+    parts : sequence
+        What each trainer is given.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    timeout : float, str or None
+        Seconds or a duration for all of it; None for none.
+
+    Returns
+    -------
+    list
+        What each program returned, by rank.
+
+    Raises
+    ------
+    TypeError
+        With an asynchronous client.
+    Exception
+        What a program raised, with its rank in a note.
+    """
+    if getattr(client, "asynchronous", False):
+        raise TypeError(
+            f"{system}.launch waits for its trainers: give it a client that is not "
+            f"asynchronous"
+        )
+    name = f"{system}-{uuid.uuid4().hex}"
+    clock = daskps.create({"clock": np.zeros(1)}, client=client)
+    try:
+        loop = partial(_run, partial(Participant, system, name), body)
+        # No tick of theirs is a round, so a bar would count nothing anybody knows.
+        found: list[Any] = daskps.run(
+            clock, loop, parts, sync="asp", callbacks=(), timeout=timeout
+        )
+    finally:
+        with suppress(Exception):  # what the programs raised says more
+            clock.close()
+            _free(name, client)
+    return found
+
+
+def _run(
+    make: Callable[[Trainer], Participant],
+    body: Callable[[Participant, Any], Any],
+    trainer: Trainer,
+    part: Any,
+) -> Any:
+    """Call a program in its trainer's task."""
+    with _taking_part(make(trainer)) as participant:
+        return body(participant, part)
+
+
+@contextmanager
+def _taking_part(participant: Participant) -> Iterator[Participant]:
+    token = _PARTICIPANT.set(participant)
+    try:
+        yield participant
+    finally:
+        _PARTICIPANT.reset(token)
+
+
+def _free(name: str, client: Any) -> None:
+    """Delete the stores that the trainers of a launch have made."""
+    for info in daskps.list_stores(client=client):
+        if info.name.startswith(f"{name}/"):
+            daskps.open(info.name, client=client).delete()

@@ -1,0 +1,119 @@
+"""A program in every trainer: it knows where it is, meets others, leaves nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps.compat.launch import here, launch
+from daskps.errors import DaskPSError
+from tests.inprocess import cluster
+
+
+def where(participant, part):
+    found = here("some")
+    assert found is participant
+    return found.rank, found.size, part
+
+
+def share(participant, part):
+    def make(name):
+        return daskps.create({"w": np.zeros(3)}, name=name)
+
+    store = participant.make_store(make, "w of 3")
+    store.add({"w": np.full(3, part)})
+    participant.meet()
+    return store.name, store.pull()["w"].tolist()
+
+
+def fail(participant, part):
+    def make(name):
+        raise KeyError("no")
+
+    try:
+        participant.make_store(make, "w")
+    except (KeyError, DaskPSError) as error:
+        return type(error).__name__
+    return None
+
+
+def differ(participant, part):
+    try:
+        participant.make_store(lambda name: None, f"w of {part}")
+    except ValueError as error:
+        return "w of" in str(error)
+    return False
+
+
+def leave(participant, part):
+    for _ in range(part):
+        participant.meet()
+    return part
+
+
+def in_a_thread(participant, part):
+    found = []
+
+    def look():
+        try:
+            here("some")
+        except RuntimeError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found
+
+
+def break_down(participant, part):
+    if participant.rank == 1:
+        raise ArithmeticError("rank one")
+    participant.make_store(
+        lambda name: daskps.create({"w": np.zeros(1)}, name=name), "w"
+    )
+    participant.meet()
+
+
+def left(client=None):
+    """Return the stores of launches that are still there."""
+    names = [info.name or "" for info in daskps.list_stores(client=client)]
+    return [name for name in names if name.startswith("some-")]
+
+
+def check(client=None):
+    """Go through all a program may do; used on both kinds of cluster."""
+    assert launch("some", where, [*"abc"], client=client) == [
+        (0, 3, "a"),
+        (1, 3, "b"),
+        (2, 3, "c"),
+    ]
+    found = launch("some", share, [1.0, 2.0, 4.0], client=client)
+    assert len({name for name, _ in found}) == 1
+    assert [w for _, w in found] == [[7.0] * 3] * 3
+    assert launch("some", leave, [1, 4, 2], client=client) == [1, 4, 2]
+    with pytest.raises(ArithmeticError, match="rank one"):
+        launch("some", break_down, [0, 0], client=client)
+    assert left(client) == []
+
+
+def test_programs_on_two_processes(client):
+    check(client)
+
+
+def test_programs_of_one_process():
+    with cluster():
+        check()
+        assert launch("some", fail, [0, 0]) == ["KeyError", "DaskPSError"]
+        assert launch("some", differ, [1, 2]) == [True, True]
+        [[said]] = launch("some", in_a_thread, [0])
+        assert "copy_context" in said
+        assert left() == []
+
+
+def test_outside_of_a_launch():
+    with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
+        here("some")
