@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,28 @@ def flag(value: Any, what: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} is True or False, found {value!r}")
     return bool(value)
+
+
+def addresses(value: Any, what: str) -> tuple[str, ...]:
+    """Return addresses of workers, none of them twice, or refuse what is none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what are no strings, and for an empty list.
+    """
+    if value is None:
+        return ()
+    given = [value] if isinstance(value, str) else value
+    named = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
+    found = tuple(dict.fromkeys(given)) if named else ()
+    if not named or not all(isinstance(one, str) for one in found):
+        raise TypeError(
+            f"{what} is the address of a worker or a list of them, found {value!r:.80}"
+        )
+    if not found:
+        raise ValueError(f"{what} names no worker; leave it out for all of them")
+    return found
 
 
 def least_version(value: Any) -> int | None:

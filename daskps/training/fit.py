@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import codecs, config
 from daskps.consistency import BSP, SSP, Policy, policy
 from daskps.limits import check_trainers
-from daskps.store.arguments import flag, whole
+from daskps.store.arguments import addresses, flag, whole
 from daskps.store.with_rows import find_clash, refusal
 from daskps.training import callbacks as callbacks_module
 from daskps.training.checkpoints import Checkpoints, check_resume
@@ -55,6 +55,7 @@ def train(  # noqa: PLR0913 - the public contract
     epochs: int = 1,
     batch_size: int = 64,
     trainers: int | None = None,
+    workers: str | Iterable[str] | None = None,
     sync: str | Policy = "bsp",
     reduce: Any = "mean",
     sync_every: str | int = "batch",
@@ -127,6 +128,10 @@ def train(  # noqa: PLR0913 - the public contract
         Number of trainers. By default one per worker, for a dask array at most one
         per chunk, for a list of parts one for each. With more trainers than chunks,
         chunks are cut on their workers.
+    workers : str or iterable of str, optional
+        Addresses of the workers that trainers may be on, also those that are started
+        again; by default all. Data that lies elsewhere travels, and shards stay where
+        they are. The run ends when the last of these workers has left.
     sync : {"bsp", "ssp", "asp"} or BSP, SSP, ASP
         How trainers are kept together; "ssp" has a staleness of 3 clocks.
     reduce : {"mean", "sum"} or callable
@@ -219,7 +224,7 @@ def train(  # noqa: PLR0913 - the public contract
     ConsistencyError
         If the store has a run already.
     NotEnoughWorkersError
-        If not all trainers could start.
+        If not all trainers could start, or `workers` names one that is not there.
     Exception
         What `gradient` raised, with the trainer's rank in a note.
 
@@ -274,6 +279,7 @@ def train(  # noqa: PLR0913 - the public contract
         execution=execution,
         codec=chosen_codec,
         pull_codec=chosen_pulls,
+        workers=addresses(workers, "workers"),
     )
     if job.trainers:
         in_graph = isinstance(chosen, BSP) and execution != "resident"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config, limits
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
-from daskps.cluster.runs.parts import threads_of
+from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.training.beginning import Beginning, last_round, next_epoch
@@ -42,6 +42,7 @@ class FitJob(Job):
     ) -> TrainResult:
         """Cut the data, train, read what came out."""
         link: Link = self.store._bind()
+        await check_workers(link, self.workers)
         if plan.rows:
             check_tables((await self.store._attach(link)).meta, plan.rows)
         before, history, folder = await self._beginning(link)
@@ -49,7 +50,8 @@ class FitJob(Job):
         if self.resume and before.epochs.ended >= self.epochs:
             await self._load(folder, before)
             return await self._result(link, "resident")
-        parts = await parts_of(link, X, y, trainers=self.trainers, split=split)
+        about: dict[str, Any] = {"split": split, "only": self.workers}
+        parts = await parts_of(link, X, y, trainers=self.trainers, **about)
         try:
             lengths = [part.rows for part in parts]
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
@@ -132,7 +134,8 @@ class FitJob(Job):
         """Return the rounds of graph execution, None for resident trainers."""
         execution = self.execution
         if execution == "auto":
-            threads = sum((await threads_of(self.store._bind())).values())
+            found = await threads_of(self.store._bind(), self.workers)
+            threads = sum(found.values())
             many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
             if many and self.codec is not None:
                 layout = (await self.store._attach(self.store._bind())).meta.layout

@@ -12,6 +12,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.cluster.runs.launch import launch
+from daskps.cluster.runs.parts import check_workers
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
 from daskps.layout.chunks import ARRAYS
@@ -71,6 +72,8 @@ class Job:
     execution: str = "resident"
     codec: Codec | None = None
     pull_codec: Codec | None = None
+    #: The workers its trainers may be on; all, where it names none.
+    workers: tuple[str, ...] = ()
     saves: Saves | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
     #: How many rounds, of what loss, and the history so far.
@@ -152,6 +155,7 @@ class Job:
             graph=graph,
             epochs=progress.epochs if progress else None,
             described=progress.described if progress else "",
+            workers=self.workers,
         )
 
         def began(run: int) -> None:
@@ -161,6 +165,7 @@ class Job:
 
     async def run_loops(self, body: Body, parts: Sequence[Any]) -> list[Any]:
         """Run loops of the user's; return what they return."""
+        await check_workers(self.store._bind(), self.workers)
         await self._notify("on_start")
         found = await self.launch(body, parts)
         await self._notify("on_stop")

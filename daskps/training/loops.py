@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import codecs
 from daskps.consistency import Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
-from daskps.store.arguments import flag
+from daskps.store.arguments import addresses, flag
 from daskps.store.with_rows import find_clash
 from daskps.training import callbacks as callbacks_module
 from daskps.training.combinations import check_run, described
@@ -34,6 +34,7 @@ def run(  # noqa: PLR0913 - the public contract
     loop: Callable[[Trainer, Any], Any],
     parts: Sequence[Any],
     *,
+    workers: str | Iterable[str] | None = None,
     sync: str | Policy = "bsp",
     reduce: Any = "mean",
     codec: str | codecs.Codec | None = None,
@@ -51,6 +52,8 @@ def run(  # noqa: PLR0913 - the public contract
         ``loop(trainer, part)``; what it returns is returned here.
     parts : sequence
         One part of the data per trainer.
+    workers : str or iterable of str, optional
+        Addresses of the workers that trainers may be on, as in :func:`train`.
     sync, reduce, codec
         As in :func:`train`.
     callbacks : "auto" or iterable of object
@@ -108,6 +111,7 @@ def run(  # noqa: PLR0913 - the public contract
         restartable=flag(resumable, "resumable"),
         callbacks=callbacks_module.chosen(callbacks),
         codec=codecs.choose(codec),
+        workers=addresses(workers, "workers"),
     )
     clash = find_clash(reduce=reduce, codec=job.codec)
     body = partial(_call_loop, loop, clash)

@@ -45,6 +45,8 @@ class RunState:
     gated: bool
     #: What its client wants to be known of it once it is over.
     described: str = ""
+    #: The workers its trainers may be on; all, where it names none.
+    workers: Sequence[str] = ()
     #: Worker of each rank that has registered and lives.
     ranks: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.directory.entry import remember
 from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.cluster.directory.run import RunState
-from daskps.cluster.wire.begin import Who, check_begin
+from daskps.cluster.wire.begin import Who, check_begin, none_left
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
 from daskps.errors import (
@@ -308,6 +308,8 @@ class Runs:
                     f"on_trainer_lost='restart' in train, or resumable=True in run"
                 )
                 self._hosts.spawn(self.fence(run, error))
+            elif run.workers and not any(map(self._hosts.has_worker, run.workers)):
+                self._hosts.spawn(self.fence(run, none_left(run.workers)))
             run.notify()
 
     def client_left(self, client: str) -> None:

@@ -13,6 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.runs.epochs import saying_away
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
+from daskps.cluster.runs.graph.homes import DataHomes
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.packing import unpack_error
 from daskps.consistency import SSP
@@ -61,8 +62,9 @@ async def launch(
     if spec.graph:
         work = GraphWork(spec.uid, run, len(spec.parts), reduce, body, spec.codec)
         work = replace(work, read_codec=spec.read_codec)
+        homes = DataHomes(link, spec.parts, run, only=spec.workers)
         trainers = GraphDriver(
-            link, work, parts=spec.parts, schedule=spec.graph, listen=listen
+            link, work, homes=homes, schedule=spec.graph, listen=listen
         )
     else:
         trainers = Trainers(link, spec, run, body)
@@ -102,6 +104,7 @@ async def _open(
         gated=spec.gated,
         graph=spec.graph is not None,
         described=spec.described,
+        workers=list(spec.workers),
     )
     return run
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from distributed import Client, Future
 
 from daskps.cluster import upstream
+from daskps.cluster.wire.begin import none_left
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -96,26 +97,51 @@ class DataPart:
         return X, None if self.y is None else y
 
 
-async def threads_of(link: Link) -> dict[str, int]:
-    """Return the number of threads of each worker."""
+async def threads_of(link: Link, only: Sequence[str] = ()) -> dict[str, int]:
+    """Return the number of threads of each worker; with `only`, of those it names."""
     info = await link.node.scheduler.identity()
-    return {w: int(about["nthreads"]) for w, about in info["workers"].items()}
+    found = {w: int(about["nthreads"]) for w, about in info["workers"].items()}
+    return {w: found[w] for w in only if w in found} if only else found
 
 
-async def workers_of(link: Link) -> list[str]:
-    """Return the workers there are.
+async def workers_of(link: Link, only: Sequence[str] = ()) -> list[str]:
+    """Return the workers there are; with `only`, those of them that it names.
 
     Raises
     ------
     NotEnoughWorkersError
         If there is none.
     """
-    if not (found := list(await threads_of(link))):
+    if not (found := list(await threads_of(link, only))):
+        if only:
+            raise none_left(only)
         raise NotEnoughWorkersError("the cluster has no worker to train on; add some")
     return found
 
 
-async def sent(link: Link, send: Callable[[list[str]], Awaitable[None]]) -> None:
+async def check_workers(link: Link, only: Sequence[str]) -> None:
+    """Refuse workers that are not there.
+
+    Raises
+    ------
+    NotEnoughWorkersError
+        Naming them, and those there are.
+    """
+    if not only:
+        return
+    there = list(await threads_of(link))
+    if absent := [worker for worker in only if worker not in there]:
+        raise NotEnoughWorkersError(
+            f"workers= names {absent[0]!r:.80}, which is no worker of the cluster; it has "
+            f"{there[:8]}. Name some of these, or start that one"
+        )
+
+
+async def sent(
+    link: Link,
+    send: Callable[[list[str]], Awaitable[None]],
+    only: Sequence[str] = (),
+) -> None:
     """Send data to the workers there are, again where one of them dies under it.
 
     Parameters
@@ -124,10 +150,12 @@ async def sent(link: Link, send: Callable[[list[str]], Awaitable[None]]) -> None
         The client's way to the cluster.
     send : callable
         Given the workers it sends what none of them has yet.
+    only : sequence of str
+        The workers that may have it; all, where it names none.
     """
     for tries in itertools.count(1):
         try:
-            await send(await workers_of(link))
+            await send(await workers_of(link, only))
         except OSError:
             # The scheduler may have yet to hear of that.
             if tries > MOST_TRIES:
@@ -160,24 +188,29 @@ async def places(link: Link, futures: Sequence[Future[Any]]) -> DataPlaces:
     return {key: (nbytes[key], workers[key]) for key in keys}
 
 
-async def placed(link: Link, parts: Sequence[DataPart]) -> list[DataPart]:
+async def placed(
+    link: Link, parts: Sequence[DataPart], only: Sequence[str] = ()
+) -> list[DataPart]:
     """Wait for the data of parts, give each the worker that holds most of it."""
     futures = [future for part in parts for future in part.futures]
-    return homes(parts, await places(link, futures))
+    return homes(parts, await places(link, futures), only)
 
 
-def homes(parts: Sequence[DataPart], held: DataPlaces) -> list[DataPart]:
-    """Give each part the worker that holds most of its bytes.
+def homes(
+    parts: Sequence[DataPart], held: DataPlaces, only: Sequence[str] = ()
+) -> list[DataPart]:
+    """Give each part the worker that holds most of its bytes, with `only` one of these.
 
     Among workers that hold as much, the one with the fewest parts so far.
     """
     load: Counter[str] = Counter()
     found = []
     for part in parts:
-        nbytes: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter(dict.fromkeys(only, 0))
         for future in part.futures:
             size, workers = held[future.key]
-            nbytes.update(dict.fromkeys(workers, size))
+            can = [w for w in workers if w in nbytes] if only else workers
+            nbytes.update(dict.fromkeys(can, size))
         worker = min(nbytes, key=lambda w: (-nbytes[w], load[w], w), default=None)
         if worker is not None:
             load[worker] += 1

@@ -61,7 +61,7 @@ class Trainers:
 
     async def results(self) -> list[Any]:
         """Start all trainers and await what they return."""
-        await sent(self.link, self._start_all)
+        await sent(self.link, self._start_all, self.spec.workers)
         tasks = [asyncio.ensure_future(self._one(rank)) for rank in self.futures]
         try:
             if errors := await _errors(tasks):
@@ -103,8 +103,9 @@ class Trainers:
             config.load().register_timeout_seconds,
             part,
             key=trainer_key(self.spec.name, self.run, rank, attempt),
-            workers=[worker],
-            allow_other_workers=True,
+            # Not one alone of those it may be on: it would wait for that if it left.
+            workers=list(self.spec.workers) or [worker],
+            allow_other_workers=not self.spec.workers,
             pure=False,
         )
 
@@ -150,7 +151,8 @@ class Trainers:
         if isinstance(part, DataPart):
             part.check(rank)
         try:
-            await sent(self.link, partial(self._start, rank, attempt))
+            start = partial(self._start, rank, attempt)
+            await sent(self.link, start, self.spec.workers)
         except NotEnoughWorkersError as error:
             # The directory may know more, for example of `client.restart`.
             raise RunCancelledError(f"trainer {rank} was lost: {error}") from error

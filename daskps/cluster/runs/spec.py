@@ -43,6 +43,8 @@ class Launch:
     epochs: Epochs | None = None
     #: What whoever goes on with them needs to know of it.
     described: str = ""
+    #: The workers its trainers may be on; all, where it names none.
+    workers: Sequence[str] = ()
 
     @property
     def n_ranks(self) -> int:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.wire.wellformed import MOST, check
-from daskps.errors import ProtocolError
+from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.limits import check_trainers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: Characters of the name of a codec.
 MOST_NAME = 200
@@ -27,6 +27,8 @@ class Who:
     graph: bool
     #: What somebody needs to go on with its epochs, for whom the directory keeps it.
     described: str
+    #: The workers its trainers may be on; all, where it names none.
+    workers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,14 @@ class Begin:
     codec: tuple[str, bytes]
     #: Where in the store's epochs it begins, as `Epochs`; None where it has none.
     epochs: tuple[int, int, int] | None
+
+
+def none_left(workers: Sequence[str]) -> NotEnoughWorkersError:
+    """Return what a run ends with when no worker is left that its trainers may be on."""
+    return NotEnoughWorkersError(
+        f"none of the workers that workers= names is left ({list(workers[:8])}); start "
+        f"the run again with others"
+    )
 
 
 def check_begin(begin: Mapping[str, Any]) -> None:

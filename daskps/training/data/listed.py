@@ -14,7 +14,7 @@ from daskps.training.data.rows import n_rows
 from daskps.training.data.tables import array_of, is_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
 
@@ -68,7 +68,9 @@ def check_listed(
         )
 
 
-async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[DataPart]:
+async def from_list(
+    link: Link, X: list[Any], y: list[Any] | None, only: Sequence[str] = ()
+) -> list[DataPart]:
     """Take each element as one trainer's part."""
     names = [f"part {i} of X" for i in range(len(X))]
     names += [f"part {i} of y" for i in range(len(y or ()))]
@@ -95,7 +97,7 @@ async def from_list(link: Link, X: list[Any], y: list[Any] | None) -> list[DataP
     blocks = [(future,) for future in futures]
     columns = [blocks[i : i + len(X)] for i in range(0, len(blocks), len(X))]
     parts = [DataPart(*row) for row in zip(heights, *columns, strict=True)]
-    return await placed(link, parts)
+    return await placed(link, parts, only)
 
 
 def _futures(link: Link, given: list[Any]) -> list[Any]:

@@ -66,7 +66,13 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
 
 
 async def parts_of(
-    link: Link, X: Any, y: Any, *, trainers: int | None, split: Mapping[str, Any]
+    link: Link,
+    X: Any,
+    y: Any,
+    *,
+    trainers: int | None,
+    split: Mapping[str, Any],
+    only: Sequence[str] = (),
 ) -> list[DataPart]:
     """Cut the data into one part per trainer; what is lazy is computed, by Dask, once.
 
@@ -81,6 +87,8 @@ async def parts_of(
         no more than there are chunks to follow.
     split : mapping
         `scheme`, `weights` and `seed` of `partition`.
+    only : sequence of str
+        The workers that parts may be for; all, where it names none.
 
     Returns
     -------
@@ -97,14 +105,15 @@ async def parts_of(
     X, y = await _counted(link, X, y)
     check(X, y, trainers, split)
     if (given := listed(X)) is not None:
-        return await from_list(link, given, listed(y))
-    workers = await workers_of(link)
+        return await from_list(link, given, listed(y), only)
+    workers = await workers_of(link, only)
     chunked = [array for array in (X, y) if _has_chunks(array)]
     follows = split["scheme"] == "contiguous" and split["weights"] is None
     if chunked and follows:
         heights = chunked[0].chunks[0]
         size = trainers or min(len(workers), len(full_chunks(heights)))
-        return await _from_chunks(link, X, y, runs_of_chunks(heights, size))
+        parts = await _from_chunks(link, X, y, runs_of_chunks(heights, size))
+        return await placed(link, parts, only)
     size = trainers or len(workers)
     homes = [workers[i % len(workers)] for i in range(size)]
     return await _dealt(link, X, y, workers=homes, split=split)
@@ -134,7 +143,7 @@ async def _measured(link: Link, array: Any) -> Any:
 async def _from_chunks(
     link: Link, X: Any, y: Any, runs: Sequence[Sequence[tuple[int, slice]]]
 ) -> list[DataPart]:
-    """Give each trainer the chunks of its run; arrays on the client are cut alike."""
+    """Return the chunks of each run; arrays on the client are cut alike."""
     arrays = [X] if y is None else [X, y]
     heights = next(a.chunks[0] for a in arrays if _has_chunks(a))
     begins = np.cumsum([0, *heights])
@@ -147,8 +156,7 @@ async def _from_chunks(
         else:
             columns.append([(_span(array, begins, run),) for run in runs])
     lengths = [sum(part.stop - part.start for _, part in run) for run in runs]
-    parts = [DataPart(*row) for row in zip(lengths, *columns, strict=True)]
-    return await placed(link, parts)
+    return [DataPart(*row) for row in zip(lengths, *columns, strict=True)]
 
 
 def _in_rows(array: Any, heights: tuple[int, ...]) -> Any:

@@ -15,7 +15,6 @@ from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.host.contributions import Receipt, RoundId
 from daskps.cluster.keys import anchor_key, work_key
 from daskps.cluster.runs.graph.epochs import EpochLog
-from daskps.cluster.runs.graph.homes import DataHomes
 from daskps.cluster.runs.graph.windows import Schedule, WindowGraph
 from daskps.errors import (
     ClockError,
@@ -25,13 +24,11 @@ from daskps.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from distributed import Future
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.graph.context import GraphWork
-    from daskps.cluster.runs.parts import DataPart
+    from daskps.cluster.runs.graph.homes import DataHomes
 
 logger = logging.getLogger(__name__)
 #: How often a round is begun anew before that is an error.
@@ -53,8 +50,8 @@ class GraphDriver:
         The client's way to the cluster.
     work : GraphWork
         What all its tasks have in common.
-    parts : list of DataPart
-        The data of each rank.
+    homes : DataHomes
+        The data of each rank, and where it is.
     schedule : Schedule
         Which ranks deliver when.
     listen : callable
@@ -66,13 +63,13 @@ class GraphDriver:
         link: Link,
         work: GraphWork,
         *,
-        parts: Sequence[DataPart],
+        homes: DataHomes,
         schedule: Schedule,
         listen: EpochListener,
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
         self.work, self.schedule = work, schedule
-        self.homes = DataHomes(link, parts, work.run)
+        self.homes = homes
         self._ledger = EpochLog(self.schedule)
         self._attempt = 0
         #: How often in a row the round in progress was begun anew.
@@ -131,6 +128,7 @@ class GraphDriver:
             anchors=self._anchors,
             parts=self.homes.payloads,
             homes=self.homes.workers,
+            only=self.homes.only,
         )
         for number in window:
             place = RoundId(self.work.run, self._attempt, number)

@@ -27,10 +27,19 @@ class DataHomes:
         Data of each rank. Whoever made it may empty it once the run is over.
     run : int
         The run.
+    only : sequence of str
+        The workers that ranks may be on; all, where it names none.
     """
 
-    def __init__(self, link: Link, parts: Sequence[DataPart], run: int) -> None:
-        self._link, self._parts, self._run = link, parts, run
+    def __init__(
+        self,
+        link: Link,
+        parts: Sequence[DataPart],
+        run: int,
+        *,
+        only: Sequence[str] = (),
+    ) -> None:
+        self._link, self._parts, self._run, self.only = link, parts, run, only
         #: What tasks are given of each rank's data.
         self.payloads: list[Any] = [None] * len(parts)
         #: Worker that holds it, "" where that is anywhere.
@@ -39,7 +48,7 @@ class DataHomes:
 
     async def settle(self) -> None:
         """Send what is on the client to a worker, contiguous ranks together."""
-        await sent(self._link, self._settle)
+        await sent(self._link, self._settle, self.only)
 
     async def _settle(self, workers: list[str]) -> None:
         missing: dict[str, list[int]] = {}

@@ -97,6 +97,8 @@ class WindowGraph:
         Data of each rank: a future, or something made of futures.
     homes : sequence of str
         Worker of each rank's data, "" for any.
+    only : sequence of str
+        The workers that ranks may be on; all, where it names none.
     """
 
     work: Future[GraphWork]
@@ -105,6 +107,7 @@ class WindowGraph:
     anchors: Sequence[Future[Any]]
     parts: Sequence[Any]
     homes: Sequence[str]
+    only: Sequence[str] = ()
     layers: dict[str, MaterializedLayer] = field(default_factory=dict)
     #: Keys of each round's reductions, in order of the hosts.
     tokens: list[list[Any]] = field(default_factory=list)
@@ -121,7 +124,7 @@ class WindowGraph:
             by_home.setdefault(home, {})[key] = (compute_gradient, *args)
             keys.append(key)
         for home, tasks in by_home.items():
-            self._layer(f"gradient-{place.round}-{home}", tasks, home)
+            self._layer(f"gradient-{place.round}-{home}", tasks, home, only=self.only)
         tokens = []
         for host, shards in self.hosts.items():
             key = reduction_key(self.name, shards[0], _numbers(place))
@@ -131,8 +134,17 @@ class WindowGraph:
             tokens.append(key)
         self.tokens.append(tokens)
 
-    def _layer(self, name: str, tasks: Any, worker: str, **annotations: Any) -> None:
-        if worker:
+    def _layer(
+        self,
+        name: str,
+        tasks: Any,
+        worker: str,
+        only: Sequence[str] = (),
+        **annotations: Any,
+    ) -> None:
+        if only:
+            annotations |= {"workers": [*only], "allow_other_workers": False}
+        elif worker:
             # Loose: a task for one worker only waits for ever once that has left.
             annotations |= {"workers": [worker], "allow_other_workers": True}
         self.layers[name] = MaterializedLayer(tasks, annotations=annotations)
