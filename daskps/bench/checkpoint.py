@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,7 @@ from daskps.bench.options import number
 from daskps.bench.pairs import Comparison, alternate, seconds
 from daskps.bench.report import HEADER, line, machine
 from daskps.bench.saves import memory_and_stall, save_into, tables
+from daskps.checkpoint.digests import digest
 from daskps.checkpoint.grid import CHUNK_NBYTES
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def _save_zarr(folder: str, n: int, part: int, *, sealed: bool = False) -> None:
     zarr.open_array(folder)[part * n : (part + 1) * n] = _half(n, part)
     for path in _chunks(folder, n, part) if sealed else ():
         _sync(path)
-        blake2b(path.read_bytes(), digest_size=16)
+        digest(path.read_bytes())
 
 
 def _load_zarr(folder: str, n: int, part: int, *, sealed: bool = False) -> None:
     import zarr
 
     for path in _chunks(folder, n, part) if sealed else ():
-        blake2b(path.read_bytes(), digest_size=16)
+        digest(path.read_bytes())
     found: Any = zarr.open_array(folder)[part * n : (part + 1) * n]
     assert found.shape == (n,)
 

@@ -3,23 +3,24 @@
 It is written last, so a checkpoint without one does not exist. It begins with a digest of
 what follows, and what it says is looked at before anything is done with it::
 
-    {"digest": "<32 hexadecimal digits>",
+    {"digest": "xxh128:<32 hexadecimal digits>",
     "format": 1, ..., "end": true}
 
-The digest is that of all that follows the first line. Every format to come keeps this
-line, "format" and the end, so that what is newer, damaged, and not written to its end can
-be told from each other.
+The digest is that of all that follows the first line, by the algorithm that is named before
+it, as are those of the files. Every format to come keeps this line, "format" and the end,
+so that what is newer, damaged, and not written to its end can be told from each other.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from daskps.checkpoint.arrays import Counts, stored_arrays
-from daskps.checkpoint.digests import N_DIGITS, digest
+from daskps.checkpoint.digests import ALGORITHM, digest
 from daskps.errors import CheckpointError
 from daskps.layout.arrays import Layout
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 _BEGIN, _BETWEEN, _END = b'{"digest": "', b'",\n', b'"end": true}'
-_HEAD = len(_BEGIN) + N_DIGITS + len(_BETWEEN)
+#: The first line: an algorithm, which each manifest names, and a digest by it.
+_HEAD = re.compile(rb'\{"digest": "(?:([\w-]{1,40}):)?([0-9a-f]{8,128})",\n')
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ class Manifest:
 def sealed(body: Mapping[str, Any]) -> bytes:
     """Return the text of a manifest, with the digest of what it says."""
     text = json.dumps({**body, "end": True}).encode("ascii")[1:]
-    return _BEGIN + digest(text).encode("ascii") + _BETWEEN + text
+    told = f"{ALGORITHM}:{digest(text)}"
+    return _BEGIN + told.encode("ascii") + _BETWEEN + text
 
 
 def is_torn(content: bytes) -> bool:
@@ -188,16 +191,28 @@ def unsealed(content: bytes, file: str) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        If it is damaged or newer.
+        If it is damaged, newer, or has digests of another algorithm.
     """
-    text = content[_HEAD:]
-    told = content[len(_BEGIN) : _HEAD - len(_BETWEEN)]
-    if content[:_HEAD] != _BEGIN + told + _BETWEEN or is_torn(content):
+    head = _HEAD.match(content)
+    if head is None or is_torn(content):
         raise CheckpointError(
             f"{file} is no whole manifest of daskps: of {len(content):,} bytes beginning "
             f"with {content[:40]!r}; restore another checkpoint",
             file,
         )
+    algorithm, told = head.groups()
+    if algorithm != ALGORITHM.encode():
+        by = (
+            f"by {algorithm.decode()!r}"
+            if algorithm
+            else "of which it says no algorithm"
+        )
+        raise CheckpointError(
+            f"{file} has digests {by}, and this daskps knows {ALGORITHM} alone; read it "
+            f"with the daskps that wrote it, or restore another checkpoint",
+            file,
+        )
+    text = content[head.end() :]
     if digest(text).encode("ascii") != told:
         raise CheckpointError(
             f"{file} is damaged: it has another digest than it says; restore another "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_a_newer_format_is_told_from_a_damaged_one():
     for wrong in (0, "1", None, True, [1]):
         with pytest.raises(CheckpointError, match="has the format"):
             from_bytes(sealed(newer | {"format": wrong}))
+
+
+def test_digests_of_another_algorithm_are_told_from_damage():
+    content = to_bytes(small())
+    assert content.startswith(b'{"digest": "xxh128:')
+    for said, told in (
+        (b'"sha3-256:' + b"0" * 64, "has digests by 'sha3-256', and this daskps knows"),
+        (b'"' + b"0" * 32, "of which it says no algorithm.*read it with the daskps"),
+    ):
+        other = re.sub(rb'"xxh128:\w+', said, content, count=1)
+        with pytest.raises(CheckpointError, match=told) as caught:
+            from_bytes(other, "ckpt-1")
+        assert caught.value.file == "ckpt-1/manifest.json"
 
 
 @pytest.mark.parametrize(
@@ -180,13 +194,13 @@ def test_huge_and_nested_manifests_end():
         with pytest.raises(CheckpointError):
             from_bytes(sealed({"format": 1, "rules": wrong}))
     text = b'"format": 1, "x": ' + b"[" * 100_000 + b'"end": true}'
-    deep = b'{"digest": "' + digest(text).encode() + b'",\n' + text
+    deep = b'{"digest": "xxh128:' + digest(text).encode() + b'",\n' + text
     with pytest.raises(CheckpointError, match="is no JSON"):
         from_bytes(deep)
 
 
 def test_content_of_files():
-    file = StoredFile("weights/w/c/0", 3, "fab6cd1eed14e1a4b9d01a0dc01b8ffa")
+    file = StoredFile("weights/w/c/0", 3, "06b05ab6733a618578af5f94892f3950")
     with pytest.raises(CheckpointError, match=r"weights/w/c/0 of 'w' has 2 bytes, 3"):
         check_content(b"ab", file, "w")
     with pytest.raises(CheckpointError, match=r"weights/w/c/0 of 'w' has the digest"):

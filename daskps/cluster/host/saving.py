@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 #: Chunks that a host writes at the same time.
 IN_FLIGHT = 2
-#: Digests of files with as many bytes are taken while these are written.
-DIGEST_NBYTES = 2**20
 #: How often to look whether anybody still waits for what a silent host has.
 LOOK_SECONDS = 1.0
 
@@ -62,8 +60,6 @@ class _Writing:
     url: str
     options: Mapping[str, Any]
     chunks: Iterator[StoredChunk]
-    #: Threads for digests.
-    digests: ThreadPoolExecutor
     files: list[tuple[str, int, str]] = field(default_factory=list)
     #: The hash that a chunk of ids begins with, by path.
     begins: list[tuple[str, int]] = field(default_factory=list)
@@ -129,12 +125,8 @@ class _Writing:
         data = content.view(np.uint8).data
         if not hasattr(self.local, "storage"):
             self.local.storage = Storage(self.url, self.options)
-        if data.nbytes < DIGEST_NBYTES:
-            self.local.storage.write(chunk.path, data)
-            return chunk.path, data.nbytes, digest(data)
-        found = self.digests.submit(digest, data)
         self.local.storage.write(chunk.path, data)
-        return chunk.path, data.nbytes, found.result()
+        return chunk.path, data.nbytes, digest(data)
 
     def _hash_of(self, chunk: StoredChunk, first: Array) -> int:
         shard, span = chunk.parts[0]
@@ -180,7 +172,6 @@ async def write_checkpoint(
     url, options = where
     chunks = iter(await host.in_thread(plan))
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-save")
-    digests = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-digest")
     work = _Writing(
         host=host,
         store=hosted.name,
@@ -192,13 +183,11 @@ async def write_checkpoint(
         url=url,
         options=unpack_options(options),
         chunks=chunks,
-        digests=digests,
     )
     try:
         await _all_of(work, pool)
     finally:
-        for threads in (pool, digests):
-            threads.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
     return {
         "holds": host.snapshots.claim(store, cut).holds,
         "files": work.files,
