@@ -85,6 +85,15 @@ PACKAGES = {
     0: {"numpy"},
 }
 
+#: And by module, what it takes where that is installed.
+ALSO = {
+    "checkpoint.storage": {"fsspec"},
+    "store.picture": {"graphviz"},
+    "testing.files": {"fsspec"},
+    "training.bars": {"tqdm"},
+    "training.result": {"matplotlib", "pandas"},
+}
+
 
 @dataclass(frozen=True)
 class Module:
@@ -205,12 +214,7 @@ def package_fault(module: Module, package: str) -> str | None:
         allowed |= {"llvmlite", "numba"}  # Numba's back end
     if module.name == "checkpoint.digests":
         allowed |= {"xxhash"}
-    if module.name in ("checkpoint.storage", "testing.files"):
-        allowed |= {"fsspec"}
-    if module.name == "training.bars":
-        allowed |= {"tqdm"}
-    if module.name == "training.result":
-        allowed |= {"matplotlib", "pandas"}
+    allowed |= ALSO.get(module.name, set())
     if module.part == "cli":
         allowed |= {"click"}
     if module.part == "bench":
@@ -319,6 +323,7 @@ def test_importing_daskps_leaves_heavy_packages_alone() -> None:
         "fsspec",
         "jax",
         "numba",
+        "graphviz",
         "pandas",
         "sklearn",
         "torch",

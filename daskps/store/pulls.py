@@ -11,6 +11,7 @@ from daskps.store.arguments import least_version
 from daskps.store.binding import LOST
 from daskps.store.ending import Closable
 from daskps.store.node_link import node_link
+from daskps.store.picture import draw
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
 
@@ -230,6 +231,42 @@ class Readable(Closable):
         """
         meta = self._attached().meta
         return json.dumps(node_link(meta.layout, meta.owners, meta.name))
+
+    def visualize(self, filename: str = "daskps.svg") -> Any:
+        """Draw parameters, shards and workers as a graph, by graphviz as Dask does.
+
+        Parameters
+        ----------
+        filename : str
+            Where to: ".svg", ".png", ".pdf", ".jpeg" or ".jpg" at its end say what is
+            drawn, and without one it is given ".png". With ".dot" or ".gv" the source
+            alone is written, for which nothing need be installed.
+
+        Returns
+        -------
+        IPython.display.Image, IPython.display.SVG or None
+            What a notebook shows; None without IPython and for a source.
+
+        Raises
+        ------
+        ImportError
+            Where graphviz is not installed.
+        StoreClosedError
+            If this handle was closed.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile
+        >>> store = daskps.create({"w": np.zeros((3, 2))}, shards=2)
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "store.dot"
+        >>> store.visualize(str(file))
+        >>> print(file.read_text().partition("[")[0])
+        digraph "session-..." {
+          rankdir=LR
+          "parameter:w"
+        """
+        meta = self._attached().meta
+        return draw(node_link(meta.layout, meta.owners, meta.name), filename)
 
     @property
     def nbytes(self) -> int:
