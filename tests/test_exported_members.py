@@ -13,6 +13,7 @@ import daskps
 #: Modules whose names are part of the public contract; those that exist are checked.
 PUBLIC = [
     "daskps",
+    "daskps.compat.bigdl",
     "daskps.errors",
     "daskps.init",
     "daskps.optim",

@@ -1,0 +1,339 @@
+"""One flat vector, of which each partition owns a slice."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import daskps
+from daskps.compat import launch as base
+from daskps.compat.bigdl.partitions import SYSTEM, FutureResult
+from daskps.compat.bigdl.wire import check_vector, decode, encode
+from daskps.store.arguments import number, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from daskps.store.store import ParameterStore
+    from daskps.typing import Array
+
+_ids = itertools.count()
+
+
+@dataclass
+class _Slice:
+    """What a trainer has of one parameter."""
+
+    store: ParameterStore
+    start: int
+    length: int
+    weights: Array
+    gradients: Array
+
+
+@dataclass(frozen=True)
+class AllReduceParameter:
+    """A vector of which each partition owns a slice: its weights and their gradients.
+
+    It is light and travels into tasks, as often as one likes; what a partition has of it
+    stays in its trainer. All partitions call its methods in the same order, `get_weights`
+    left aside; each call waits until all have made the one before, which is what the
+    border of a Spark job was. A partition that has ended is not waited for.
+
+    Parameters
+    ----------
+    id : int
+        Tells parameters apart in error messages.
+    partition_num : int
+        How many partitions there are.
+    size : int
+        Length of the vector. Of slices the first ``size % partition_num`` are one
+        longer; with fewer elements than partitions some are empty.
+    param_offset : int
+        Where the vector begins in a larger one, which `init` adds to what it returns.
+    compress : {"fp16", "none"}
+        How vectors travel: as the upper 16 bits of float32, or as float32. In any case
+        of letters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For arguments that cannot be.
+
+    Examples
+    --------
+    >>> from daskps.compat import bigdl
+    >>> parameter = bigdl.AllReduceParameter(0, partition_num=2, size=5, param_offset=10)
+    >>> def main(part):
+    ...     place = parameter.init(np.zeros(5, "f4"))
+    ...     for _ in range(3):
+    ...         weights = parameter.get_weights(np.empty(5, "f4")).wait_result()
+    ...         parameter.put_gradients(weights - part)
+    ...         parameter.aggregate_gradient_partition(2)
+    ...         parameter.weight_partition[:] -= parameter.gradient_partition
+    ...         parameter.send_weight_partition()
+    ...     return place, parameter.weight_partition.tolist()
+    >>> bigdl.launch(main, [1.0, 3.0])
+    [((0, 10, 3), [2.0, 2.0, 2.0]), ((1, 13, 2), [2.0, 2.0])]
+    """
+
+    id: int
+    partition_num: int
+    size: int
+    param_offset: int = 0
+    compress: str = "fp16"
+    _key: str = field(default_factory=lambda: uuid.uuid4().hex, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        whole(self.id, "id")
+        whole(self.partition_num, "partition_num", 1)
+        whole(self.size, "size", 1)
+        whole(self.param_offset, "param_offset", 0)
+        if not isinstance(self.compress, str):
+            raise TypeError(
+                f'compress is "fp16" or "none", found {self.compress!r:.60}'
+            )
+        if self.compress.lower() not in ("fp16", "none"):
+            raise ValueError(
+                f'compress is "fp16" or "none", found {self.compress!r:.60}'
+            )
+
+    @classmethod
+    def new_parameter(
+        cls,
+        partition_num: int,
+        size: int,
+        param_offset: int = 0,
+        compress: str = "fp16",
+    ) -> AllReduceParameter:
+        """Make one with an id that no other of this process has.
+
+        Parameters
+        ----------
+        partition_num, size, param_offset, compress
+            As for the class.
+
+        Returns
+        -------
+        AllReduceParameter
+            The parameter.
+        """
+        return cls(next(_ids), partition_num, size, param_offset, compress)
+
+    def init(self, parameter: Array) -> tuple[int, int, int]:
+        """Take the own slice of the first weights, and show it to all.
+
+        Parameters
+        ----------
+        parameter : ndarray, float32 or float64, shape (size,)
+            All of them, the same in every partition.
+
+        Returns
+        -------
+        tuple of int
+            Number of this partition, where its slice starts (`param_offset` included),
+            and how long it is. Called again, it begins anew.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For another shape or dtype, float64 without compression, and where there are
+            not `partition_num` trainers.
+        """
+        given = check_vector(
+            parameter, "parameter", self.size, compressed=self._compressed
+        )
+        here = base.here(SYSTEM)
+        if here.size != self.partition_num:
+            raise ValueError(
+                f"parameter {self.id} has partition_num={self.partition_num}, but there "
+                f"are {here.size} partitions"
+            )
+        mine: _Slice | None = here.kept.get(self._key)
+        if mine is None:
+            what = f"a vector of {self.size}, {self.compress.lower()}"
+            store = here.make_store(self._create, what)
+            start, length = self._slice(here.rank)
+            nothing = np.zeros(0, given.dtype)
+            mine = here.kept[self._key] = _Slice(store, start, length, nothing, nothing)
+        mine.weights = given[mine.start : mine.start + mine.length].copy()
+        mine.gradients = np.zeros_like(mine.weights)
+        self._publish(mine)
+        return here.rank, self.param_offset + mine.start, mine.length
+
+    def get_weights(self, local_parameter: Array) -> FutureResult:
+        """Begin to copy the weights of all partitions.
+
+        Parameters
+        ----------
+        local_parameter : ndarray, float32 or float64, shape (size,)
+            Takes them; it belongs to the call until that is waited for.
+
+        Returns
+        -------
+        FutureResult
+            Of `local_parameter`. The next call of another method waits for it too.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For another shape or dtype, and what cannot be written.
+        RuntimeError
+            Before :meth:`init`.
+        """
+        out = local_parameter
+        check_vector(out, "local_parameter", self.size, compressed=self._compressed)
+        if not out.flags.writeable:
+            raise ValueError("local_parameter is read-only; give an array to write to")
+        here, mine = base.here(SYSTEM), self._mine()
+        pool: ThreadPoolExecutor = here.kept["pool"]
+
+        def get() -> Array:
+            here.trainer.barrier()
+            out[:] = decode(
+                mine.store["wire"].pull(timeout=None), compressed=self._compressed
+            )
+            return out
+
+        future = pool.submit(contextvars.copy_context().run, get)
+        here.kept["getting"] = future
+        return FutureResult(future)
+
+    def put_gradients(self, parameter: Array) -> None:
+        """Cut a gradient into slices, and bring each to its owner.
+
+        Parameters
+        ----------
+        parameter : ndarray, float32 or float64, shape (size,)
+            What this partition has computed.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For another shape or dtype.
+        PushRejectedError
+            For what is not finite, also once it has been compressed.
+        RuntimeError
+            Before :meth:`init`.
+        """
+        given = check_vector(
+            parameter, "parameter", self.size, compressed=self._compressed
+        )
+        mine, sender = self._mine(), base.here(SYSTEM).rank
+        wire = encode(given, compressed=self._compressed)
+        with self._phase():
+            for receiver in range(self.partition_num):
+                start, length = self._slice(receiver)
+                if length:
+                    first = self.partition_num * start + sender * length
+                    block = mine.store["gradients"].region(first, first + length)
+                    block.assign(wire[start : start + length], timeout=None)
+
+    def aggregate_gradient_partition(self, avg_numbers: float) -> None:
+        """Sum the gradients of the own slice, and divide them by a number.
+
+        The sum is of float32 (of float64 where the weights are), in the order of
+        partitions, and lies in :attr:`gradient_partition`.
+
+        Parameters
+        ----------
+        avg_numbers : float
+            How many contributions there are, for their mean.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For a number that is not above 0.
+        RuntimeError
+            Before :meth:`init`.
+        """
+        share = number(avg_numbers, "avg_numbers")
+        if share <= 0:
+            raise ValueError(f"avg_numbers must be above 0, found {avg_numbers!r}")
+        mine, n = self._mine(), self.partition_num
+        with self._phase():
+            if mine.length:
+                first = n * mine.start
+                blocks = mine.store["gradients"].region(first, first + n * mine.length)
+                found = decode(blocks.pull(timeout=None), compressed=self._compressed)
+                total = found.reshape(n, mine.length).sum(0, dtype=mine.weights.dtype)
+                mine.gradients[:] = total / total.dtype.type(share)
+
+    def send_weight_partition(self) -> None:
+        """Show all partitions what :attr:`weight_partition` has become.
+
+        Raises
+        ------
+        PushRejectedError
+            For what is not finite.
+        RuntimeError
+            Before :meth:`init`.
+        """
+        self._publish(self._mine())
+
+    @property
+    def weight_partition(self) -> Array:
+        """The own slice of the weights, in full precision; write to it in place."""
+        return self._mine().weights
+
+    @property
+    def gradient_partition(self) -> Array:
+        """The own slice of the gradients, as it was aggregated last; zeros before."""
+        return self._mine().gradients
+
+    # -- what they are made of -------------------------------------------------------
+
+    @property
+    def _compressed(self) -> bool:
+        return self.compress.lower() == "fp16"
+
+    def _slice(self, partition: int) -> tuple[int, int]:
+        """Return where the slice of a partition starts, and how long it is."""
+        each, more = divmod(self.size, self.partition_num)
+        return partition * each + min(partition, more), each + (partition < more)
+
+    def _create(self, name: str) -> ParameterStore:
+        """Make the store: what travels, and for each owner what is sent to it."""
+        wire = "uint16" if self._compressed else "float32"
+        params = {
+            "wire": daskps.ArraySpec((self.size,), wire, 0),
+            "gradients": daskps.ArraySpec((self.partition_num * self.size,), wire, 0),
+        }
+        store: ParameterStore = daskps.create(
+            params, name=name, shards=self.partition_num
+        )
+        return store
+
+    def _mine(self) -> _Slice:
+        mine: _Slice | None = base.here(SYSTEM).kept.get(self._key)
+        if mine is None:
+            raise RuntimeError(
+                f"parameter {self.id} has no weights here yet; call init in every "
+                f"partition first"
+            )
+        return mine
+
+    def _publish(self, mine: _Slice) -> None:
+        wire = encode(mine.weights, compressed=self._compressed)
+        with self._phase():
+            if mine.length:
+                part = mine.store["wire"].region(mine.start, mine.start + mine.length)
+                part.assign(wire, timeout=None)
+
+    @contextmanager
+    def _phase(self) -> Iterator[None]:
+        """Act once all have made the call before, and say that this one is made."""
+        here = base.here(SYSTEM)
+        getting: Future[Array] | None = here.kept.pop("getting", None)
+        if getting is not None:
+            getting.result()
+        here.trainer.barrier()
+        yield
+        here.trainer.tick()
