@@ -19,8 +19,7 @@ import numpy as np
 
 from daskps.checkpoint.grid import Grid, chunk_shape
 from daskps.checkpoint.names import key
-from daskps.layout.arrays import compute_dtype
-from daskps.layout.slots import width
+from daskps.layout.slots import slot_dtype, width
 from daskps.layout.spans import (
     CANDIDATES,
     COUNTS,
@@ -172,8 +171,9 @@ def _pieces(layout: Layout, slots: Slots) -> Iterator[_Piece]:
         of, dtype, area = key(p.name), p.dtype, WEIGHTS
         at = area, f"weights/{of}", f"packed/{area}"
         yield _Piece(p.index, p.name, *at, p.shape, dtype)
-        dtype = compute_dtype(dtype)
-        for j in range(len(slots.get(p.index, ()))):
+        first = slots.get(p.index, ())
+        dtype = slot_dtype(dtype, first)
+        for j in range(len(first)):
             area = slot_area(j)
             at = area, f"slots/{of}.{j}", f"packed/{area}"
             yield _Piece(p.index, p.name, *at, p.shape, dtype)
@@ -186,8 +186,9 @@ def _pieces(layout: Layout, slots: Slots) -> Iterator[_Piece]:
 def _areas(table: Table, slots: Slots) -> Iterator[tuple[str, str, int]]:
     """Give what rows of a table have: area, dtype, and elements of a row."""
     yield ROWS, table.dtype, table.dim
-    for j, first in enumerate(slots.get(table.index, ())):
-        yield slot_area(j), compute_dtype(table.dtype), width(first, table.dim)
+    values = slots.get(table.index, ())
+    for j, first in enumerate(values):
+        yield slot_area(j), slot_dtype(table.dtype, values), width(first, table.dim)
 
 
 def _of_kind(pieces: Sequence[_Piece]) -> list[StoredArray]:

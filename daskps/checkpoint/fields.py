@@ -91,10 +91,10 @@ class Fields:
         for i, found in enumerate(self.items(name)):
             yield Fields(found, self.file, f"{self.where}.{name}[{i}]".strip("."))
 
-    def wholes(self, name: str, most: int = MOST) -> tuple[int, ...]:
+    def wholes(self, name: str, most: int = MOST, *, least: int = 0) -> tuple[int, ...]:
         """Return a list of whole numbers."""
         found = self.items(name)
-        if any(type(n) is not int or not 0 <= n <= most for n in found):
+        if any(type(n) is not int or not least <= n <= most for n in found):
             raise self._wrong(name, found, "a list of whole numbers")
         return tuple(found)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import optim
 from daskps.errors import CheckpointError
-from daskps.layout.slots import PerRow, with_widths
+from daskps.layout.slots import PerRow, marked, with_marks
 from daskps.optim import Rule, schedules
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ RULES: Mapping[str, type[Rule]] = {
         optim.Adamax,
         optim.Ftrl,
         optim.RMSprop,
+        optim.WithMaster,
         optim.chain,
         optim.scaled,
     )
@@ -77,12 +78,11 @@ class StoredRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        per_row = [j for j, v in enumerate(self.first) if isinstance(v, PerRow)]
         return {
             "told": self.told,
             "slots": list(self.slots),
             "first": [float(v) for v in self.first],
-            "per_row": per_row,
+            "per_row": marked(self.first),
             "kind": self.kind,
             "arguments": dict(self.arguments),
         }
@@ -97,7 +97,7 @@ class StoredRule:
             For what that never returns.
         """
         slots, first = found.texts("slots"), found.numbers("first")
-        per_row = found.wholes("per_row")
+        per_row = found.wholes("per_row", least=-1)
         if len(slots) != len(first) or any(j >= len(slots) for j in per_row):
             raise CheckpointError(
                 f"{found.file}: {found.where} has {len(slots)} slots, first values of "
@@ -107,7 +107,7 @@ class StoredRule:
         return cls(
             found.text("told"),
             slots,
-            with_widths(first, per_row),
+            with_marks(first, per_row),
             found.text("kind"),
             found.mapping("arguments"),
         )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
 #: Bytes of a cache line: what is written past the caches is written in full lines.
 LINE = 64
+#: Which dtype those are computed in that there are kernels for, and with a master.
+_COMPUTED: Final = {
+    np.dtype(of): np.dtype(wide)
+    for of, wide in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))
+}
+_WIDER: Final = {
+    np.dtype(of): np.dtype(wide) for of, wide in (("f2", "f4"), ("f4", "f8"))
+}
 
 
 @final
@@ -223,6 +231,7 @@ def build(
     of_rows: OfRows | None = None,
     *,
     before: Before = (),
+    master: bool = False,
 ) -> Kernel:
     """Return the kernel of an update function for one dtype.
 
@@ -249,6 +258,10 @@ def build(
         Functions `(g, *scalars) -> g` that each element of the gradient goes through,
         the last one first, and how many scalars each takes. They follow those of
         `update`, in this order, and are part of `n_scalars`.
+    master : bool, default False
+        Whether the first slot, one of `n_slots` that `update` does not take, is the
+        weights in a wider dtype, which everything is computed in: float32 for float16,
+        float64 for float32. What `update` returns for it is rounded to the weights.
 
     Returns
     -------
@@ -263,14 +276,14 @@ def build(
         If there is no kernel for `dtype`.
     """
     dtype = np.dtype(dtype)
-    if dtype == np.float16:
-        given = n_slots, n_scalars, np.float32, cache_dir, of_rows
-        inner = build(update, *given, before=before)
-        return Widened(inner, dtype)
-    if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise ValueError(f"no kernel for {dtype}: use float16, float32 or float64")
+    wide = _WIDER.get(dtype) if master else _COMPUTED.get(dtype)
+    if wide is None:
+        known = ", ".join(map(str, _WIDER if master else _COMPUTED))
+        raise ValueError(f"no kernel for {dtype}: use one of {known}")
     per_row = None if of_rows is None else of_rows.per_row
     sizes = n_slots, n_scalars
-    source = update_source(update, *sizes, dtype, of_rows=of_rows, before=before)
-    module = module_of(source, cache_dir)
-    return _native(module, dtype, sizes, per_row)
+    source = update_source(
+        update, *sizes, wide, of_rows=of_rows, before=before, master=master
+    )
+    native = _native(module_of(source, cache_dir), wide, sizes, per_row)
+    return native if wide == dtype else Widened(native, dtype)

@@ -108,6 +108,18 @@ def {name}({arguments}):
     return {name}_of_changed({given})
 """
 
+#: What is updated is the first slot, of which the weight is a copy.
+_MASTERED = """\
+
+_update_of_master = _update
+
+
+@njit(error_model="numpy", nogil=True)
+def _update({arguments}):
+    {targets} = {call}
+    return s0, {given}
+"""
+
 _LOOP = """
 
 @njit(error_model="numpy", nogil=True, cache=CACHE)
@@ -225,6 +237,7 @@ def update_source(
     *,
     of_rows: OfRows | None = None,
     before: Before = (),
+    master: bool = False,
 ) -> str:
     """Return the module with the loops of an update function.
 
@@ -241,6 +254,8 @@ def update_source(
         loops over rows only.
     before : sequence of (function, int)
         As `build` takes it.
+    master : bool, default False
+        The same.
 
     Returns
     -------
@@ -255,7 +270,10 @@ def update_source(
     slots = [f"s{j}" for j in range(n_slots)]
     scalars = [f"c{j}" for j in range(n_scalars)]
     scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
-    text = _functions_text(update, dtype, of_rows, (slots, scalars, before))
+    names = slots[master:], scalars, before
+    text = _functions_text(update, dtype, of_rows, names)
+    if master:
+        text += _mastered(slots, scalars)
     if of_rows is not None:
         rows = row_text(of_rows.per_row, scalars)
         return (
@@ -312,6 +330,15 @@ def _functions_text(
         given = ", ".join(["w", changed, *more, *own])
         text += _AFTER.format(name=name, arguments=arguments, given=given)
     return text
+
+
+def _mastered(slots: list[str], scalars: list[str]) -> str:
+    """Return the text of an update of the first slot, which is the weight too."""
+    arguments = ", ".join(["w", "g", *slots, *scalars])
+    call = f"_update_of_master({', '.join(['s0', 'g', *slots[1:], *scalars])})"
+    call = call if len(slots) > 1 else f"weight({call})"
+    given = ", ".join(slots)
+    return _MASTERED.format(arguments=arguments, targets=given, call=call, given=given)
 
 
 def _fields(frozen: Frozen) -> dict[str, str]:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     )
     from daskps.typing import Array
 
-#: Elements that float16 weights are widened at a time: the two float32 scratch arrays
+#: Elements that weights are widened at a time: the two float32 scratch arrays
 #: of it stay in a second-level cache.
 _SCRATCH = 16_384
 
 
 @final
 class Widened(Kernel):
-    """A kernel whose weights are narrower than its arithmetic: float16.
+    """A kernel whose weights are narrower than its arithmetic.
 
-    Numba knows no float16 on CPUs. Blocks of weights and gradient are widened by
-    NumPy, updated, and rounded to nearest once.
+    They are float16, which Numba does not know on CPUs, or have a master. Blocks of
+    weights and gradient are widened by NumPy, updated, and rounded to nearest once.
     """
 
     def __init__(self, inner: Kernel, dtype: np.dtype[Any]) -> None:
@@ -77,7 +77,7 @@ class Widened(Kernel):
         written = slots[-self.n_slots :] if self.n_slots else []
         n = len(w_out)
         wide = np.empty((2, min(n, _SCRATCH)), self.compute_dtype)
-        with np.errstate(over="ignore"):  # too large for float16 is infinity there
+        with np.errstate(over="ignore"):  # too large for them is infinity there
             for start in range(0, n, _SCRATCH):
                 part = slice(start, min(start + _SCRATCH, n))
                 w, g_wide = wide[:, : part.stop - start]

@@ -1,11 +1,22 @@
-"""First values of the slots of update rules, which say how wide a slot is."""
+"""First values of the slots of update rules, which say how wide a slot is.
+
+The first slot of a parameter with a *master* is its weights once more, in the wider dtype
+that its updates are computed in.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: The dtype of masters, by that of the weights that may have one.
+MASTERS: Final[Mapping[str, str]] = {"float16": "float32", "float32": "float64"}
+#: What stands for a master where :func:`marked` gives the numbers of slots.
+_MASTER: Final = -1
 
 
 class PerRow(float):
@@ -17,17 +28,41 @@ class PerRow(float):
     __slots__ = ()
 
 
+class Master(float):
+    """What stands first for a master, in the place of a first value: it has that of the weights."""
+
+    __slots__ = ()
+
+
 def width(first: float, dim: int) -> int:
     """Return how many numbers a slot has for a row of `dim` elements."""
     return 1 if isinstance(first, PerRow) else dim
 
 
-def per_row(values: Iterable[float]) -> list[int]:
-    """Return which of the slots with these first values have one number per row."""
-    return [j for j, first in enumerate(values) if isinstance(first, PerRow)]
+def has_master(values: Sequence[float]) -> bool:
+    """Return whether the first slot is a master."""
+    return bool(values) and isinstance(values[0], Master)
 
 
-def with_widths(values: Iterable[float], of_rows: Iterable[int]) -> tuple[float, ...]:
-    """Return first values of which :func:`per_row` gives `of_rows`."""
-    chosen = set(of_rows)
-    return tuple(PerRow(v) if j in chosen else v for j, v in enumerate(values))
+def slot_dtype(dtype: str, values: Sequence[float]) -> str:
+    """Return the dtype of slots of a parameter or table, that have these first values."""
+    computed = compute_dtype(dtype)
+    return MASTERS.get(dtype, computed) if has_master(values) else computed
+
+
+def marked(values: Iterable[float]) -> list[int]:
+    """Return which of the slots with these first values are no plain ones.
+
+    The numbers of those with one number per row, and -1 where the first is a master.
+    """
+    found = [_MASTER for v in values if isinstance(v, Master)]
+    return found + [j for j, v in enumerate(values) if isinstance(v, PerRow)]
+
+
+def with_marks(values: Iterable[float], marks: Iterable[int]) -> tuple[float, ...]:
+    """Return first values of which :func:`marked` gives `marks`."""
+    chosen = set(marks)
+    found = [PerRow(v) if j in chosen else v for j, v in enumerate(values)]
+    if found and _MASTER in chosen:
+        found[0] = Master()
+    return tuple(found)

@@ -26,6 +26,7 @@ from daskps.optim.composed import clip_by_value as clip_by_value
 from daskps.optim.composed import scaled as scaled
 from daskps.optim.ftrl import Ftrl as Ftrl
 from daskps.optim.function import Function as Function
+from daskps.optim.master import WithMaster as WithMaster
 from daskps.optim.patterns import resolve as resolve
 from daskps.optim.rmsprop import RMSprop as RMSprop
 from daskps.optim.sgd import SGD as SGD

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.optim.function import Function
+from daskps.optim.master import WithMaster
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
             raise TypeError(f"{rule!r} has row_slots, but no row_mean")
         of_rows = None if mean is None else kernels.OfRows(mean, per_row)
         given = rule.update, *sizes, dtype, cache_dir, of_rows
-        kernel = kernels.build(*given, before=tuple(rule.before))
+        before, master = tuple(rule.before), isinstance(rule, WithMaster)
+        kernel = kernels.build(*given, before=before, master=master)
     if isinstance(rule, Function):
         return BoundFunction(rule, kernel)
     return Bound(rule, kernel)

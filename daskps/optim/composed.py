@@ -58,7 +58,7 @@ class clip_by_value:
             )
 
 
-class _Around(Rule):
+class Around(Rule):
     """A rule that leaves to another one all that it does not change."""
 
     _inner: Rule
@@ -98,7 +98,7 @@ class _Around(Rule):
         return self._inner.update
 
 
-class chain(_Around):
+class chain(Around):
     """Change a gradient, element by element, before a rule applies it.
 
     Parameters
@@ -161,7 +161,7 @@ class chain(_Around):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class scaled(_Around):
+class scaled(Around):
     """Multiply learning rate and weight decay of a rule, for some of the parameters.
 
     Parameters

@@ -9,6 +9,7 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import CheckpointError, UnknownParameterError
 from daskps.layout.arrays import FLOATS
+from daskps.layout.slots import has_master
 from daskps.limits import check_parameters
 from daskps.store.arguments import flag
 from daskps.store.first_rows import first_rows
@@ -19,6 +20,7 @@ from daskps.store.specs import (
     checked_shards,
     most_rows,
     rules_of,
+    with_masters,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +115,12 @@ def _rules(
                 found[index] = made[of.rule]
         return found
     arrays = {p.name: p.dtype for p in manifest.parameters}
-    found = rules_of(optimizer, arrays, tables)
+    masters = {
+        i: of.name
+        for i, of in enumerate(saved)
+        if of.rule is not None and has_master(manifest.rules[of.rule].first)
+    }
+    found = with_masters(rules_of(optimizer, arrays, tables), masters)
     for index, of in enumerate(saved):
         if of.dtype not in FLOATS:
             continue

@@ -11,10 +11,11 @@ import numpy as np
 from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES, FLOATS
+from daskps.layout.slots import MASTERS
 from daskps.layout.tables import AnyIds
 from daskps.layout.trees import Leaf, flatten, is_tree
 from daskps.limits import STORE_NAME_NBYTES, check_parameters, check_shards
-from daskps.optim import Function, Rule, resolve
+from daskps.optim import Function, Rule, WithMaster, resolve
 from daskps.optim.patterns import first_matches
 from daskps.store.arguments import flag, whole
 from daskps.store.first_rows import first_rows
@@ -41,17 +42,39 @@ class ArraySpec(Leaf):
         A number, an initializer of :mod:`daskps.init`, or a function
         ``(shape, dtype, rng) -> ndarray`` that is called with ``shape=(n,)``,
         n ≤ 65,536, for one block of the parameter's elements after the other.
+    master : {"float32", "float64"}, optional
+        Keep the weights once more, in this dtype, beside the optimizer state: float32 for
+        float16, float64 for float32. Updates are computed in it, and applied to it;
+        the weights are what it is rounded to, so that steps which are smaller than
+        their spacing are not lost.
+
+    Raises
+    ------
+    LayoutError
+        For a dtype that no store holds, and a master that is not the next wider one.
+    TypeError
+        For a shape of anything but whole numbers.
 
     Examples
     --------
     >>> import daskps
     >>> ArraySpec((1000, 10), "float32", daskps.init.normal(std=0.01)).shape
     (1000, 10)
+
+    Steps of 0.0001 from 1.0, where float16 has no number between 1 and 0.9995:
+
+    >>> params = {"w": ArraySpec(1, "float16", 1.0, master="float32")}
+    >>> store = daskps.create(params, optimizer=daskps.optim.SGD(1e-4))
+    >>> for _ in range(20):
+    ...     _ = store.push({"w": np.ones(1)})
+    >>> store["w"].pull()
+    array([0.998], dtype=float16)
     """
 
     shape: Any
     dtype: Any = "float32"
     init: Any = 0
+    master: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         given: Any = self.shape
@@ -69,6 +92,22 @@ class ArraySpec(Leaf):
             )
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "dtype", name)
+        if self.master is not None:
+            object.__setattr__(self, "master", _checked_master(name, self.master))
+
+
+def _checked_master(dtype: str, master: Any) -> str:
+    """Return the dtype of a master, or refuse what is none of weights of a dtype."""
+    try:
+        name = str(np.dtype(master).name)
+    except TypeError:
+        name = repr(master)[:60]
+    if MASTERS.get(dtype) != name:
+        known = " or ".join(f"{wide} for {of}" for of, wide in MASTERS.items())
+        raise LayoutError(
+            f"master={name} is no master of {dtype} weights; it is {known}, or None"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +169,10 @@ def blueprint(
         _encoded(key, "table name", LayoutError)
         if spec.rows is not None:
             values.take_table(index, key, spec)
+    rules = rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables)
+    masters = {
+        i: n for i, (n, v) in enumerate(dense.items()) if getattr(v, "master", None)
+    }
     return Blueprint(
         name=None if name is None else checked_name(name),
         shapes=shapes,
@@ -137,7 +180,7 @@ def blueprint(
         arrays=values.arrays,
         collections=values.collections,
         initializers=values.initializers,
-        rules=rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables),
+        rules=with_masters(rules, masters),
         shards=number,
         servers=checked_servers(where.servers),
         placement=checked_placement(where.placement, [*shapes, *tables]),
@@ -279,6 +322,34 @@ def rules_of(
                 f"'*': Adagrad(0.1)}}"
             )
     return {i: resolved[n] for i, n in enumerate(dtypes) if n in resolved}
+
+
+def with_masters(
+    rules: Mapping[int, Rule], masters: Mapping[int, str]
+) -> dict[int, Rule]:
+    """Return rules by index, those of parameters with masters, by name, around these.
+
+    Raises
+    ------
+    LayoutError
+        For a parameter without a rule, and for functions.
+    """
+    # Parameters that share a rule share its loops.
+    made: dict[int, Rule] = {}
+    found = dict(rules)
+    for index, name in masters.items():
+        if (rule := rules.get(index)) is None:
+            raise LayoutError(
+                f"{name[:60]!r} has a master, which is what an optimizer updates, and no "
+                f"optimizer; give it one with create(optimizer=...), or leave master= out"
+            )
+        if isinstance(rule, Function):
+            raise LayoutError(
+                f"the optimizer of {name[:60]!r} is {rule!r}, which is given the weights "
+                f"and returns them: it has no use for a master; leave master= out"
+            )
+        found[index] = made.setdefault(id(rule), WithMaster(rule))
+    return found
 
 
 def checked_name(name: Any) -> str:

@@ -365,6 +365,7 @@ def undisturbed() -> list[float]:
     layout = Layout.build({"m": ((1,), "float64")}, 1)
     model = LocalModel(layout, {0: RULE}, str(config.load().cache))
     params, found = {"m": np.zeros(1)}, [0.0]
+    model.reset(params)
     for clock in range(N_CLOCKS):
         n = sum(rank + 1.0 for rank in range(N_RANKS))
         model.update(params, {0: np.full(1, n * (clock + 1))}, epoch=0)

@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config, limits
+from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.training.beginning import Beginning, last_round, next_epoch
-from daskps.training.combinations import goes_in_graph
+from daskps.training.combinations import check_models, goes_in_graph
 from daskps.training.data.parts import parts_of
 from daskps.training.ending import StopNow
 from daskps.training.graph import GraphStepper
@@ -45,6 +46,9 @@ class FitJob(Job):
         await check_workers(link, self.workers)
         if plan.rows:
             check_tables((await self.store._attach(link)).meta, plan.rows)
+        if plan.average_models:
+            meta = (await self.store._attach(link)).meta
+            check_models(load_rules(meta), meta.layout.names)
         before, history, folder = await self._beginning(link)
         self.status.history += history
         if self.resume and before.epochs.ended >= self.epochs:

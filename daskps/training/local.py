@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.optim import Bound, BoundFunction, Rule, bind
+from daskps.optim import Bound, BoundFunction, Rule, WithMaster, bind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,14 +40,16 @@ class LocalModel:
             dtype = bound.kernel.compute_dtype
             self._slots[index] = tuple(np.empty(p.size, dtype) for _ in rule.slots)
         self._steps: dict[int, int] = {}
-        self.reset()
 
-    def reset(self) -> None:
-        """Forget the optimizer state, as at each synchronisation."""
+    def reset(self, params: Mapping[str, Array]) -> None:
+        """Forget the optimizer state, as at each synchronisation; masters are `params`."""
         self._steps = dict.fromkeys(self._bounds, 0)
         for index, bound in self._bounds.items():
             for name, slot in zip(bound.rule.slots, self._slots[index], strict=True):
                 slot[:] = bound.rule.slot_init.get(name, 0.0)
+            if isinstance(bound.rule, WithMaster):
+                name = self._layout.parameters[index].name
+                self._slots[index][0][:] = params[name].reshape(-1)
 
     def update(
         self, params: Mapping[str, Array], grads: Mapping[int, Array], epoch: int

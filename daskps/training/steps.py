@@ -198,7 +198,7 @@ class Stepper:
         self, local: LocalModel, batches: Iterable[Batch], group: Sequence[Any]
     ) -> Computed:
         """Update the own copy batch by batch, then say what it amounts to."""
-        local.reset()
+        local.reset(self.params)
         sums: dict[int, Array] = {}
         total, loss_sum = 0, None
         for number, batch in enumerate(batches):

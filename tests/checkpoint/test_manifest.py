@@ -18,7 +18,7 @@ from daskps.checkpoint.manifest import FORMAT, sealed
 from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.texts import from_bytes, to_bytes
 from daskps.errors import CheckpointError
-from daskps.layout.slots import PerRow, per_row
+from daskps.layout.slots import PerRow, marked
 from tests.checkpoint.writing import State, manifest_of, mixed_state
 
 STATE = State({"w": ((3,), "float32"), "b/c": ((2, 2), "int8")}, slots={"w": (0.0,)})
@@ -50,7 +50,7 @@ def test_it_comes_back(policy, monkeypatch):
         (a.path, a.chunk) for a in state.arrays()
     ]
     any_table = again.layout(1).table_by_name["any"].index
-    assert per_row(again.slots[any_table]) == [1]
+    assert marked(again.slots[any_table]) == [1]
 
 
 def test_whose_a_file_is():

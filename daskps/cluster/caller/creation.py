@@ -22,7 +22,7 @@ from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
-from daskps.layout.slots import per_row
+from daskps.layout.slots import marked
 from daskps.layout.tables import AnyIds
 from daskps.optim import Function
 from daskps.shards.memory.room import rows_nbytes
@@ -170,7 +170,7 @@ async def _create(
             "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),
             "optimizers": optimizers,
             "slots": [(i, [float(v) for v in values]) for i, values in slots],
-            "row_slots": [(i, per_row(values)) for i, values in slots],
+            "row_slots": [(i, marked(values)) for i, values in slots],
             "lineage": "" if plan.source is None else plan.source.manifest.lineage,
             "rows_nbytes": rows,
             "placement": plan.placement,

@@ -18,8 +18,10 @@ from daskps.cluster.caller.far import gather
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.options import pack_options
 from daskps.errors import CheckpointError
+from daskps.layout.slots import marked
 
 if TYPE_CHECKING:
+    from daskps.checkpoint.arrays import Slots
     from daskps.checkpoint.manifest import Manifest
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.saving import CheckpointTarget
@@ -100,6 +102,11 @@ def _shapes(layout: Layout) -> list[Any]:
     return [*arrays, *((t.name, t.rows, t.dim, t.dtype) for t in layout.tables)]
 
 
+def _told(slots: Slots) -> dict[int, Any]:
+    """Return first values, and which are marked: those are equal to plain ones."""
+    return {index: (tuple(of), marked(of)) for index, of in slots.items()}
+
+
 def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
     """Refuse a checkpoint that was saved of a store that was made otherwise.
 
@@ -108,10 +115,10 @@ def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
     CheckpointError
         Saying what differs.
     """
-    slots = Rules(meta.layout, meta.rules).slots
+    slots = _told(Rules(meta.layout, meta.rules).slots)
     for what, differs in (
         ("parameters", _shapes(manifest.layout(1)) != _shapes(meta.layout)),
-        ("optimizers", dict(manifest.slots) != dict(slots)),
+        ("optimizers", _told(manifest.slots) != slots),
     ):
         if differs:
             raise CheckpointError(

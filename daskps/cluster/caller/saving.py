@@ -30,7 +30,7 @@ from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.options import pack_options
 from daskps.errors import CheckpointError, ConsistencyError, SnapshotLostError
 from daskps.layout.chunks import WHOLE, any_tables
-from daskps.layout.slots import per_row
+from daskps.layout.slots import marked
 from daskps.layout.tables import UnboundedTable
 from daskps.version import VERSION
 
@@ -267,7 +267,7 @@ async def _by_owners(
     In `silent` are those that have yet to do so.
     """
     meta, link = shards.meta, shards.link
-    slots = [(i, [*map(float, of)], per_row(of)) for i, of in rules.slots.items()]
+    slots = [(i, [*map(float, of)], marked(of)) for i, of in rules.slots.items()]
     about = {
         "store": meta.uid,
         "cut": cut.name,

@@ -12,7 +12,7 @@ from daskps.cluster.wire.messages import PROTOCOL, identity
 from daskps.errors import NotEnoughWorkersError, ProtocolError, ShardLostError
 from daskps.layout.arrays import Layout
 from daskps.layout.placement import check_memory, place, shards_on
-from daskps.layout.slots import with_widths
+from daskps.layout.slots import with_marks
 from daskps.limits import check_parameters, check_placed, check_shards
 from daskps.shards.memory.segment import Segment
 
@@ -52,7 +52,7 @@ class StoreRequest:
     #: Whether other processes of a shard's machine may map it.
     machine: bool
     wait_seconds: float
-    #: Parameter index, and which of its slots have one number per row.
+    #: Parameter index, and which of its slots are no plain ones, by `layout.slots.marked`.
     row_slots: Sequence[tuple[int, Sequence[int]]] = ()
     #: Of a store made from a checkpoint, the uid of the store that this goes back to, and
     #: how many bytes its shards take for the rows of any ids that they begin with.
@@ -85,7 +85,7 @@ def reserve(
     nbytes: dict[str, int] = {}
     sizes: dict[int, int] = {}
     of_rows = dict(wanted.row_slots)
-    slots = {i: with_widths(v, of_rows.get(i, ())) for i, v in wanted.slots}
+    slots = {i: with_marks(v, of_rows.get(i, ())) for i, v in wanted.slots}
     for shard, worker in enumerate(owners):
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
         need += -(-wanted.rows_nbytes // n_shards)

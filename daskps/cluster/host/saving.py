@@ -25,7 +25,7 @@ from daskps.cluster.wire.packing import unpack_array
 from daskps.errors import ConsistencyError, SnapshotLostError
 from daskps.kernels.id_hash import hashes
 from daskps.layout.chunks import WHOLE, any_tables
-from daskps.layout.slots import with_widths
+from daskps.layout.slots import with_marks
 from daskps.layout.spans import CANDIDATES, IDS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ async def write_checkpoint(
     """Write the chunks whose first element one of the shards here has copied.
 
     `where` are the URL of the folder, and options as JSON; `slots` first values by
-    index and which of them are of rows; `copies` for each shard its host, its version,
+    index and which of them are marked; `copies` for each shard its host, its version,
     and how many rows and candidates each table of any ids has. Returns the files, which
     hashes chunks of ids begin with, what each shard counts, and whether these were held.
     """
@@ -162,7 +162,7 @@ async def write_checkpoint(
                 raise SnapshotLostError(hosted.name, shard, owner, why)
             mine[shard] = copy
     counts = _counts(layout, copies)
-    first = {index: with_widths(values, of) for index, values, of in slots}
+    first = {index: with_marks(values, of) for index, values, of in slots}
 
     def plan() -> list[StoredChunk]:
         arrays = stored_arrays(layout, first, counts)

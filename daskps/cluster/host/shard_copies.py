@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from daskps.layout.arrays import align, compute_dtype
+from daskps.layout.arrays import align
 from daskps.layout.chunks import ARRAYS, WHOLE, any_tables
 from daskps.layout.spans import ROWS, WEIGHTS, Span, slot_area
 from daskps.shards.installing import Counted
@@ -223,12 +223,9 @@ def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, 
 def slots_of(segment: Segment) -> list[tuple[Span, str]]:
     """Return the slots of a shard, with dtypes; not those of rows of any ids."""
     found = [
-        (
-            Span(slot_area(j), position, 0, piece.size),
-            compute_dtype(piece.parameter.dtype),
-        )
-        for position, piece in enumerate(segment.pieces)
-        for j in range(len(segment.slot_init[position]))
+        (Span(slot_area(j), position, 0, slot.size), slot.dtype.name)
+        for position, slots in enumerate(segment.slots[0])
+        for j, slot in enumerate(slots)
     ]
     for position, table in enumerate(segment.tables, len(segment.pieces)):
         if table.piece.n_rows:

@@ -152,6 +152,7 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
                 seed=seed,
                 start=piece.start,
             )
+    segment.begin_masters()
     for memory in segment.tables:
         part, table = memory.piece, memory.piece.table
         if part.n_rows and table.index in initializers:

@@ -49,6 +49,8 @@ class PieceBuffers(NamedTuple):
     slots: tuple[Array, ...]
     slots_out: tuple[Array, ...]
     payload: Payload = NUMPY
+    #: Whether the first slot is a master: the weights, in a wider dtype.
+    master: bool = False
 
     def part(self, lo: int, hi: int) -> PieceBuffers:
         """Return elements [lo, hi), the same array where these are the same."""
@@ -59,7 +61,8 @@ class PieceBuffers(NamedTuple):
         slots = slots_out = tuple(slot[lo:hi] for slot in self.slots_out)
         if self.slots is not self.slots_out:
             slots = tuple(slot[lo:hi] for slot in self.slots)
-        return PieceBuffers(w_in, w_out, slots, slots_out, self.payload)
+        how = self.payload, self.master
+        return PieceBuffers(w_in, w_out, slots, slots_out, *how)
 
     @property
     def moves(self) -> bool:
@@ -70,7 +73,7 @@ class PieceBuffers(NamedTuple):
     def written(self) -> PieceBuffers:
         """What was written, to go on with in place."""
         w, slots = self.w_out, self.slots_out
-        return PieceBuffers(w, w, slots, slots, self.payload)
+        return PieceBuffers(w, w, slots, slots, self.payload, self.master)
 
 
 class PieceUpdate(NamedTuple):
@@ -114,7 +117,9 @@ class PieceUpdate(NamedTuple):
         if a >= b:
             return True
         data, to = self.data[a - start : b - start], target.part(a, b)
-        if self.replace:
+        if to.master and (self.replace or self.binding is None):
+            self._to_master(data, to)
+        elif self.replace:
             in_ranges(to.payload.copy, (to.w_out, data))
         elif self.binding is None:
             in_ranges(to.payload.add, (to.w_in, data, to.w_out))
@@ -125,6 +130,23 @@ class PieceUpdate(NamedTuple):
             arrays = to.w_in, to.w_out, data, to.slots, self.scalars, outs
             return self.binding.publish(*arrays, past=past, check=self.check)
         return True
+
+    def _to_master(self, data: Array, to: PieceBuffers) -> None:
+        """Add to a master, or replace it; the weights are what it is rounded to."""
+        copy, master = to.payload.copy, to.slots_out[0]
+        if to.moves:
+            for slot, out in zip(to.slots[1:], to.slots_out[1:], strict=True):
+                in_ranges(copy, (out, slot))
+        if self.replace:
+            in_ranges(copy, (master, data))
+        else:
+            in_ranges(to.payload.add, (to.slots[0], data, master))
+        in_ranges(_round, (to.w_out, master))
+
+
+def _round(out: Array, values: Array) -> None:
+    with np.errstate(over="ignore"):  # too large for them is infinity there
+        np.copyto(out, values, casting="same_kind")
 
 
 def run_operations(

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps.kernels import index_probe
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
-from daskps.layout.slots import width
+from daskps.layout.slots import slot_dtype, width
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.limits import MOST_PUSHED_ROWS
@@ -142,8 +142,9 @@ def areas_of(
     for dtype, n in layout.n_elements[shard].items():
         add(WEIGHTS, dtype, n, buffers=2)
     for piece in pieces:
-        dtype = compute_dtype(piece.parameter.dtype)
-        for slot in range(len(slots.get(piece.parameter.index, ()))):
+        first_values = slots.get(piece.parameter.index, ())
+        dtype = slot_dtype(piece.parameter.dtype, first_values)
+        for slot in range(len(first_values)):
             add(slot_area(slot), dtype, piece.size, buffers=1 + durable)
     for of in tables:
         table = of.table

@@ -125,9 +125,11 @@ class Publication:
                 (only,) = operations
                 self._update(position, rule, only.data[0:n], only.scalars)
                 continue
-            bound = any(op.binding is not None for op in operations)
+            master = segment.has_master[position]
+            bound = master or any(op.binding is not None for op in operations)
             slots = self._slots(position) if bound else ((),) * 2
-            target = PieceBuffers(*self._weights(position), *slots, segment.payload)
+            arrays = *self._weights(position), *slots
+            target = PieceBuffers(*arrays, segment.payload, master)
             if not run_operations(operations, target, large):
                 piece = segment.pieces[position].parameter
                 raise PushRejectedError(
@@ -261,8 +263,10 @@ class Publication:
         self._resets = True
         self.record.steps[:] = 0
         for position, values in enumerate(self.segment.slot_init):
-            _, slots = self._slots(position)
-            for slot, value in zip(slots, values, strict=True):
+            now, slots = self._slots(position)
+            if master := self.segment.has_master[position]:
+                in_ranges(self.segment.payload.copy, (slots[0], now[0]))
+            for slot, value in zip(slots[master:], values[master:], strict=True):
                 self.segment.payload.fill(slot, value)
 
     def gather_weights(self) -> None:

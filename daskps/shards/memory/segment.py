@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.layout.slots import has_master
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import (
@@ -117,6 +118,10 @@ class Segment:
         self.slot_init = [
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
+        #: Whether its first slot is a master.
+        self.has_master = [
+            has_master(slots.get(p.parameter.index, ())) for p in self.pieces
+        ]
         at = len(weights) + sum(map(len, self.slot_init))
         self._slot_areas = others[len(weights) : at]
         views = [area.views(self.buffer) for area in self._slot_areas]
@@ -155,6 +160,12 @@ class Segment:
             begin_rows(table)
             table.feed.begin(first_feed(table.piece))
         identity.write(self.words)
+
+    def begin_masters(self) -> None:
+        """Have masters begin with the first weights, of a shard that nobody sees yet."""
+        for position, weights in enumerate(self.weights[0]):
+            if self.has_master[position]:
+                self.payload.copy(self.slots[0][position][0], weights)
 
     @staticmethod
     def needed_nbytes(
