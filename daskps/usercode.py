@@ -8,6 +8,7 @@ leave its thread, its event loop and the process with it: `SystemExit` of a call
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from concurrent.futures import Future
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How many times the main thread is inside of `holding_interrupts`.
 _held = 0
+#: The thread that Ctrl-C interrupts.
+_main_ident = threading.main_thread().ident
 
 
 def is_main() -> bool:
     """Return whether this is the thread that Ctrl-C interrupts."""
-    return threading.current_thread() is threading.main_thread()
+    # Every push asks: a thread of Dask's has no need to look itself up first.
+    return threading.get_ident() == _main_ident
 
 
 class user_code(ContextDecorator):  # noqa: N801  (named like those of contextlib)
@@ -121,3 +125,11 @@ class holding_interrupts:  # noqa: N801  (as `user_code`)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self._came:
                 signal.default_int_handler(signal.SIGINT, self._came[0])
+
+
+def _forked() -> None:
+    global _main_ident
+    _main_ident = threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_forked)

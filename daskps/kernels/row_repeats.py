@@ -36,13 +36,11 @@ def marked(ids: Any, first: int, n_rows: int, seen: Any) -> int:
         row = np.uint64(ids[k] - first)
         if row >= np.uint64(n_rows):
             return _OUTSIDE
-        if found:
-            continue
-        at, bit = row >> np.uint64(_WORD), np.int64(1) << np.int64(row & np.uint64(63))
-        if seen[at] & bit:
-            found = _REPEATED
-        seen[at] |= bit
-    return found
+        at, bit = row >> np.uint64(_WORD), np.int64(row & np.uint64(63))
+        bits = seen[at]
+        found |= bits >> bit
+        seen[at] = bits | np.int64(1) << bit
+    return found & _REPEATED
 
 
 def hashed(ids: Any, first: int, n_rows: int, table: Any, bits: int) -> int:

@@ -48,6 +48,8 @@ def as_ids(given: Any, what: str, error: _Error) -> tuple[Array, tuple[int, ...]
         For anything else: floats (also whole ones), bools, text, missing values, and
         numbers that no int64 holds.
     """
+    if type(given) is np.ndarray and given.dtype == _ID and given.flags.c_contiguous:
+        return given.reshape(-1), given.shape  # as nearly all are
     try:
         found = _array(given)
         a = _integers(found, given)

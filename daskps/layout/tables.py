@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -91,15 +91,13 @@ class Table:
     #: The shards that it is cut over, ascending; None for all.
     shards: tuple[int, ...] | None = field(default=None, kw_only=True)
 
+    #: Whether it has a number of rows, and these from the beginning.
+    is_bounded: ClassVar[bool] = True
+
     @property
     def whole(self) -> TablePiece:
         """All of it as one piece."""
         return TablePiece(self, 0, 0, self.rows)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it has a number of rows, and these from the beginning."""
-        return True
 
     @property
     def told(self) -> str:
@@ -164,15 +162,12 @@ class UnboundedTable(Table):
 
     of: AnyIds
 
+    is_bounded: ClassVar[bool] = False
+
     @property
     def whole(self) -> TablePiece:
         """All of it as one piece."""
         return UnboundedPiece(self, 0, 0, 0, 0, self.n_buckets)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it has a number of rows."""
-        return False
 
     @property
     def told(self) -> str:

@@ -204,7 +204,7 @@ def _find(record: Record, producer: int) -> int:
     """Return which row is that of a producer, -1 where none is."""
     n, at = record.plain[N_PRODUCERS], record.known.get(producer, MAX_PRODUCERS)
     # Another process may have given the row to another producer.
-    if at < n and record.producer(at)[PRODUCER] == producer:
+    if at < n and record.plain[record.start_of(at) + PRODUCER] == producer:
         return at
     found = np.flatnonzero(record.producers[:n, PRODUCER] == producer)
     if not len(found):

@@ -114,7 +114,8 @@ def gradients(
         if weight != 1.0:
             data = _scaled(table, data, weight, finite=finite)
         cut = RowCut.of(table, ids, layout.n_shards)
-        _check_room(cut)
+        if len(ids) > MOST_PUSHED_ROWS:
+            _check_room(cut)
         found.append(RowsGiven(cut, data))
     return found
 
@@ -245,8 +246,6 @@ def _scaled(table: Table, data: Array, weight: float, *, finite: bool) -> Array:
 
 def _check_room(cut: RowCut) -> None:
     """Refuse more rows than a shard can take back: one push is one update."""
-    if len(cut.ids) <= MOST_PUSHED_ROWS:
-        return
     for shard in cut.shards():
         ids = cut.ids_of(shard)
         if len(ids) <= MOST_PUSHED_ROWS:

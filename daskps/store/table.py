@@ -194,7 +194,7 @@ class ParameterTable(RowSet):
         >>> store["emb"].pull([0, 1]).tolist()
         [[0.0, 0.0], [-0.5, -0.5]]
         """
-        given = {self.name: RowGrad(ids, grads)}
+        given = {self._table.name: RowGrad(ids, grads)}
         return self._store.push(given, weight=weight, lr=lr, timeout=timeout)
 
     def add(self, ids: Any, deltas: Any, *, timeout: Any = DEFAULT) -> Any:

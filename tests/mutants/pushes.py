@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "row-of-a-producer-is-its-for-ever",
         "daskps.shards.producers:_find",
-        "if at < n and record.producer(at)[PRODUCER] == producer:",
+        "if at < n and record.plain[record.start_of(at) + PRODUCER] == producer:",
         "if at < n:",
         (
             "tests/shards/test_producers.py::test_the_producer_that_was_closed_first"

@@ -135,13 +135,14 @@ class RowsGiven(NamedTuple):
         """Return what a shard gets; one after the other where it is `sent`."""
         cut, dim = self.cut, self.cut.table.dim
         position = layout.table_position(shard, cut.table.index)
-        ids, at, data = cut.ids_of(shard), cut.at_of(shard), self.data
+        start, stop = cut.starts[shard], cut.starts[shard + 1]
+        ids, data = cut.ids[start:stop], self.data
+        at = None if cut.at is None else cut.at[start:stop]
         if not len(data):  # rows to be removed, or none
             return Item(position, 0, data, ids)
         if sent and self.words is not None:
             return Item(position, 0, self.words[shard], ids)
         if at is None:
-            start, stop = cut.starts[shard], cut.starts[shard + 1]
             return Item(position, 0, data[start * dim : stop * dim], ids)
         if sent:
             return Item(position, 0, data.reshape(-1, dim)[at].reshape(-1), ids)

@@ -238,8 +238,11 @@ class HostedShard:
         shard, lock = self.shard, self._lock
         done: Sequence[Ticket] = ()
         try:
-            if lock is not None and not self._enter(seconds):
-                return ASK
+            if lock is not None:
+                if seconds:
+                    lock.acquire(seconds)
+                elif not lock.try_acquire():
+                    return ASK
             try:
                 version = shard.try_step(tick, arrays, rows, alone=False, check=check)
                 if version != ASK and shard.parked.tickets:

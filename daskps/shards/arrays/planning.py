@@ -250,7 +250,8 @@ class UpdatePlanner:
         `look` says whether they must be looked at, and whether the update may do that.
         """
         position, kind = item.position, step.kind
-        ids, data, at = self.each_once(item, kind)
+        piece = self._tables[position - len(self._pieces)]
+        ids, data, at = each_once(item, piece, kind, self._cache_dir)
         if len(ids) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
                 f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
@@ -270,12 +271,13 @@ class UpdatePlanner:
         if kind != GRADIENT:
             replace, by = kind == ASSIGN, step.producer
             return RowUpdate(ids, data, at, replace=replace, check=fused, by=by)
-        binding = self.binding(position)
+        binding = self._bindings.get(self._indices[position])
         if binding is None:
             raise self._no_rule(position)
         epoch = self.epoch_of(step) if binding.goes_by_epoch else None
         scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch)
-        data = _scaled(data, step.weight)
+        if step.weight != 1.0:
+            data = _scaled(data, step.weight)
         by = step.producer
         return RowUpdate(ids, data, at, binding, scalars, check=fused, by=by)
 

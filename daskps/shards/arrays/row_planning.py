@@ -45,7 +45,11 @@ def check_rows(
         or start
         or not _is_flat(ids, _ID)
         or not _is_flat(data, dtype)
-        or not _fits(len(ids), len(data), dim, at)
+        or not (
+            len(data) == len(ids) * dim
+            if at is None
+            else _fits(len(ids), len(data), dim, at)
+        )
     ):
         about = "no ids" if ids is None else f"{ids.shape} ids of {ids.dtype}"
         raise PushRejectedError(
@@ -58,9 +62,7 @@ def _is_flat(array: Array, dtype: np.dtype[np.generic]) -> bool:
     return array.dtype == dtype and array.ndim == 1 and array.flags.c_contiguous
 
 
-def _fits(n_ids: int, n_elements: int, dim: int, at: Array | None) -> bool:
-    if at is None:
-        return n_elements == n_ids * dim
+def _fits(n_ids: int, n_elements: int, dim: int, at: Array) -> bool:
     n, rest = divmod(n_elements, dim) if dim else (0, n_elements)
     return not rest and _is_flat(at, _ID) and len(at) == n_ids and _are_below(at, n)
 

@@ -92,7 +92,7 @@ class RowUpdate(NamedTuple):
 
         Then rows before it are updated, and their log is there to roll them back.
         """
-        begin, base = entries_of(target.undo[0]), undo_word(flip, 0)
+        begin, base = target.undo[0] & _ENTRIES, flip << UNDO_BITS
         what = self.ids, self.at, self.data
         if (binding := self.binding) is not None:
             update = target.made.get(binding)

@@ -62,6 +62,8 @@ class Publication:
         self._operations: dict[int, list[PieceUpdate]] = {}
         #: By the number of their table.
         self._rows: dict[int, list[RowUpdate]] = {}
+        #: Those of which any row changes.
+        self._changed: list[int] = []
         self._resets = False
         self._begin()
 
@@ -81,6 +83,8 @@ class Publication:
             if isinstance(operation, RowUpdate):
                 ordinal = position - len(self.segment.pieces)
                 self._rows.setdefault(ordinal, []).append(operation)
+                if len(operation.ids) and ordinal not in self._changed:
+                    self._changed.append(ordinal)
                 self.record.clocks[ordinal] += 1
             else:
                 self._operations.setdefault(position, []).append(operation)
@@ -146,8 +150,7 @@ class Publication:
         PushRejectedError
             As :meth:`commit`.
         """
-        segment = self.segment
-        changed = [i for i, of in self._rows.items() if any(len(u.ids) for u in of)]
+        segment, changed = self.segment, self._changed
         if not changed:
             return
         undo.begin(segment, self.flip, changed)
