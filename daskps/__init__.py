@@ -32,6 +32,7 @@ from daskps.layout.trees import unflatten
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
+from daskps.store.replica import Replica
 from daskps.store.restoring import restore
 from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
@@ -75,6 +76,7 @@ __all__ = [
     "ProgressBar",
     "ProtocolError",
     "PushRejectedError",
+    "Replica",
     "RoundLostError",
     "RowGrad",
     "RunCancelledError",

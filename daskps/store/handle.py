@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.producer import Producer
+    from daskps.cluster.caller.producer import Producer, Repeated
     from daskps.cluster.caller.routes import Reply, Request
     from daskps.cluster.caller.shard_map import StoreMap
 
@@ -27,6 +27,8 @@ class Handle(Binding):
     """The part of a store's handle that knows nothing of parameters."""
 
     def _deadline(self, timeout: Any, what: str) -> Deadline:
+        if type(timeout) is Deadline:  # of what this call is a part of
+            return timeout
         return Deadline(config.deadline(timeout), f"{what} of store {self.name!r}")
 
     def _at_hand(self) -> ShardClient | None:
@@ -43,12 +45,14 @@ class Handle(Binding):
         what: str,
         *,
         producer: bool = False,
+        source: Producer | Repeated | None = None,
     ) -> Any:
         """Make a call and carry it out, in a thread or as an awaitable."""
         deadline = self._deadline(timeout, what)
         shards = self._at_hand()
         link = self._bind() if shards is None else shards.link
-        source = self._producer_here(link) if producer else None
+        if producer:
+            source = self._producer_here(link)
         if shards is None and link.asynchronous:
             return link.run(lambda: self._do_async(link, make, deadline, source))
         uid = self.uid
@@ -88,7 +92,7 @@ class Handle(Binding):
         link: Link,
         make: Callable[[StoreMap], Request],
         deadline: Deadline,
-        source: Producer | None = None,
+        source: Producer | Repeated | None = None,
     ) -> Any:
         """Make a call and carry it out, on the event loop."""
         work = partial(self._call_async, link, make, deadline, source)
@@ -99,7 +103,7 @@ class Handle(Binding):
         link: Link,
         make: Callable[[StoreMap], Request],
         deadline: Deadline,
-        source: Producer | None,
+        source: Producer | Repeated | None,
     ) -> Any:
         shards = await self._attach_within(link, deadline)
         request = make(shards.meta)

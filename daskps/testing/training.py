@@ -19,12 +19,12 @@ from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
 from daskps.layout.arrays import Layout
+from daskps.optim.local import LocalModel
 from daskps.testing import steps
 from daskps.testing.following import Follower, opened
 from daskps.testing.ground import CHANCE
 from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
-from daskps.training.local import LocalModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -21,10 +21,10 @@ from daskps.cluster.caller.routes import (
 )
 from daskps.errors import PushRejectedError
 from daskps.layout.trees import Tree, flatten, is_tree
+from daskps.optim.local import LocalModel
 from daskps.store import intake, row_intake
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_labels
-from daskps.training.local import LocalModel
 from daskps.training.row_gradients import rows_given
 from daskps.training.row_ids import as_rows
 from daskps.usercode import user_code

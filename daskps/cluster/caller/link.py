@@ -68,6 +68,8 @@ class Link(SyncMethodMixin):
         self.machine: Machine = HERE
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
+        #: Those of pushes that are sent again and again, while there is no such push.
+        self.idle_producers: dict[Any, list[Any]] = {}
         self.anchors: dict[str, Any] = {}
         #: What this process has been told has the place of a store, by uid.
         self.restored: dict[str, str] = {}

@@ -6,15 +6,15 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daskps.cluster.wire.deadline import Deadline
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.wire.deadline import Deadline
-
 
 #: Tasks of one process that may push at once, each with an identity of its own.
 MOST_TASKS = 1024
@@ -197,3 +197,67 @@ class HeldTurn:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         is_answered = error is None
         self._producer.end(self._turn.number, self._announce, is_answered=is_answered)
+
+
+class Repeated:
+    """One number for a push that may be sent again and again: each shard applies it once.
+
+    It takes the place of a producer for that push alone. Producers of such pushes are
+    used again by others once the push has ended: a place at a shard is soon had, and
+    lasts until a client or a task ends.
+
+    Parameters
+    ----------
+    link : Link
+        The way to the cluster.
+    uid : str
+        The store.
+    task : tuple, optional
+        Key and start of the task that pushes, if one does.
+    """
+
+    def __init__(
+        self, link: Link, uid: str, task: tuple[Any, float] | None = None
+    ) -> None:
+        self._idle: list[Producer] = link.idle_producers.setdefault((uid, task), [])
+        try:
+            self._producer = self._idle.pop()
+        except IndexError:
+            self._producer = Producer(task)
+        with self._producer.turn(Deadline(None, ""), _tell_nobody) as turn:
+            self._number = turn.number
+
+    @property
+    def id(self) -> int:
+        """Identity of the producer; 0 before it has one."""
+        return self._producer.id
+
+    async def identify(self, link: Link) -> None:
+        """Have the directory issue an identity, where there is none yet."""
+        await self._producer.identify(link)
+
+    def end(self) -> None:
+        """Let others use the producer: all shards have applied the push, or none will."""
+        self._idle.append(self._producer)
+
+    @contextmanager
+    def turn(self, deadline: Deadline, announce: Announce) -> Iterator[Turn]:
+        """Hold the number while the push is under way, as a producer does."""
+        try:
+            yield Turn(self._number, self._number)
+        except BaseException:
+            # A cut does not wait for it until it is sent again.
+            if self.id:
+                announce(self.id, self._number + 1)
+            raise
+
+    @asynccontextmanager
+    async def turn_async(
+        self, deadline: Deadline, announce: Announce
+    ) -> AsyncIterator[Turn]:
+        """Hold the number on an event loop."""
+        with self.turn(deadline, announce) as turn:
+            yield turn
+
+
+def _tell_nobody(identity: int, floor: int) -> None: ...

@@ -1,4 +1,7 @@
-"""A trainer's own copy of the parameters, updated between two synchronisations."""
+"""A trainer's own copy of the parameters, updated between two synchronisations.
+
+Not exported: what imports it compiles kernels, which `import daskps` does not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.optim import Bound, BoundFunction, Rule, WithMaster, bind
+from daskps.optim.binding import Bound, BoundFunction, bind
+from daskps.optim.master import WithMaster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.layout.arrays import Layout
+    from daskps.optim.base import Rule
     from daskps.typing import Array
 
 
@@ -52,9 +57,12 @@ class LocalModel:
                 self._slots[index][0][:] = params[name].reshape(-1)
 
     def update(
-        self, params: Mapping[str, Array], grads: Mapping[int, Array], epoch: int
+        self,
+        params: Mapping[str, Array],
+        grads: Mapping[int, Array],
+        epoch: int | None,
     ) -> None:
-        """Apply the gradients of one batch of an epoch to `params`, in place."""
+        """Apply the gradients of one batch to `params`, in place; None for no epoch."""
         for index, grad in grads.items():
             bound = self._bounds[index]
             self._steps[index] += 1
