@@ -14,6 +14,7 @@ import daskps
 PUBLIC = [
     "daskps",
     "daskps.compat.bigdl",
+    "daskps.compat.multiverso",
     "daskps.errors",
     "daskps.init",
     "daskps.optim",

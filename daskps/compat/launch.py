@@ -125,6 +125,7 @@ def launch(
     body: Callable[[Participant, Any], Any],
     parts: Sequence[Any],
     *,
+    workers: Any = None,
     client: Any = None,
     timeout: Any = None,
 ) -> list[Any]:
@@ -138,6 +139,8 @@ def launch(
         ``body(participant, part)``; within it :func:`here` finds the participant.
     parts : sequence
         What each trainer is given.
+    workers : str or iterable of str, optional
+        Addresses of the workers that trainers may be on; all by default.
     client : distributed.Client, optional
         The client; the current one by default.
     timeout : float, str or None
@@ -166,7 +169,13 @@ def launch(
         loop = partial(_run, partial(Participant, system, name), body)
         # No tick of theirs is a round, so a bar would count nothing anybody knows.
         found: list[Any] = daskps.run(
-            clock, loop, parts, sync="asp", callbacks=(), timeout=timeout
+            clock,
+            loop,
+            parts,
+            workers=workers,
+            sync="asp",
+            callbacks=(),
+            timeout=timeout,
         )
     finally:
         with suppress(Exception):  # what the programs raised says more

@@ -15,6 +15,9 @@ MEMBERS = {
     "bigdl": "AllReduceParameter init getWeights putGradients "
     "aggregateGradientPartition sendWeightPartition weightPartition gradientPartition "
     "size paramOffset compress Serializable",
+    "multiverso": "init barrier shutdown num_workers worker_id TableHandler "
+    "ArrayTableHandler:new ArrayTableHandler:add ArrayTableHandler:get "
+    "MatrixTableHandler:new MatrixTableHandler:add MatrixTableHandler:get",
 }
 
 

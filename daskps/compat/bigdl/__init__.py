@@ -1,7 +1,5 @@
 """BigDL's `AllReduceParameter`, over stores: one slice of a vector for each partition.
 
-Examples
---------
 >>> from daskps.compat import bigdl
 >>> parameter = bigdl.AllReduceParameter.new_parameter(2, 3)
 >>> bigdl.launch(lambda part: parameter.init(np.zeros(3, "f4")), [None, None])
