@@ -15,7 +15,9 @@ from daskps.shards.arrays import by_function
 from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
+    DELAYS,
     N_APPLIED,
+    N_DROPPED,
     N_DUPLICATES,
     POLICY,
     ROWS_SEQUENCE,
@@ -221,9 +223,16 @@ class Pushes:
                 ticket.duplicate = True
                 self._segment.header[N_DUPLICATES] += 1
                 return None
+            ticket.delay = run_record.find_delay(record, step)
+            if ticket.delay >= 0:
+                counts = run_record.dampen(record, step, ticket.delay)
+                ticket.dropped = counts is None
+                step = counts or step
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
             planned = self._planner.step(step, record.steps, fused=fused, alone=alone)
+            if ticket.dropped:
+                planned = []  # it was fine, as an error should not depend on its age
             if not step.run and producers.lacks_room(record, step.producer):
                 raise producers.no_room(record)
             if self._segment.has_any_ids:
@@ -257,7 +266,18 @@ class Pushes:
             for ticket in new:
                 ticket.outcome = error
         else:
-            self._segment.header[N_APPLIED] += sum(t.step.kind != NOTHING for t in new)
+            self._count(new)
+
+    def _count(self, new: Sequence[Ticket]) -> None:
+        """Count pushes that have taken effect, or were too old for that."""
+        header = self._segment.header
+        for ticket in new:
+            if ticket.delay >= 0:
+                header[DELAYS + run_record.delay_bucket(ticket.delay)] += 1
+            if ticket.dropped:
+                header[N_DROPPED] += 1
+            else:
+                header[N_APPLIED] += ticket.step.kind != NOTHING
 
 
 def _repeats(step: Step, record: Record) -> bool:

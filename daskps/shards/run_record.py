@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
-from daskps.consistency import SSP, Policy
+from daskps.consistency import Policy, encoded, measures_delay
 from daskps.epochs import Epochs
 from daskps.errors import (
     ClockError,
@@ -15,9 +16,12 @@ from daskps.errors import (
 )
 from daskps.shards.memory.format import (
     CLOCK,
+    DAMPING,
+    DELAYS,
     EPOCH,
     FIRST,
     LIVE,
+    N_DELAYS,
     N_RANKS,
     NEXT,
     PER_EPOCH,
@@ -37,8 +41,10 @@ from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING, Step, Tick
 NEW: Final = "new"
 REPEAT: Final = "repeat"
 EARLY: Final = "early"
-#: Codes of the policies in a record; 0 is no run at all.
+#: Codes of the policies in a record; 0 is no run at all. MEASURED is an ASP whose
+#: trainers say with a push what they have read.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}
+MEASURED: Final = 4
 
 
 #: Bits of a step's number that one trainer of a rank counts with. Above them stands
@@ -65,13 +71,16 @@ def begin_run(
     record: Record, run: int, policy: Policy, n_ranks: int, *, epochs: Epochs
 ) -> None:
     """Write a run into a record, and where in its epochs it begins."""
+    name, bound, damping = encoded(policy)
+    code = MEASURED if measures_delay(policy) else CODES[name]
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
         run,
-        CODES[policy.name],
-        policy.staleness if isinstance(policy, SSP) else 0,
+        code,
+        bound,
         0,
         n_ranks,
     )
+    record.plain[DAMPING] = _bits(damping)
     record.fixed[[EPOCH, PER_EPOCH, TICKS]] = epochs
     record.ranks[:n_ranks] = 0, 0, 1, 0, 0
 
@@ -146,6 +155,47 @@ def repeats(record: Record, step: Step) -> bool:
     return False
 
 
+def find_delay(record: Record, step: Step) -> int:
+    """Return how many updates there were since a trainer has pulled; -1 where unasked.
+
+    Only gradients have a delay, of runs that measure it.
+    """
+    if record.plain[POLICY] != MEASURED or not step.run or step.kind != GRADIENT:
+        return -1
+    return max(0, record.version - step.at_least)
+
+
+def dampen(record: Record, step: Step, delay: int) -> Step | None:
+    """Return a trainer's gradients as they count with their delay; None for not at all."""
+    bound, damping = record.plain[STALENESS], _number(record.plain[DAMPING])
+    if 0 <= bound < delay:
+        return None
+    if not damping:
+        return step
+    return step._replace(weight=step.weight * (1.0 + delay) ** -damping)
+
+
+def delay_bucket(delay: int) -> int:
+    """Return where a delay is counted: 0, 1, 2 to 3, 4 to 7, and so on; the last is open."""
+    return min(delay.bit_length(), N_DELAYS - 1)
+
+
+def delays_of(header: memoryview[int]) -> dict[int, int]:
+    """Return how many gradients had a delay of so many updates or more, up to the next."""
+    counts = header[DELAYS : DELAYS + N_DELAYS]
+    return {(1 << at) >> 1: n for at, n in enumerate(counts) if n}
+
+
+def _bits(number: float) -> int:
+    (found,) = struct.unpack("<q", struct.pack("<d", number))
+    return int(found)
+
+
+def _number(bits: int) -> float:
+    (found,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(found)
+
+
 def find_row(record: Record, rank: int) -> int:
     """Return which of its words the row of a rank begins at."""
     return record.ranks_at + rank * RANK_WORDS
@@ -159,6 +209,8 @@ def find_new(record: Record, tick: Tick) -> int:
     words, rank = record.plain, tick.rank
     if words[RUN] != tick.run or not 0 <= rank < words[N_RANKS]:
         return -1
+    if words[POLICY] == MEASURED:
+        return -1  # nothing simple: how old it is decides what becomes of it
     at = find_row(record, rank)
     is_new = words[at + NEXT] <= tick.sequence and words[at + LIVE]
     return at if is_new else -1

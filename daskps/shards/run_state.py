@@ -21,10 +21,13 @@ from daskps.shards.deputy import READING, NotHereError, set_gate
 from daskps.shards.memory.areas import HEADER, untouched
 from daskps.shards.memory.format import (
     CLOCK,
+    DELAYS,
     ENDED,
     FIRST,
     LIVE,
     MAX_RANKS,
+    N_DELAYS,
+    N_DROPPED,
     N_RANKS,
     POLICY,
     ROUNDS,
@@ -156,11 +159,18 @@ class ShardRun:
         publication = Publication(self._segment)
         record = publication.record
         run_record.begin_run(record, run, policy, n_ranks, epochs=epochs)
+        if record.plain[POLICY] == run_record.MEASURED:
+            self._forget_delays()
         if reset:
             publication.reset()
         publication.gather_weights()
         publication.commit()
         return True
+
+    def _forget_delays(self) -> None:
+        """Begin to count how old gradients are."""
+        for at in (N_DROPPED, *range(DELAYS, DELAYS + N_DELAYS)):
+            self._segment.header[at] = 0
 
     def attach_rounds(
         self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None

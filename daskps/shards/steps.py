@@ -26,6 +26,8 @@ REMOVE: Final = "remove"
 NO_WAIT: Final = "no"
 READ: Final = "read"
 BARRIER: Final = "barrier"
+#: Stands for the version that a trainer has read that has read none: later than all.
+UNREAD: Final = 2**62
 #: Said of a step instead of a version: nothing was changed, submit it as a ticket.
 ASK: Final = -1
 
@@ -62,7 +64,8 @@ class Step(NamedTuple):
     weight: float = 1.0
     lr: float | None = None
     wait: str = NO_WAIT
-    #: Smallest version a read outside a run may return.
+    #: Smallest version a read outside a run may return. With the gradients of a trainer
+    #: whose run measures delays, the version that it has read last, or UNREAD.
     at_least: int = 0
     #: Whether nobody has looked for NaN and infinity in the gradients yet.
     check: bool = False
@@ -160,5 +163,8 @@ class Ticket:
     duplicate: bool = False
     #: Version right after this step's own update, for its acknowledgement.
     version: int = 0
+    #: Updates since its trainer has pulled, -1 where nobody asks; whether too many.
+    delay: int = -1
+    dropped: bool = False
     #: For the host: whom to tell. The shard never looks at it.
     owner: Any = field(default=None, repr=False)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from daskps.testing.steps import AsyncTrainer
     from daskps.testing.world import World
 
-#: Policies as the directory takes them, with their staleness.
-POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", 0))
+#: Policies as the directory takes them, with their bound.
+POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", -1))
 N_RANKS, N_CLOCKS = 3, 5
 #: Rounds of an epoch: in the end one is half over.
 PER_EPOCH = 2
@@ -133,7 +133,7 @@ class Training:
     async def run(self, link: Link) -> None:
         """Open the run, see its trainers to their end, and close it."""
         begin = {
-            "policy": (self.policy, self.staleness),
+            "policy": (self.policy, self.staleness, 0.0),
             "n_ranks": N_RANKS,
             "reduce": upstream.dumps("sum"),
             "reset": False,

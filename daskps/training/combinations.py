@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
-from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.consistency import ASP, BSP, SSP, Policy, encoded, measures_delay
 from daskps.errors import ConsistencyError
 from daskps.optim import WithMaster
 from daskps.reduction import check_reduce
@@ -19,19 +19,29 @@ if TYPE_CHECKING:
 
 
 def described(chosen: Policy) -> str:
-    """Return the name of a policy, with its staleness."""
-    return f"ssp({chosen.staleness})" if isinstance(chosen, SSP) else chosen.name
+    """Return the name of a policy, with what it is bound to."""
+    if isinstance(chosen, SSP):
+        return f"ssp({chosen.staleness})"
+    if measures_delay(chosen):
+        _, bound, damping = encoded(chosen)
+        return f"asp({'none' if bound < 0 else bound}, {damping:g})"
+    return chosen.name
 
 
 def rows_ahead(chosen: Policy) -> float:
     """Return how far ahead of the slowest a trainer no longer reads rows early."""
     if isinstance(chosen, SSP):
         return chosen.staleness
-    return math.inf if isinstance(chosen, ASP) else 0
+    return math.inf if isinstance(chosen, ASP) and not measures_delay(chosen) else 0
 
 
 def may_read_ahead(chosen: Policy) -> bool:
-    """Return whether a gradient may be computed from what was read a clock before."""
+    """Return whether a gradient may be computed from what was read a clock before.
+
+    Not where it says what was read last.
+    """
+    if measures_delay(chosen):
+        return False
     return isinstance(chosen, ASP) or (isinstance(chosen, SSP) and chosen.staleness > 0)
 
 

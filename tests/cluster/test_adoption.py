@@ -429,7 +429,7 @@ def killing(pid):
     return gradient
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp", daskps.ASP(max_staleness=10**6)])
 def test_run_goes_on(machine, workers, sync):
     """With a worker go two shards and a trainer; constant gradients count steps."""
     a, b = workers[:2]

@@ -146,7 +146,7 @@ async def test_run_closed_while_it_is_fenced_has_one_end(c, s, a, b):
     x = await daskps.create({"w": np.zeros(4)}, client=c)
     runs = s.extensions["daskps-directory"].runs
     begin = {
-        "policy": ("asp", 0),
+        "policy": ("asp", -1, 0.0),
         "n_ranks": 1,
         "reduce": dumps("mean"),
         "reset": False,

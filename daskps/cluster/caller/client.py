@@ -67,10 +67,14 @@ class ShardClient:
     ) -> None:
         self.link, self.meta = link, meta
         self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
-        make = FarByLane if config.load().lane_way else Far
+        measures = joined is not None and joined.measures_delay
+        # Lanes do not say what was read of which shard.
+        make = FarByLane if config.load().lane_way and not measures else Far
         self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
-        self.reads = Reads(meta, self.ways, self.far)
+        #: Which version of each shard was read last, where anybody wants to know.
+        self.seen: dict[int, int] | None = {} if measures else None
+        self.reads = Reads(meta, self.ways, self.far, self.seen)
         #: What this process reaches of a route.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
 

@@ -25,6 +25,36 @@ def looks_at(segment: Segment, ways: Ways) -> TrainerReads:
     return LatestReads(segment, 0, -1)
 
 
+class NotedReads(TrainerReads):
+    """The reads of one trainer at one shard, each with the version that it has read.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    ways : Ways
+        Whose reads these are.
+    shard : int
+        The shard's number.
+    seen : dict of int to int
+        Takes the version, by that number.
+    """
+
+    def __init__(
+        self, segment: Segment, ways: Ways, shard: int, seen: dict[int, int]
+    ) -> None:
+        super().__init__(segment, ways.run, ways.rank)
+        self._shard, self._seen = shard, seen
+
+    def is_whole(self, flip: int) -> bool:
+        """Return whether what was copied since belongs to that flip, and note it."""
+        version = self.version(flip)
+        found = super().is_whole(flip)
+        if found:
+            self._seen[self._shard] = version
+        return found
+
+
 def wait(looks: TrainerReads, clock: int) -> int:
     """Wait a little for the other trainers: a round is short, where they are near."""
     pause = Pause(SPIN_SECONDS)

@@ -21,7 +21,7 @@ import numpy as np
 
 from daskps.cluster.caller.lane_read import LaneRead
 from daskps.cluster.caller.lane_row_reads import LaneRowReads
-from daskps.cluster.caller.looks import LOOK_SECONDS, looks_at, wait
+from daskps.cluster.caller.looks import LOOK_SECONDS, NotedReads, looks_at, wait
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
@@ -74,9 +74,16 @@ class PreparedRead:
         How this process reaches the shards, and whose reads these are.
     slices : mapping of int to tuple of ReadSlice
         What to read of which shard, and where that goes.
+    seen : dict of int to int, optional
+        Takes which version was read of each shard.
     """
 
-    def __init__(self, ways: Ways, slices: Mapping[int, tuple[ReadSlice, ...]]) -> None:
+    def __init__(
+        self,
+        ways: Ways,
+        slices: Mapping[int, tuple[ReadSlice, ...]],
+        seen: dict[int, int] | None = None,
+    ) -> None:
         self.slices = slices
         self._sources: list[Source] = []
         lives: set[Callable[[], bool]] = set()
@@ -100,7 +107,10 @@ class PreparedRead:
             segment = hosted.shard.segment
             whole = _pieces(segment, 0, of), _pieces(segment, 1, of)
             mixed = partial(_mixed, segment, of)
-            self._sources.append(Source(looks_at(segment, ways), whole, mixed))
+            looks = looks_at(segment, ways)
+            if seen is not None:
+                looks = NotedReads(segment, ways, shard, seen)
+            self._sources.append(Source(looks, whole, mixed))
             lives.add(serving.is_live)
         self._lives, self.n_hosts = [*lives], len(lives)
 
@@ -182,10 +192,18 @@ class NamedRead:
         The arrays, in the order in which the target has them.
     target : Target
         The same read.
+    seen : dict of int to int, optional
+        As for :class:`PreparedRead`.
     """
 
     def __init__(
-        self, ways: Ways, far: Far, out: Mapping[str, Array], target: Target
+        self,
+        ways: Ways,
+        far: Far,
+        out: Mapping[str, Array],
+        target: Target,
+        *,
+        seen: dict[int, int] | None = None,
     ) -> None:
         self._wanted = [(array.shape, array.dtype) for array in out.values()]
         self.slices = target.slices
@@ -195,7 +213,7 @@ class NamedRead:
             where = far_slices if ways.find_shard(shard) is None else near
             where[shard] = of
         #: What this process reaches of it, and by lanes the rest.
-        self.prepared, self.by_lane = PreparedRead(ways, near), None
+        self.prepared, self.by_lane = PreparedRead(ways, near, seen), None
         if far_slices:
             step = Step(run=ways.run, rank=ways.rank)
             self.by_lane = LaneRead.of(far, far_slices, step)
@@ -237,10 +255,18 @@ class Reads:
         How this process reaches its shards, and whose reads these are.
     far : Far
         The way to those of other processes.
+    seen : dict of int to int, optional
+        Takes which version was read last of each shard.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
-        self._meta, self._ways, self._far = meta, ways, far
+    def __init__(
+        self,
+        meta: StoreMap,
+        ways: Ways,
+        far: Far,
+        seen: dict[int, int] | None = None,
+    ) -> None:
+        self._meta, self._ways, self._far, self._seen_at = meta, ways, far, seen
         self._counters = far.counters
         #: Of rows of tables.
         by_lane = None if far.lanes is None else LaneRowReads(far, far.lanes)
@@ -296,20 +322,23 @@ class Reads:
         """Make a read ready for the next time, unless it is."""
         asked, where = _asked(names, out), self._meta.where
         if asked is not None and self._named.find(asked) is None:
-            made = NamedRead(self._ways, self._far, out, target)
+            about = self._ways, self._far, out, target
+            made = NamedRead(*about, seen=self._seen_at)
             if made.is_possible:
                 self._named.keep(asked, made, where)
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read a target as far as these bounds; return whether that was possible."""
         if target.rows:
+            if self._seen_at is not None:
+                return False  # the shards say which version that is
             if not self.rows.fill(target, bounds):
                 return False
             self.lag = max(self.lag, self.rows.lag)
             return True
         known, where = self._latest.find(None), self._meta.where
         if known is None or known.slices != target.slices:
-            known = PreparedRead(self._ways, target.slices)
+            known = PreparedRead(self._ways, target.slices, self._seen_at)
             if not known.is_possible:
                 return False
             self._latest.keep(None, known, where)

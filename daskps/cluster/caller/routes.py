@@ -26,6 +26,7 @@ from daskps.shards.steps import (
     NOTHING,
     READ,
     REMOVE,
+    UNREAD,
     Intervals,
     Item,
     Step,
@@ -121,6 +122,8 @@ class Request(NamedTuple):
     given: bool = False
     #: Looks for what is not finite in gradients that nobody has looked at.
     check: FiniteCheck | None = None
+    #: Which version of each shard the trainer has read last, where its run asks.
+    seen: Mapping[int, int] | None = None
     #: Rows of tables; who gets any of them has an item for each table.
     rows: tuple[RowsGiven, ...] = ()
     #: Reads that are made after this one: what is too much for one.
@@ -182,13 +185,14 @@ class Request(NamedTuple):
         step, wait = self.step, self.step.wait
         if wait == NO_WAIT and self.target and self.target.reads(shard):
             wait = READ
-        least = self.min_version
+        least, seen = self.min_version, self.seen
+        at = at_least(shard, least) if least else 0
         items = self.items(shard)
         return step._replace(
             items=items + rows if rows else items,
             generation=generation,
             wait=wait,
-            at_least=at_least(shard, least) if least else 0,
+            at_least=at if seen is None else seen.get(shard, UNREAD),
             check=check,
             owned=self.given,
             touched=self.route.touched,

@@ -74,6 +74,8 @@ class Session:
         self._codec = self._codecs.codec
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
+        #: Whether each step is a call that says what was read of each shard.
+        self._by_call = joined.measures_delay
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._roads: dict[tuple[int, ...], StepRoad] = {}
@@ -161,7 +163,7 @@ class Session:
             codec = self._codec if kind == GRADIENT else None
             has_rows = given.rows or (target is not None and target.rows)
             # Pushes before the tick of a clock stay with the owners, and so does it.
-            by_call = self._open or not tick or (has_rows and self.bsp)
+            by_call = self._by_call or self._open or not tick or (has_rows and self.bsp)
             road = None if by_call else self._find_road(tuple(given.arrays))
             # Near, what is read is read after the step, without asking the shards. Not
             # where that may last too long: the clock stays then, and the step may not.
@@ -331,6 +333,7 @@ class Session:
             by_owner=self.bsp and (self._open or not tick),
             check=given.look,
             read_codec="" if target is None else self._codecs.reads_in,
+            seen=self.shards.seen,
         )
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
@@ -444,4 +447,7 @@ class Session:
         with self._lock:
             reply = self.shards.call(request, deadline)
             self.reads.lag = max(self.reads.lag, reply.lag)
+            seen, target = self.shards.seen, request.target
+            if seen is not None and target is not None:
+                seen.update(row for row in reply.versions if target.reads(row[0]))
             return reply

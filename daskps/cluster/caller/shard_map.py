@@ -33,6 +33,8 @@ class RunMembership:
     wire: Mapping[str, Any] = field(default_factory=dict)
     #: Name of the codec of what its trainers pull; "" for none.
     read_codec: str = ""
+    #: Whether its trainers say with a push what they have read.
+    measures_delay: bool = False
 
     @property
     def coded(self) -> tuple[str, bytes]:

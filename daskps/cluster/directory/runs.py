@@ -71,7 +71,7 @@ class Runs:
         check(Who, who, "a request for a run")
         check_trainers(who["size"], graph=who["graph"])
         check_begin(begin)
-        sync, staleness = begin["policy"]
+        sync, staleness, _ = begin["policy"]
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
             entry = await self.free_entry(uid)
@@ -97,7 +97,7 @@ class Runs:
             "run-begun",
             run,
             sync=sync,
-            staleness=staleness,
+            staleness=max(staleness, 0),
             trainers=run.size,
             execution="graph" if run.graph else "resident",
         )

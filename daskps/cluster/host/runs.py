@@ -10,7 +10,7 @@ from daskps.cluster.upstream import loads
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.begin import check_begin
 from daskps.cluster.wire.handlers import HOST
-from daskps.consistency import ASP, BSP, SSP, Policy
+from daskps.consistency import BSP, decoded
 from daskps.epochs import Epochs
 from daskps.errors import (
     IllegalStateError,
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def policy_of(code: Sequence[Any]) -> Policy:
-    """Rebuild a policy from (name, staleness)."""
-    name, staleness = code
-    if name == "ssp":
-        return SSP(staleness)
-    return BSP() if name == "bsp" else ASP()
-
-
 @HOST.handles("begin_run")
 async def begin_run(
     host: ShardHost,
@@ -60,7 +52,7 @@ async def begin_run(
     """
     check_begin(begin)
     await host.in_thread(partial(encoding.learn, *begin["codec"]))
-    rule, function = policy_of(begin["policy"]), loads(begin["reduce"])
+    rule, function = decoded(begin["policy"]), loads(begin["reduce"])
     n_ranks: int = begin["n_ranks"]
     epochs = begin["epochs"] and Epochs(*begin["epochs"])
     hosted_shards = host.of(store)

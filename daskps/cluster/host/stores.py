@@ -23,13 +23,14 @@ from daskps.shards.cuts.cut import has_applied
 from daskps.shards.memory.format import (
     GENERATION,
     N_APPLIED,
+    N_DROPPED,
     N_DUPLICATES,
     NONCE,
     RUN,
     VERSION,
 )
 from daskps.shards.memory.segment import Segment
-from daskps.shards.run_record import epochs_of
+from daskps.shards.run_record import delays_of, epochs_of
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ASSIGN
 
@@ -288,6 +289,8 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "tables": _counted_tables(hosted),
             "locked_reads": hosted.locks_reads,
             "pushes": hosted.shard.segment.header[N_APPLIED],
+            "dropped": hosted.shard.segment.header[N_DROPPED],
+            "delays": [*delays_of(hosted.shard.segment.header).items()],
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,

@@ -16,7 +16,7 @@ from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.graph.homes import DataHomes
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.packing import unpack_error
-from daskps.consistency import SSP
+from daskps.consistency import encoded
 from daskps.errors import RunCancelledError
 
 if TYPE_CHECKING:
@@ -86,12 +86,11 @@ async def _open(
     link: Link, spec: Launch, reduce: bytes, codec: tuple[str, bytes]
 ) -> int:
     """Have the directory begin a run on all shards; return its id."""
-    staleness = spec.policy.staleness if isinstance(spec.policy, SSP) else 0
     run: int = await link.directory(
         "open_run",
         uid=spec.uid,
         begin={
-            "policy": (spec.policy.name, staleness),
+            "policy": encoded(spec.policy),
             "n_ranks": spec.n_ranks,
             "reduce": upstream.dumps("sum") if spec.graph else reduce,
             "reset": spec.reset,

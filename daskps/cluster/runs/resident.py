@@ -16,7 +16,7 @@ from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.keys import trainer_key
 from daskps.cluster.runs.parts import DataPart, sent
 from daskps.cluster.runs.trainer_task import run_trainer
-from daskps.consistency import BSP
+from daskps.consistency import BSP, measures_delay
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Trainers:
                 "rank": rank,
                 "size": len(self.spec.parts),
                 "bsp": isinstance(self.spec.policy, BSP),
+                "measures_delay": measures_delay(self.spec.policy),
                 "watched": self.spec.watched,
                 "read_codec": read_codec.name if read_codec else "",
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from daskps.cluster.caller.link import Link, task_link
@@ -83,6 +84,7 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     find = link.directory("find", uid=place["uid"])
     meta = StoreMap(link.run(lambda: find))
     joined = RunMembership(run, size, found["mailboxes"], place["read_codec"])
+    joined = replace(joined, measures_delay=place["measures_delay"])
     encoding.learn(*joined.coded)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
     if found["attempt"] > 1:

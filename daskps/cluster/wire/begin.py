@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.wire.wellformed import MOST, check
+from daskps.consistency import decoded
 from daskps.errors import NotEnoughWorkersError, ProtocolError
 from daskps.limits import check_trainers
 
@@ -35,8 +36,8 @@ class Who:
 class Begin:
     """What the hosts are told of a run that begins."""
 
-    #: Its name and staleness.
-    policy: tuple[str, int]
+    #: As `encoded` has made it.
+    policy: tuple[str, int, float]
     n_ranks: int
     reduce: bytes
     reset: bool
@@ -64,9 +65,10 @@ def check_begin(begin: Mapping[str, Any]) -> None:
     """
     check(Begin, begin, "the beginning of a run")
     check_trainers(begin["n_ranks"], graph=False)
-    name, staleness = begin["policy"]
-    if name not in ("bsp", "ssp", "asp") or staleness < 0:
-        raise ProtocolError(f"a run of policy {name!r:.60} with staleness {staleness}")
+    try:
+        decoded(begin["policy"])
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"a run of no policy: {error}") from None
     if (epochs := begin["epochs"]) is not None and (
         min(epochs) < 0 or epochs[0] + epochs[2] > MOST
     ):

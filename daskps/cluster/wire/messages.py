@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 12
+PROTOCOL = 13
 
 #: What weights are that a codec may round on their way, and what that makes of each.
 CODED, WORD_NBYTES = ("float32", "float64"), 2

@@ -59,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 13
+FORMAT = 14
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -80,12 +80,16 @@ CHANGED_ROW = 17
 #: How many tables there are, and the row sequence: odd while rows are changed in place.
 #: What a publication does to tables as its last thing, with its flip above the lower bits.
 N_TABLES_AT, ROWS_SEQUENCE, FORWARD = 18, 19, 20
+#: Of the last run that measures delays, counted after the flip too: gradients that were
+#: too old, and all of them by their delay, see `delay_bucket`.
+N_DROPPED, DELAYS, N_DELAYS = 21, 22, 10
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
-#: Words at the head of a record; the names index them. The last three say where the store
-#: is in its epochs: the first one of the run in progress, or of the last, its rounds of an
-#: epoch, and how many of them there were before the run, or in all, see `Epochs`.
-HEAD = 14
+#: Words at the head of a record; the names index them. The last but one three say where
+#: the store is in its epochs: the first one of the run in progress, or of the last, its
+#: rounds of an epoch, and how many of them there were before the run, or in all, see
+#: `Epochs`. The last one has the bits of a float64.
+HEAD = 15
 (
     VERSION,
     ROUNDS,
@@ -101,6 +105,7 @@ HEAD = 14
     EPOCH,
     PER_EPOCH,
     TICKS,
+    DAMPING,
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1

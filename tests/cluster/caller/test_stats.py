@@ -26,6 +26,8 @@ SHARD = {
     "lane_calls",
     "plain_reads",
     "pushes",
+    "dropped",
+    "delays",
     "duplicates",
     "parked",
     "calls",

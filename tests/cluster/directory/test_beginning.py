@@ -20,7 +20,7 @@ from daskps.errors import (
 )
 
 BEGIN = {
-    "policy": ("bsp", 0),
+    "policy": ("bsp", 0, 0.0),
     "n_ranks": 1,
     "reduce": b"",
     "reset": False,

@@ -84,7 +84,7 @@ async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
     store = await daskps.create({"w": np.zeros(4)}, client=c)
     hosts = s.extensions["daskps-directory"].hosts
     begin = {
-        "policy": ("bsp", 0),
+        "policy": ("bsp", 0, 0.0),
         "n_ranks": 1,
         "reduce": dumps("mean"),
         "reset": False,
@@ -95,7 +95,7 @@ async def test_a_run_that_begins_after_a_newer_one_is_refused(c, s, a):
     [hosted] = HOSTS[a.address].shards.values()
 
     async def begins(run, policy="bsp"):
-        begin["policy"] = (policy, 0)
+        begin["policy"] = (policy, 0, 0.0)
         return await hosts.control(a.address, "begin_run", run=run, **of)
 
     def state():

@@ -231,7 +231,7 @@ def guessed():
 async def steps(directory, recorder, sync):
     """Begin a run; return it, and a push of its first trainer that then reads."""
     message = recorder.found["handle", "open_run"]
-    message["begin"] |= {"policy": (sync, 1), "n_ranks": 2}
+    message["begin"] |= {"policy": (sync, 1, 0.0), "n_ranks": 2}
     message |= {"size": 2, "graph": False}
     reply = await directory.handle(**message)
     call = copy.deepcopy(recorder.found["handle_call", "gradient"])
