@@ -4,6 +4,7 @@ The same array of float32, on one worker and on two, each of which writes its ha
 with 16 MiB in a file; nothing is compressed. Ours takes a digest of each file, and has all
 of them on the disk before the checkpoint counts; so has the peer np.save, which takes no
 digest. The peer zarr does neither, as by itself, and does both where its name says so.
+What is restored stays until after the clock has stopped, ours and theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import daskps
 from daskps.bench import clusters
 from daskps.bench.options import number
-from daskps.bench.pairs import Comparison, alternate, seconds
+from daskps.bench.pairs import Comparison, Samples, alternate, seconds
 from daskps.bench.report import HEADER, line, machine
 from daskps.bench.saves import memory_and_stall, save_into, tables
 from daskps.checkpoint.digests import digest
@@ -68,9 +69,17 @@ def _save_npy(folder: str, n: int, part: int) -> None:
     _sync(path)
 
 
+#: What a worker has restored of a peer's.
+_restored: list[Any] = []
+
+
+def _forget() -> None:
+    _restored.clear()
+
+
 def _load_npy(folder: str, n: int, part: int) -> None:
-    found = np.load(Path(folder) / f"{part}.npy")
-    assert len(found) == n
+    _restored.append(np.load(Path(folder) / f"{part}.npy"))
+    assert len(_restored[-1]) == n
 
 
 def _chunks(folder: str, n: int, part: int) -> list[Path]:
@@ -95,8 +104,8 @@ def _load_zarr(folder: str, n: int, part: int, *, sealed: bool = False) -> None:
 
     for path in _chunks(folder, n, part) if sealed else ():
         digest(path.read_bytes())
-    found: Any = zarr.open_array(folder)[part * n : (part + 1) * n]
-    assert found.shape == (n,)
+    _restored.append(zarr.open_array(folder)[part * n : (part + 1) * n])
+    assert _restored[-1].shape == (n,)
 
 
 def _make_zarr(folder: Path, n: int, workers: int) -> None:
@@ -174,22 +183,31 @@ def _compare(client: Client, workers: int, options: Namespace, folder: Path) -> 
     files = ArrayFiles(client, folder, n, workers)
     params: dict[str, Any] = {"w": daskps.ArraySpec((files.size,), "float32")}
     store = daskps.create(params, shards=workers)
-    save = partial(save_into, folder, store)
 
-    def restore() -> None:
+    def restore() -> float:
         [info] = daskps.list_checkpoints(folder / "ours")
-        daskps.restore(info.url, shards=workers).close()
+        found: list[Any] = []
+        again = partial(daskps.restore, info.url, shards=workers)
+        taken = seconds(lambda: found.append(again()))
+        found.pop().close()
+        return taken
 
+    def load(peer: FilePeer) -> float:
+        taken = seconds(partial(files.everywhere, peer.read))
+        client.run(_forget)
+        return taken
+
+    def tell(what: str, peer: str, samples: Samples) -> None:
+        of = f"{what} of {files.size * 4 / 1e6:.0f} MB, {workers} + {workers}"
+        found = Comparison(of, peer, *samples)
+        rate = files.size * 4 / 1e9 / found.medians[0]
+        print(f"{line(found)}  {rate:.2f} GB/s", flush=True)
+
+    save = partial(seconds, partial(save_into, folder, store))
     for name, peer in PEERS.items():
-        for what, ours, theirs in (
-            ("save", save, partial(files.save, peer)),
-            ("restore", restore, partial(files.everywhere, peer.read)),
-        ):
-            both = partial(seconds, ours), partial(seconds, theirs)
-            of = f"{what} of {files.size * 4 / 1e6:.0f} MB, {workers} + {workers}"
-            found = Comparison(of, name, *alternate(*both, options.pairs))
-            rate = files.size * 4 / 1e9 / found.medians[0]
-            print(f"{line(found)}  {rate:.2f} GB/s", flush=True)
+        theirs = partial(seconds, partial(files.save, peer))
+        tell("save", name, alternate(save, theirs, options.pairs))
+        tell("restore", name, alternate(restore, partial(load, peer), options.pairs))
     store.close()
 
 

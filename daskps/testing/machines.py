@@ -25,6 +25,7 @@ from daskps.cluster.machine.machine import Machine
 from daskps.cluster.machine.mapping import Mapped
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import ShardBusyError
+from daskps.shards.memory.areas import without
 from daskps.shards.memory.format import HEADER_WORDS, HOLDER
 from daskps.testing.ground import CHANCE, put
 
@@ -170,14 +171,22 @@ class SimMembers(Membership):
         """Return the names of all blocks."""
         return [name for name in self._machine.blocks if BLOCK.fullmatch(name)]
 
+    def check_room(self, nbytes: int) -> None:
+        """Have room for all."""
+
     def make(
-        self, nbytes: int, parts: Sequence[tuple[int, int]] | None = None
+        self,
+        nbytes: int,
+        parts: Sequence[tuple[int, int]] | None = None,
+        later: Sequence[tuple[int, int]] | None = None,
     ) -> Block:
         """Return a new block of this process, with memory for all of it or for parts."""
         address = BlockAddress(self.new_name(), nbytes, CHANCE.getrandbits(63))
-        file = SimFile(nbytes, [(0, nbytes)] if parts is None else parts)
+        parts = [(0, nbytes)] if parts is None else parts
+        file = SimFile(nbytes, without(parts, later or ()))
         kept = self._machine.blocks[address.name] = Kept(file)
         block = SimBlock(address, kept, self._process)
+        block.later = [*(later or ())]
         block.own(address.name, self.remove)
         return block
 

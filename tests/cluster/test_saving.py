@@ -16,6 +16,7 @@ from daskps.checkpoint import storage
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import cuts
+from daskps.cluster.host import installing, stores
 from daskps.cluster.host.held_copies import HeldShard
 from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.cluster.wire.deadline import Deadline
@@ -445,6 +446,50 @@ def test_too_little_memory_is_found_out_beforehand(here, tmp_path, monkeypatch):
         restored(link, folder, 2)
     assert not asked
     assert manifest.tables[0].n_rows == 20_000
+
+
+def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
+    """Its second buffers get theirs while files are read; where there is none, no store."""
+    store = filled(2)
+    folder, _ = save(store, tmp_path)
+    link, n = link_of(store), [len(host.shards) for host in here.hosts]
+    taken: list[asyncio.Future[None]] = []
+    begun = asyncio.Event()
+
+    def begin(hosted_shards: Any) -> None:
+        for hosted in hosted_shards:
+            hosted.has_memory = asyncio.get_running_loop().create_future()
+            taken.append(hosted.has_memory)
+        if len(taken) == 2:
+            begun.set()
+
+    monkeypatch.setattr(stores, "_begin_taking", begin)
+    counted: list[None] = []
+    count = installing._Installing.count
+    monkeypatch.setattr(
+        installing._Installing, "count", lambda of: counted.append(count(of))
+    )
+
+    async def make(error: Exception | None) -> Any:
+        making = asyncio.ensure_future(
+            creation.create(link, blueprint(source_of(folder), 2), 10)
+        )
+        await begun.wait()
+        begun.clear()
+        taken.pop(0).set_result(None)
+        assert (len(counted), making.done()) == (0, False) or error is None
+        one = taken.pop()
+        one.set_result(None) if error is None else one.set_exception(error)
+        return await making
+
+    with pytest.raises(LayoutError, match="no bytes"):
+        link.run(lambda: make(LayoutError("there are no bytes")))
+    assert [len(host.shards) for host in here.hosts] == n
+    counted.clear()
+    meta = link.run(lambda: make(None))
+    with daskps.ParameterStore._of(meta, link) as other:
+        assert len(counted) == 2
+        assert other["w"].pull().tobytes() == store["w"].pull().tobytes()
 
 
 def test_options_are_told_to_nobody(here, tmp_path):

@@ -18,9 +18,10 @@ from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.cluster.caller import creation, saving
+from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.wire.deadline import Deadline
 from tests.cluster.saved import filled, link_of, push, restored, save
-from tests.support import PATIENCE, local_cluster, store, until
+from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
 
 def read(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -89,6 +90,29 @@ def replaced(client: Any, worker: str) -> None:
     """Wait until a worker is gone and another one there in its place."""
     until(lambda: worker not in client.scheduler_info()["workers"])
     client.wait_for_workers(2, timeout=PATIENCE)
+
+
+def test_a_restored_store_has_all_of_its_memory(machine_cluster, tmp_path):
+    """Which its first publications write: second buffers of weights and slots."""
+    params = {"w": np.arange(2**20, dtype="f4"), "b": np.zeros(10)}
+    gradient = {"w": np.ones(2**20, "f4")}
+    with cleaned(client := machine_cluster):
+        s = store(client, params=params, optimizer=optim.Adam(0.1), shards=2)
+        folder, _ = save(s, tmp_path)
+        before = sum(client.run(held_nbytes).values())
+        with restored(link_of(s), folder, 2) as other:
+            # Two shards of three arrays of 2 MiB, each in two buffers.
+            more = sum(client.run(held_nbytes).values()) - before
+            assert 24 <= more / 2**20 < 25
+            for _ in range(3):
+                s.push(gradient)
+                other.push(gradient)
+            assert other["w"].pull().tobytes() == s["w"].pull().tobytes()
+
+
+def held_nbytes() -> int:
+    """What the files have that this process answers for."""
+    return FILES.nbytes(owned=True)
 
 
 def test_a_stopped_owner_is_named_and_the_next_save_works(tmp_path):

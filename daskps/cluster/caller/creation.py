@@ -242,7 +242,7 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
                 layout=meta.layout.to_wire(),
                 shards=shards,
                 pickled=(meta.rules, fills),
-                cluster=meta.cluster,
+                memory=(meta.cluster, plan.source is not None),
             )
             for worker, shards in meta.hosts.items()
         )

@@ -30,6 +30,7 @@ from daskps.shards.steps import ASK, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.machine.blocks import Block
@@ -72,6 +73,8 @@ class HostedShard:
         self.block = block
         #: Run and memory of the mailboxes that trainers here may fill themselves.
         self.mailbox: tuple[int, Block] | None = None
+        #: Ends when all of its memory is there.
+        self.has_memory: asyncio.Future[None] | None = None
         #: The run that has begun here last, and at which flip.
         self.began = (0, 0)
         self.is_shared = block is not None

@@ -250,6 +250,7 @@ async def install(
         made = await loop.run_in_executor(pool, begin)
         tasks = [asyncio.ensure_future(read(made)) for _ in range(IN_FLIGHT)]
         await asyncio.gather(*tasks)
+        await _has_memory(hosted.values())
         made.count()
     except DaskPSError:
         raise
@@ -264,6 +265,12 @@ async def install(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
+    """Wait until shards have all of their memory: before anybody can push to them."""
+    taken = [one.has_memory for one in hosted_shards if one.has_memory is not None]
+    await asyncio.gather(*taken)
 
 
 def _check_layout(made: _Installing) -> None:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from daskps.layout.spans import Span
     from daskps.typing import Array
 
-#: Chunks that a host writes at the same time.
-IN_FLIGHT = 2
+#: Chunks that a host writes at the same time: of copies, and of shards that are held, of
+#: which each is copied.
+IN_FLIGHT = 4
+IN_FLIGHT_HELD = 2
 #: How often to look whether anybody still waits for what a silent host has.
 LOOK_SECONDS = 1.0
 
@@ -171,7 +173,9 @@ async def write_checkpoint(
 
     url, options = where
     chunks = iter(await host.in_thread(plan))
-    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-save")
+    holds = host.snapshots.claim(store, cut).holds
+    in_flight = IN_FLIGHT_HELD if holds else IN_FLIGHT
+    pool = ThreadPoolExecutor(in_flight, thread_name_prefix="daskps-save")
     work = _Writing(
         host=host,
         store=hosted.name,
@@ -185,20 +189,20 @@ async def write_checkpoint(
         chunks=chunks,
     )
     try:
-        await _all_of(work, pool)
+        await _all_of(work, pool, in_flight)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return {
-        "holds": host.snapshots.claim(store, cut).holds,
+        "holds": holds,
         "files": work.files,
         "begins": work.begins,
         "counted": [_counted(shard, copy) for shard, copy in mine.items()],
     }
 
 
-async def _all_of(work: _Writing, pool: ThreadPoolExecutor) -> None:
+async def _all_of(work: _Writing, pool: ThreadPoolExecutor, in_flight: int) -> None:
     """Write all chunks; where one fails, none is begun after that."""
-    tasks = [asyncio.ensure_future(work.write_all(pool)) for _ in range(IN_FLIGHT)]
+    tasks = [asyncio.ensure_future(work.write_all(pool)) for _ in range(in_flight)]
     try:
         await asyncio.gather(*tasks)
     except BaseException:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.growth import Budget, new_segment
@@ -61,18 +63,20 @@ async def create(
     layout: Mapping[str, Any],
     shards: Sequence[int],
     pickled: tuple[bytes, bytes],
-    cluster: str,
+    memory: tuple[str, bool],
 ) -> list[tuple[int, str, int, int]]:
     """Make shards of a new store and fill them from their initializers.
 
     `pickled` are the update rules, and initializers with their seed. Compiles the
     update loops, so that the first push finds them ready. Returns shard, name, bytes
-    and nonce of the memory that other processes may map.
+    and nonce of the memory that other processes may map: those of a cluster, which
+    `memory` names. It also says whether the shards are to be filled from a checkpoint;
+    what that does not fill is taken meanwhile.
     """
     made = layout_of(layout)
     if not all(0 <= shard < made.n_shards for shard in shards):
         raise ProtocolError(f"shards {shards!r:.60} of the {made.n_shards} of a store")
-    rules, fills = pickled
+    (rules, fills), (cluster, is_filled) = pickled, memory
 
     def build() -> list[HostedShard]:
         bound, members = Rules(made, rules), host.members(cluster)
@@ -86,7 +90,10 @@ async def create(
                 name,
                 seconds,
             )
-        hosted_shards = _make(members, bound, name, shards, ask=Budget(host).ask)
+        ask = Budget(host).ask
+        hosted_shards = _make(
+            members, bound, name, shards, ask=ask, is_filled=is_filled
+        )
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:
@@ -107,6 +114,7 @@ async def create(
         )
     for hosted in built:
         host.shards.setdefault((store, hosted.index), hosted)
+    _begin_taking(built)
     nbytes = sum(hosted.nbytes for hosted in built)
     where = host.worker.address
     logger.info(
@@ -126,12 +134,15 @@ def _make(
     shards: Sequence[int],
     *,
     ask: Callable[[int], None],
+    is_filled: bool,
 ) -> list[HostedShard]:
     """Make shards in memory that other processes can map, where there is such."""
     layout, slots = rules.layout, rules.slots
     blocks: list[Block] = []
     if members is not None:
-        blocks = members.make_all([Segment.extent(layout, s, slots) for s in shards])
+        sizes = [Segment.extent(layout, s, slots) for s in shards]
+        later = [Segment.spare(layout, s, slots) for s in shards] if is_filled else None
+        blocks = members.make_all(sizes, later)
     made = []
     for shard, block in itertools.zip_longest(shards, blocks):
         segment = new_segment((layout, shard, slots), block, ask)
@@ -140,6 +151,18 @@ def _make(
         machine = Shard(segment, rules, cache_dir=rules.cache_dir)
         made.append(HostedShard(name, layout, shard, machine, block=block))
     return made
+
+
+def _begin_taking(hosted_shards: Sequence[HostedShard]) -> None:
+    """Have a thread take the memory that shards still lack, one after the other."""
+    loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(1, "daskps-memory")
+    for hosted in hosted_shards:
+        if hosted.block is not None and hosted.block.later:
+            taken = loop.run_in_executor(pool, hosted.block.take_later)
+            # Of a store that is undone meanwhile nobody asks.
+            taken.add_done_callback(lambda of: of.cancelled() or of.exception())
+            hosted.has_memory = taken
+    pool.shutdown(wait=False)
 
 
 def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:

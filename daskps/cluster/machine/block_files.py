@@ -6,13 +6,14 @@ Plain functions of a folder that is open; who may use it is its member's to know
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 from daskps.cluster.machine.blocks import HEADER_NBYTES, Block, BlockAddress
 from daskps.cluster.machine.folder import Inode, WayClosed, check_file
 from daskps.cluster.machine.mapping import FILES, Mapped
-from daskps.shards.memory.areas import PAGE_NBYTES
+from daskps.shards.memory.areas import PAGE_NBYTES, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ def new_block(
     *,
     at: int,
     remove: Callable[[str], bool],
+    later: Sequence[tuple[int, int]] | None = None,
 ) -> Block:
     """Make a block of this process, with the pages of some parts.
 
@@ -40,6 +42,9 @@ def new_block(
         Descriptor of the folder.
     remove : callable
         Removes a file of that folder by its name.
+    later : sequence of (int, int), optional
+        What of these parts gets its pages by :meth:`Block.take_later`. Whoever says so is
+        about to write all the rest: the page faults are left to that.
 
     Returns
     -------
@@ -53,7 +58,7 @@ def new_block(
     """
     fd = os.open(address.name, _NEW, 0o600, dir_fd=at)
     try:
-        allocate(fd, address.nbytes, parts)
+        allocate(fd, address.nbytes, without(parts, later or ()))
         file = Mapped(fd, address.nbytes)
     except BaseException:
         remove(address.name)
@@ -62,6 +67,9 @@ def new_block(
     _, buffer = FILES.find(file.inode, lambda: file)
     block = Block(address, file, buffer)
     block.own(address.name, remove)
+    if later is not None:
+        block.later = [*later]
+        return block
     # Takes the page faults here instead of in the first update.
     for start, stop in parts:
         buffer[start:stop:PAGE_NBYTES] = 0
@@ -73,6 +81,20 @@ def allocate(fd: int, nbytes: int, parts: Sequence[tuple[int, int]]) -> None:
     os.ftruncate(fd, nbytes)
     for start, stop in parts:
         os.posix_fallocate(fd, start, stop - start)
+
+
+def check_room(at: int, nbytes: int) -> None:
+    """Refuse so many bytes where the filesystem of a folder has not as many.
+
+    Raises
+    ------
+    OSError
+        As if they had been taken.
+    """
+    room = os.fstatvfs(at)
+    # Without a limit of its own a tmpfs has no blocks.
+    if room.f_blocks and room.f_bavail * room.f_frsize < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def open_block(address: BlockAddress, *, at: int, path: str) -> Block:

@@ -9,6 +9,7 @@ proves by its nonce that it found the memory it was told of.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.registry import PID_BITS
-from daskps.errors import IllegalStateError
+from daskps.errors import IllegalStateError, LayoutError
 from daskps.shards.memory.format import (
     FORMAT,
     FORMAT_AT,
@@ -28,12 +29,14 @@ from daskps.shards.memory.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from daskps.cluster.machine.mapping import Mapped
     from daskps.typing import Array
 
 HEADER_NBYTES = 8 * HEADER_WORDS
+#: As many bytes are taken in one call that cannot be ended.
+_AT_ONCE = 2**26
 #: Name of a block, the owner's number first.
 BLOCK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
 
@@ -98,6 +101,8 @@ class Block:
         self._buffer: Array | None = buffer
         # Of an owner only: a process that merely attached removes nothing.
         self._remove: Callable[[str], bool] | None = None
+        #: Parts that have no pages yet.
+        self.later: list[tuple[int, int]] = []
 
     @property
     def address(self) -> BlockAddress:
@@ -116,6 +121,32 @@ class Block:
         """What its header says: magic, format and nonce."""
         words = self.buffer[:HEADER_NBYTES].view(np.int64)
         return tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
+
+    def take_later(self) -> None:
+        """Take the pages that are still to come; until then nobody may write there.
+
+        It ends early where the block is freed meanwhile.
+
+        Raises
+        ------
+        LayoutError
+            Where the machine has no more.
+        """
+        # Keeps the file open.
+        buffer = self._buffer
+        try:
+            for at, n in _pieces(self.later):
+                if buffer is None or self._buffer is None:
+                    return
+                os.posix_fallocate(self.file.fd, at, n)
+        except OSError as error:
+            nbytes = sum(stop - start for start, stop in self.later)
+            raise LayoutError(
+                f"there are no {nbytes:,} bytes of shared memory more for the second "
+                f"buffers of a shard: {error}; give the machine a larger /dev/shm, or "
+                f"use more of them"
+            ) from error
+        self.later = []
 
     def lock(self) -> FileLock:
         """Return the lock of the segment it holds, as this process sees it."""
@@ -148,3 +179,10 @@ class Block:
         if self._remove is not None:
             self._remove(self.name)
         self._remove = self._buffer = None
+
+
+def _pieces(parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Give where parts begin that are taken in one call, and how long each is."""
+    for start, stop in parts:
+        for at in range(start, stop, _AT_ONCE):
+            yield at, min(_AT_ONCE, stop - at)

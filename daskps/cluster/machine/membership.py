@@ -21,7 +21,7 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.machine.block_files import new_block, open_block
+from daskps.cluster.machine.block_files import check_room, new_block, open_block
 from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, owner_of
 from daskps.cluster.machine.folder import (
     WayClosed,
@@ -164,7 +164,10 @@ class Membership:
         return [n for n in os.listdir(self.folder_fd) if BLOCK.fullmatch(n)]
 
     def make(
-        self, nbytes: int, parts: Sequence[tuple[int, int]] | None = None
+        self,
+        nbytes: int,
+        parts: Sequence[tuple[int, int]] | None = None,
+        later: Sequence[tuple[int, int]] | None = None,
     ) -> Block:
         """Return a new block of this process, with all of its pages.
 
@@ -175,6 +178,8 @@ class Membership:
         parts : sequence of (int, int), optional
             From where to where it has memory, all of it by default; for the rest it has
             addresses only, see :mod:`daskps.cluster.machine.growing`.
+        later : sequence of (int, int), optional
+            Which of it :meth:`Block.take_later` is for.
 
         Returns
         -------
@@ -188,24 +193,36 @@ class Membership:
         """
         parts = [(0, nbytes)] if parts is None else parts
         address = BlockAddress(self.new_name(), nbytes, secrets.randbits(63))
-        return new_block(address, parts, at=self.folder_fd, remove=self.remove)
+        at, remove = self.folder_fd, self.remove
+        return new_block(address, parts, at=at, remove=remove, later=later)
+
+    def check_room(self, nbytes: int) -> None:
+        """Refuse so many bytes where there is no room for them, by OSError."""
+        check_room(self.folder_fd, nbytes)
 
     def make_all(
-        self, sizes: Sequence[int | tuple[int, list[tuple[int, int]]]]
+        self,
+        sizes: Sequence[int | tuple[int, list[tuple[int, int]]]],
+        later: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> list[Block]:
         """Return new blocks of several sizes, or none, which is logged once.
 
         Their pages exist: nothing fails later for want of memory. Or only those of some
-        parts do, where a size comes with them.
+        parts do, where a size comes with them, and of these not yet what is `later` of
+        each; there is room for it now.
         """
         made: list[Block] = []
         wanted = [(n, [(0, n)]) if isinstance(n, int) else n for n in sizes]
+        n = sum(stop - start for _, parts in wanted for start, stop in parts)
         try:
-            for nbytes, parts in wanted:
-                made.append(self.make(nbytes, parts))
+            if later is not None:
+                self.check_room(n)
+            for i, (nbytes, parts) in enumerate(wanted):
+                made.append(
+                    self.make(nbytes, parts, None if later is None else later[i])
+                )
             return made
         except (OSError, WayClosed) as error:
-            n = sum(stop - start for _, parts in wanted for start, stop in parts)
             need = f"no room for {n:,} bytes of shared memory in {self.path}"
             warn_private(f"{need}: {error}")
             return []

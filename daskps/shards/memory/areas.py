@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 #: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
 #: 64 MiB then, and 12 to 17 ms from other places within a page.
 PAGE_NBYTES = 4096
+#: Second buffers of so many bytes may get their pages after the rest of a segment.
+SPARE_NBYTES = 2**20
 #: Names of areas, beside those of :mod:`daskps.layout.spans`.
 HEADER: Final = "header"
 RECORD: Final = "record"
@@ -239,6 +242,43 @@ def held_parts(areas: Sequence[Area]) -> list[tuple[int, int]]:
             found[-1] = found[-1][0], stop
         elif start < stop:
             found.append((start, stop))
+    return found
+
+
+def spare_parts(areas: Sequence[Area]) -> list[tuple[int, int]]:
+    """Return where the pages are that nothing needs before the first publication.
+
+    Those of second buffers, of areas that have many of them; in order.
+    """
+    found: list[tuple[int, int]] = []
+    for area in areas:
+        start, stop = area.offset + area.stride, area.stop
+        start, stop = align(start, PAGE_NBYTES), stop - stop % PAGE_NBYTES
+        if area.buffers > 1 and stop - start >= SPARE_NBYTES:
+            found.append((start, stop))
+    return found
+
+
+def without(
+    parts: Sequence[tuple[int, int]], holes: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return what is left of parts without holes in them; both are in order.
+
+    Examples
+    --------
+    >>> without([(0, 10), (20, 30)], [(4, 6), (20, 25)])
+    [(0, 4), (6, 10), (25, 30)]
+    """
+    found, rest = [], deque(holes)
+    for start, stop in parts:
+        at = start
+        while rest and rest[0][0] < stop:
+            hole, end = rest.popleft()
+            if at < hole:
+                found.append((at, hole))
+            at = end
+        if at < stop:
+            found.append((at, stop))
     return found
 
 

@@ -18,6 +18,7 @@ from daskps.shards.memory.areas import (
     first_feed,
     held_parts,
     private,
+    spare_parts,
     untouched,
 )
 from daskps.shards.memory.format import (
@@ -186,6 +187,13 @@ class Segment:
         """Return the length of a durable segment, and which parts have memory at first."""
         areas = areas_of(layout, shard, slots, durable=True)
         return areas[-1].stop, held_parts(areas)
+
+    @staticmethod
+    def spare(
+        layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]
+    ) -> list[tuple[int, int]]:
+        """Return which of these parts no one needs before the first publication."""
+        return spare_parts(areas_of(layout, shard, slots, durable=True))
 
     @staticmethod
     def length(layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]) -> int:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -22,7 +23,7 @@ from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import Membership
-from daskps.errors import IllegalStateError
+from daskps.errors import IllegalStateError, LayoutError
 from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left
 
@@ -133,6 +134,54 @@ def test_a_full_directory_gives_private_memory(
     assert record.levelno == logging.WARNING
     assert "No space left" in record.getMessage()
     assert f"no room for {4 * N:,} bytes" in record.getMessage()
+
+
+def held(block: Block) -> int:
+    return os.fstat(block.file.fd).st_blocks * 512
+
+
+def test_some_pages_may_come_later(memory: Membership) -> None:
+    (block,) = memory.make_all([(4 * N, [(0, 3 * N)])], [[(4096, 2 * 4096)]])
+    before = held(block)
+    block.buffer[:4096] = 1
+    assert (held(block), block.later) == (before, [(4096, 2 * 4096)])
+    block.take_later()
+    assert (held(block), block.later) == (before + 4096, [])
+    assert not block.buffer[4096 : 3 * N].any()
+    block.take_later()
+    block.free()
+
+
+def test_pages_that_come_later_and_cannot(
+    memory: Membership,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    block = memory.make(N, later=[(4096, 2 * 4096)])
+    with monkeypatch.context() as patch:
+        fail_at(1, patch)
+        with pytest.raises(LayoutError, match=r"no 4,096 bytes .* No space left"):
+            block.take_later()
+    assert block.later
+    # Whoever lets the store go meanwhile does not wait for it.
+    block.free()
+    block.take_later()
+    assert block.later
+    # Not even begun where there is no room for all of it: private memory is had then.
+    monkeypatch.setattr(warnings, "_said", set())
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(**room(10)))
+    assert memory.make_all([N, N], [[], []]) == []
+    assert f"no room for {2 * N:,} bytes" in caplog.text
+    # A limit that is none.
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(**room(0)))
+    (block,) = memory.make_all([N], [[]])
+    block.free()
+
+
+def room(blocks: int) -> dict[str, int]:
+    """What a filesystem says of itself, of which less than two blocks are free."""
+    return {"f_blocks": blocks, "f_bavail": blocks // 10, "f_frsize": N}
 
 
 def test_a_base_that_is_not_there_gives_private_memory(
