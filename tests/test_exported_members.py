@@ -15,6 +15,7 @@ PUBLIC = [
     "daskps",
     "daskps.compat.bigdl",
     "daskps.compat.multiverso",
+    "daskps.compat.systemml",
     "daskps.errors",
     "daskps.init",
     "daskps.optim",

@@ -17,15 +17,17 @@ CALLS = {
 }
 
 
-def check_function(what: str, function: Any) -> None:
+def check_function(what: str, function: Any, call: str = "") -> None:
     """Refuse what cannot be called as it will be, before anything is started.
 
     Parameters
     ----------
     what : str
-        One of `CALLS`.
+        One of `CALLS`, or what it is called in `call`.
     function : object
         What was given for it.
+    call : str
+        How it is called, where `CALLS` does not say it.
 
     Raises
     ------
@@ -39,12 +41,13 @@ def check_function(what: str, function: Any) -> None:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some compiled functions do not tell
         return
+    call = call or CALLS[what]
     try:
-        signature.bind(*[None] * (CALLS[what].count(",") + 1))
+        signature.bind(*[None] * (call.count(",") + 1))
     except TypeError as error:
         without = "; without labels y_batch is None" if what == "gradient" else ""
         raise TypeError(
-            f"{what} is called as {CALLS[what]}, but {funcname(function)}{signature} "
+            f"{what} is called as {call}, but {funcname(function)}{signature} "
             f"does not take that ({error}){without}"
         ) from None
 
