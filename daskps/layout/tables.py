@@ -241,7 +241,8 @@ class TablePiece:
         """Return whether all of these rows are in the piece."""
         if not ids.size:
             return True
-        low, high = int(ids.min()), int(ids.max())
+        # Not their methods, each of which is a call of Python.
+        low, high = int(np.minimum.reduce(ids)), int(np.maximum.reduce(ids))
         return self.first_row <= low and high < self.first_row + self.n_rows
 
     def __str__(self) -> str:

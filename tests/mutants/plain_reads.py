@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "frame-that-waits-for-a-read",
         "daskps.cluster.lane.connection:Connection.alone",
-        "if self._head is not None or self.is_within:",
-        "if self.is_within:",
+        "if not self._calls.has_alone or self._head is not None or self.is_within:",
+        "if not self._calls.has_alone or self.is_within:",
         (f"{ALONE}::test_a_frame_that_takes_long_is_not_left_for_reads",),
     ),
     Mutant(

@@ -267,8 +267,10 @@ class Lane(Channel):
         is each caller's own.
         """
         found = tuple(
-            np.frombuffer(self._buffer, dtype, n, at)
-            for _, _, dtype, n, at in form.places
+            [
+                np.frombuffer(self._buffer, dtype, n, at)
+                for _, _, dtype, n, at in form.places
+            ]
         )
         if not form.counts:
             self._sources[form.key] = found

@@ -140,6 +140,11 @@ class LaneCalls:
         return HostForm(self._host, form)
 
     @property
+    def has_alone(self) -> bool:
+        """Whether any reads are answered without Python."""
+        return bool(self.reads)
+
+    @property
     def alone(self) -> int:
         """The address of the reads that are answered without Python; 0 for none."""
         reads = self.reads

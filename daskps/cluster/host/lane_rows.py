@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.row_forms import RowForm, RowsSaid
+    from daskps.typing import Array
 
 
 class HostRowForm(HostForm):
@@ -67,6 +68,7 @@ class HostRowForm(HostForm):
         self._steps = is_update and not (
             self._only_reads or step.whole or has_ranges or form.read
         )
+        self._row_nbytes = [table.row_nbytes for table in form.read]
         #: What reads rows of each shard; empty where tickets have to.
         self._row_reads: list[ShardRowRead] = []
 
@@ -133,7 +135,9 @@ class HostRowForm(HostForm):
         tick = tick_of(step, head)
         soon, n = min(seconds, SOON_SECONDS), len(self._row_form.pushed)
         for hosted, items in zip(self._found, said.items, strict=True):
-            arrays = {item.position: item.data for item in items[:-n]}
+            arrays: dict[int, Array] = {}
+            if len(items) > n:
+                arrays = {item.position: item.data for item in items[:-n]}
             try:
                 version = hosted.try_step(
                     tick, arrays, soon, items[-n:], check=step.check
@@ -145,13 +149,10 @@ class HostRowForm(HostForm):
 
     def _read_rows(self, head: Head, said: RowsSaid) -> list[Any] | None:
         """Return the frame that answers a read; None where a shard must be asked."""
-        nbytes = sum(
-            [
-                len(ids) * table.row_nbytes
-                for asked in said.asked
-                for ids, table in zip(asked, self._row_form.read, strict=True)
-            ]
-        )
+        nbytes = 0
+        for asked in said.asked:
+            for ids, row_nbytes in zip(asked, self._row_nbytes, strict=True):
+                nbytes += len(ids) * row_nbytes
         if is_small := nbytes <= SMALL_NBYTES:
             out = np.empty(self._rows.nbytes + nbytes, np.uint8)
             at = self._rows.nbytes

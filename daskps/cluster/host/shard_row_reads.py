@@ -38,7 +38,11 @@ class ShardRowRead:
         self.looks = looks(segment, step.run, step.rank)
         of = {memory.piece.table.index: memory for memory in segment.tables}
         self._tables = [
-            (memory, _gather_of(memory, segment.cache_dir), table)
+            (
+                memory,
+                _gather_of(memory, segment.cache_dir),
+                (table.dtype, table.dim, table.row_nbytes),
+            )
             for table in tables
             for memory in (of[table.index],)
         ]
@@ -73,9 +77,10 @@ class ShardRowRead:
         if sequence & UNTOLD == UNTOLD or flip < 0 or header[FLIP] != flip:
             return ASK, at
         gathered = []
-        for ids, (memory, gather, table) in zip(asked, self._tables, strict=True):
-            end = at + len(ids) * table.row_nbytes
-            rows = out[at:end].view(table.dtype).reshape(-1, table.dim)
+        for ids, (memory, gather, of) in zip(asked, self._tables, strict=True):
+            dtype, dim, row_nbytes = of
+            end = at + len(ids) * row_nbytes
+            rows = out[at:end].view(dtype).reshape(-1, dim)
             if not gather(ids, rows):
                 return ASK, at
             gathered.append((memory, ids, rows))

@@ -51,6 +51,10 @@ class Calls(Protocol):
     """What the frames of one lane ask for."""
 
     @property
+    def has_alone(self) -> bool:
+        """Whether compiled loops may answer anything by themselves."""
+
+    @property
     def alone(self) -> int:
         """The address of what compiled loops answer by themselves; 0 for nothing."""
 

@@ -126,7 +126,7 @@ class Connection:
         ProtocolError
             For bytes that no caller sends.
         """
-        channel, n = self.channel, 0
+        channel, n, taken = self.channel, 0, 0
         waits = seconds > 0 and not self.is_slow
         if self._head is None and not self._unsent and channel.is_bare:
             n = channel.receive(buffer, waits=waits, most=self._first)
@@ -138,7 +138,9 @@ class Connection:
                     self.is_long = False
                     data = buffer[HEAD_NBYTES:n]
                     return self._serve_small(head, data, seconds, batch)
-        channel.lend(buffer, n)
+                self._begin(head)
+                taken = HEAD_NBYTES
+        channel.lend(buffer, n, taken)
         try:
             waits_for = self._gather(waits=waits, may_be_long=seconds > 0)
         finally:
@@ -299,7 +301,7 @@ class Connection:
 
         For who owns it, and only until something else is done with it.
         """
-        if self._head is not None or self.is_within:
+        if not self._calls.has_alone or self._head is not None or self.is_within:
             return 0
         if not (self.is_mine and self.channel.is_bare):
             return 0

@@ -110,7 +110,7 @@ class ServedChannel(Channel):
             raise ConnectionResetError(_ENDED)
         return n
 
-    def lend(self, buffer: memoryview, n: int = 0) -> None:
+    def lend(self, buffer: memoryview, n: int = 0, taken: int = 0) -> None:
         """Have it receive into a buffer of the thread that serves it now.
 
         Parameters
@@ -119,12 +119,14 @@ class ServedChannel(Channel):
             The buffer.
         n : int
             How many bytes of it were received already, where it had none.
+        taken : int
+            Which of these a frame has taken, from the first on.
         """
         rest = self._buffer[self._from : self._to]
         if len(rest):
             n = len(rest)
             buffer[:n] = bytes(rest)
-        self._buffer, self._from, self._to = buffer, 0, n
+        self._buffer, self._from, self._to = buffer, taken, n
 
     def give_up_buffer(self) -> None:
         """Keep a copy of what no frame has taken yet, and no buffer."""

@@ -10,6 +10,7 @@ user's function, a traceback. So it never changes under a reader.
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from daskps.layout.arrays import align
 if TYPE_CHECKING:
     from daskps.typing import Array
 
+_nbytes_of = attrgetter("nbytes")
 #: Smaller arrays come from malloc's own lists, which are faster.
 SMALLEST = 65_536
 #: Memory is made in whole pages: arrays of nearly one length take each other's place.
@@ -80,7 +82,7 @@ class BufferPool:
     @property
     def nbytes(self) -> int:
         """Bytes kept for later."""
-        return sum(memory.nbytes for memory in self._free.copy())
+        return sum(map(_nbytes_of, self._free.copy()))
 
     def clear(self) -> None:
         """Keep nothing."""

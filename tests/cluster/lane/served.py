@@ -69,7 +69,7 @@ class Calls:
     #: When calls that wait are over.
     end = time.monotonic() + 1e6
     #: None of them is a plain read.
-    alone, used = 0, 0.0
+    has_alone, alone, used = False, 0, 0.0
 
     def __init__(self) -> None:
         self.threads: list[str] = []
