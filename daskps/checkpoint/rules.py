@@ -30,6 +30,7 @@ RULES: Mapping[str, type[Rule]] = {
         optim.Adam,
         optim.AdamW,
         optim.Adamax,
+        optim.DCASGD,
         optim.Ftrl,
         optim.RMSprop,
         optim.WithMaster,

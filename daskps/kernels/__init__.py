@@ -7,9 +7,19 @@ Nothing is compiled, and Numba is not imported, before the first use.
 from daskps.kernels.dense import build as build
 from daskps.kernels.finite import finite as finite
 from daskps.kernels.interface import Kernel as Kernel
+from daskps.kernels.per_rank import PerRank as PerRank
 from daskps.kernels.rows import OfRows as OfRows
 from daskps.kernels.source import content_name as content_name
 from daskps.kernels.threads import in_ranges as in_ranges
 from daskps.kernels.words import plain as plain
 
-__all__ = ["Kernel", "OfRows", "build", "content_name", "finite", "in_ranges", "plain"]
+__all__ = [
+    "Kernel",
+    "OfRows",
+    "PerRank",
+    "build",
+    "content_name",
+    "finite",
+    "in_ranges",
+    "plain",
+]

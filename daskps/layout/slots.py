@@ -34,6 +34,12 @@ class Master(float):
     __slots__ = ()
 
 
+class OfWeights(float):
+    """What stands for the first value of a slot that begins with the weights."""
+
+    __slots__ = ()
+
+
 def width(first: float, dim: int) -> int:
     """Return how many numbers a slot has for a row of `dim` elements."""
     return 1 if isinstance(first, PerRow) else dim
@@ -42,6 +48,12 @@ def width(first: float, dim: int) -> int:
 def has_master(values: Sequence[float]) -> bool:
     """Return whether the first slot is a master."""
     return bool(values) and isinstance(values[0], Master)
+
+
+def of_weights(values: Sequence[float], *, anew: bool = False) -> list[int]:
+    """Return which slots begin with the weights; masters do so no second time, `anew`."""
+    kinds = (OfWeights,) if anew else (OfWeights, Master)
+    return [j for j, first in enumerate(values) if isinstance(first, kinds)]
 
 
 def slot_dtype(dtype: str, values: Sequence[float]) -> str:

@@ -24,6 +24,7 @@ from daskps.optim.binding import bind as bind
 from daskps.optim.composed import chain as chain
 from daskps.optim.composed import clip_by_value as clip_by_value
 from daskps.optim.composed import scaled as scaled
+from daskps.optim.dcasgd import DCASGD as DCASGD
 from daskps.optim.ftrl import Ftrl as Ftrl
 from daskps.optim.function import Function as Function
 from daskps.optim.master import WithMaster as WithMaster
@@ -32,6 +33,7 @@ from daskps.optim.rmsprop import RMSprop as RMSprop
 from daskps.optim.sgd import SGD as SGD
 
 __all__ = [
+    "DCASGD",
     "SGD",
     "Adadelta",
     "Adagrad",

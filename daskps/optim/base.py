@@ -100,6 +100,16 @@ class Rule(ABC):
         """
         return ()
 
+    @property
+    def rank_slots(self) -> tuple[str, ...]:
+        """The first ones of `slots`, where each trainer has one of them, by its rank.
+
+        They begin with the weights, and `update` takes one in their place, that of the
+        trainer whose gradient it is. A rule with such slots updates arrays, in runs under
+        ASP and SSP of so many trainers at most.
+        """
+        return ()
+
     @abstractmethod
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
         """Return the scalars of one update.

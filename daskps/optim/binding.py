@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daskps.errors import PushRejectedError
 from daskps.optim.function import Function
 from daskps.optim.master import WithMaster
 from daskps.usercode import user_code
@@ -44,6 +45,8 @@ class Bound:
         #: the same one after the other.
         self._latest: tuple[Asked, tuple[float, ...]] | None = None
         self.goes_by_epoch = rule.goes_by_epoch
+        #: How many trainers have slots of their own; 0 where all are alike.
+        self.ranks = len(rule.rank_slots)
 
     def scalars(
         self, step: int, lr: float | None = None, epoch: int | None = None
@@ -60,6 +63,16 @@ class Bound:
             self.kernel.check_scalars(scalars)
         self._latest = asked, scalars
         return scalars
+
+    def of_rank(self, scalars: tuple[float, ...], rank: int) -> tuple[float, ...]:
+        """Return what a rule with slots of ranks is given for one; -1 outside of runs."""
+        if rank < 0:
+            raise PushRejectedError(
+                f"{self.rule!r} keeps state for each trainer of a run, and a push from "
+                f"outside has none; nothing was applied, push by a Trainer under "
+                f"sync='asp' or 'ssp', or use add or assign"
+            )
+        return *scalars, float(rank)
 
 
 class BoundFunction(Bound):
@@ -154,13 +167,18 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
     n_scalars = len(rule.scalars(1, epoch=0))
     with user_code(f"the optimizer {type(rule).__name__}"):
         per_row = tuple(name in rule.row_slots for name in rule.slots)
-        mean, sizes = rule.row_mean, (len(per_row), n_scalars)
+        # Of the slots of ranks there is one at a time.
+        ranks = len(rule.rank_slots)
+        n_slots = len(per_row) - max(ranks - 1, 0)
+        mean, sizes = rule.row_mean, (n_slots, n_scalars)
         if mean is None and any(per_row):
             raise TypeError(f"{rule!r} has row_slots, but no row_mean")
         of_rows = None if mean is None else kernels.OfRows(mean, per_row)
         given = rule.update, *sizes, dtype, cache_dir, of_rows
         before, master = tuple(rule.before), isinstance(rule, WithMaster)
         kernel = kernels.build(*given, before=before, master=master)
+    if ranks:
+        kernel = kernels.PerRank(kernel, ranks, first=int(master))
     if isinstance(rule, Function):
         return BoundFunction(rule, kernel)
     return Bound(rule, kernel)

@@ -79,6 +79,11 @@ class Around(Rule):
         return self._inner.row_slots
 
     @property
+    def rank_slots(self) -> tuple[str, ...]:
+        """The slots that each trainer has one of."""
+        return self._inner.rank_slots
+
+    @property
     def row_mean(self) -> Callable[..., Any] | None:
         """What is averaged over a row."""
         return self._inner.row_mean

@@ -13,11 +13,47 @@ from daskps.optim.binding import Bound, BoundFunction, bind
 from daskps.optim.master import WithMaster
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Layout
     from daskps.optim.base import Rule
     from daskps.typing import Array
+
+
+def check_rules(
+    rules: Mapping[int, Rule], names: Sequence[str], what: str, *, rounds: bool
+) -> None:
+    """Refuse rules that are not for steps of one's own between two synchronisations.
+
+    Parameters
+    ----------
+    rules : mapping of int to Rule
+        By index of the parameter or table.
+    names : sequence of str
+        By index.
+    what : str
+        Who makes the steps.
+    rounds : bool
+        Whether its weights, as it has rounded them, become those of the store.
+
+    Raises
+    ------
+    ValueError
+        Naming the parameter.
+    """
+    for index, rule in rules.items():
+        if rule.rank_slots:
+            raise ValueError(
+                f"{what} does not take {names[index]!r:.60}, which has the optimizer "
+                f"{rule!r}: it makes up for what other trainers do meanwhile, and between "
+                f"two synchronisations there are none; push each gradient to the store"
+            )
+        if rounds and isinstance(rule, WithMaster):
+            raise ValueError(
+                f"{what} does not take {names[index]!r:.60}, which has a master: it has "
+                f"the rounded weights alone, so steps smaller than their spacing would be "
+                f"lost; push gradients, or make the store with ArraySpec(dtype='float32')"
+            )
 
 
 class LocalModel:

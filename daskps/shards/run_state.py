@@ -17,6 +17,7 @@ from daskps.consistency import BSP, Policy
 from daskps.epochs import Epochs
 from daskps.errors import IllegalStateError
 from daskps.shards import run_record
+from daskps.shards.arrays import by_rank
 from daskps.shards.deputy import READING, NotHereError, set_gate
 from daskps.shards.memory.areas import HEADER, untouched
 from daskps.shards.memory.format import (
@@ -145,6 +146,9 @@ class ShardRun:
             raise self.why_over(run)
         if not 1 <= n_ranks <= MAX_RANKS:
             raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
+        pieces = enumerate(self._segment.pieces)
+        rules = ((p.parameter.name, self._planner.binding(at)) for at, p in pieces)
+        by_rank.check_run(rules, policy, n_ranks)
         if self.run:
             self.end(self.run, "another run has begun")
         current = self._segment.current

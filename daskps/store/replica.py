@@ -14,7 +14,7 @@ from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.caller.routes import ADD, Step, load_rules
 from daskps.cluster.upstream import current_task
 from daskps.errors import PushRejectedError
-from daskps.optim.local import LocalModel
+from daskps.optim.local import LocalModel, check_rules
 from daskps.store import intake
 from daskps.store.replica_weights import Exchange, ReplicaParams, ReplicaWeights
 
@@ -140,6 +140,8 @@ class Replica:
         ------
         PushRejectedError, UnknownParameterError, NoOptimizerError
             For gradients that do not fit; nothing was changed.
+        ValueError
+            For optimizers with state for each trainer.
         ShardLostError, StoreClosedError, ConsistencyError, TimeoutError
             As :meth:`sync`: the step was made, and goes with the next sync.
 
@@ -158,7 +160,9 @@ class Replica:
         )
         if self._local is None:
             cache = str(config.load().cache)
-            self._local = LocalModel(meta.layout, load_rules(meta), cache)
+            rules, what = load_rules(meta), "Replica.step"
+            check_rules(rules, meta.layout.names, what, rounds=False)
+            self._local = LocalModel(meta.layout, rules, cache)
             self._local.reset(self.params)
         self._local.update(self.params, arrays, None)
         self._steps += 1

@@ -313,7 +313,13 @@ def rules_of(
                 f"optimizer={{{name[:60]!r}: Adagrad(0.1), '*': Function(f)}}"
             )
         with user_code("the optimizer"):
-            of_rows = rule.row_mean is not None
+            of_rows, of_ranks = rule.row_mean is not None, bool(rule.rank_slots)
+        if of_ranks and name in tables:
+            raise LayoutError(
+                f"the optimizer of table {name[:60]!r} is {rule!r}, which keeps state for "
+                f"each trainer, of arrays only; give tables another one by their names, "
+                f"such as optimizer={{{name[:60]!r}: Adagrad(0.1), '*': DCASGD(0.1, ranks=2)}}"
+            )
         if of_rows and name in arrays:
             raise LayoutError(
                 f"the optimizer of parameter {name[:60]!r} is {rule!r}, which needs the "

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from daskps import codecs
 from daskps.consistency import ASP, BSP, SSP, Policy, encoded, measures_delay
 from daskps.errors import ConsistencyError
-from daskps.optim import WithMaster
 from daskps.reduction import check_reduce
 from daskps.store.arguments import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from daskps.optim import Rule
+    from collections.abc import Sequence
 
 
 def described(chosen: Policy) -> str:
@@ -130,18 +127,6 @@ def check_averaging(
     check_rounds("average='models'", chosen, why)
     if reduce != "mean":
         raise ValueError("average='models' is a mean; leave reduce at 'mean'")
-
-
-def check_models(rules: Mapping[int, Rule], names: Sequence[str]) -> None:
-    """Refuse the mean of models for parameters with masters, named by their indices."""
-    for index, rule in rules.items():
-        if isinstance(rule, WithMaster):
-            raise ValueError(
-                f"average='models' does not take {names[index]!r:.60}, which has a master: "
-                f"trainers begin with the rounded weights, so steps smaller than their "
-                f"spacing would be lost; use average='gradients', or "
-                f"ArraySpec(dtype='float32')"
-            )
 
 
 def goes_in_graph(codec: codecs.Codec | None) -> bool:

@@ -13,8 +13,9 @@ from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
+from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
-from daskps.training.combinations import check_models, goes_in_graph
+from daskps.training.combinations import goes_in_graph
 from daskps.training.data.parts import parts_of
 from daskps.training.ending import StopNow
 from daskps.training.graph import GraphStepper
@@ -44,11 +45,7 @@ class FitJob(Job):
         """Cut the data, train, read what came out."""
         link: Link = self.store._bind()
         await check_workers(link, self.workers)
-        if plan.rows:
-            check_tables((await self.store._attach(link)).meta, plan.rows)
-        if plan.average_models:
-            meta = (await self.store._attach(link)).meta
-            check_models(load_rules(meta), meta.layout.names)
+        await self._check(link, plan)
         before, history, folder = await self._beginning(link)
         self.status.history += history
         if self.resume and before.epochs.ended >= self.epochs:
@@ -151,6 +148,18 @@ class FitJob(Job):
         groups = [plan.n_groups(n) for n in lengths]
         gated, start, most = self.gated, plan.start, plan.most
         return Schedule(plan.epochs, plan.rounds, groups, gated, start, most)
+
+    async def _check(self, link: Link, plan: FitPlan) -> None:
+        """Refuse what the parameters, tables and rules of the store do not take."""
+        models = plan.average_models
+        if not (plan.rows or models or plan.sync_every != 1):
+            return
+        meta = (await self.store._attach(link)).meta
+        if plan.rows:
+            check_tables(meta, plan.rows)
+        if models or plan.sync_every != 1:
+            what = "average='models'" if models else "sync_every"
+            check_rules(load_rules(meta), meta.layout.names, what, rounds=models)
 
     async def _follow(self, link: Link, *launched: Any) -> None:
         """Run the trainers to the end of the run, or to where it is stopped."""

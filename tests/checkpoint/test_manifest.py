@@ -235,6 +235,8 @@ RULES = [
     optim.Adadelta(rho=0.5),
     optim.Adamax(0.1),
     optim.Ftrl(0.1, l1=0.5),
+    optim.DCASGD(0.1, 0.5, adaptive=True, ranks=3),
+    optim.WithMaster(optim.chain(optim.DCASGD(0.1, ranks=2))),
     optim.chain(optim.clip_by_value(-1, 1), optim.SGD(SCHEDULE)),
     optim.scaled(optim.chain(optim.SGD(0.1, weight_decay=0.5)), 2.0, 0.5),
     optim.SGD(optim.schedules.by_epoch(optim.schedules.piecewise([1, SCHEDULE], [9]))),

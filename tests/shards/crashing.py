@@ -189,7 +189,7 @@ class Partly:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.scalars, self.is_finite = inner.scalars, inner.is_finite
-        self.goes_by_epoch = inner.goes_by_epoch
+        self.goes_by_epoch, self.ranks = inner.goes_by_epoch, inner.ranks
 
     def inplace(self, w, g, slots, scalars):
         self._die_within(w, (w, *slots), g, slots, scalars)

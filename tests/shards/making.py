@@ -35,6 +35,7 @@ class Loops(Any):
 
     write: Any
     goes_by_epoch = False
+    ranks = 0
 
     def __new__(cls, *_: Any) -> Any:
         """Make one: that of `Any` takes no arguments."""

@@ -30,6 +30,7 @@ class AddingRows:
     """A rule that adds the gradient times its number; its slots add up these numbers."""
 
     goes_by_epoch = False
+    ranks = 0
 
     def scalars(
         self, step: int, lr: float | None, epoch: int | None

@@ -31,7 +31,7 @@ def make(dtype: str, rule: Any, *, durable: bool = False, n: int = N) -> Shard:
     segment = Segment(layout, 0, slots, durable=durable)
     for weights in segment.weights[0]:
         weights[:] = 1
-    segment.begin_masters()
+    segment.begin_copies()
     bound = {i: bind(r, dtype, cache_dir=kept()) for i, r in rules.items()}
     return Shard(segment, bound, 0, cache_dir=kept())
 

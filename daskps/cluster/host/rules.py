@@ -12,7 +12,7 @@ from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
 from daskps.kernels import row_merge, row_writes
 from daskps.layout.arrays import compute_dtype
-from daskps.layout.slots import Master, PerRow
+from daskps.layout.slots import Master, OfWeights, PerRow
 from daskps.optim import BoundFunction, Rule, WithMaster, bind
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
@@ -100,8 +100,9 @@ def initial_slots(rule: Rule) -> tuple[float, ...]:
     with user_code(f"the optimizer {type(rule).__name__}"):
         first = [float(rule.slot_init.get(name, 0.0)) for name in rule.slots]
         of_rows = [name in rule.row_slots for name in rule.slots]
+        first[: len(rule.rank_slots)] = [OfWeights() for _ in rule.rank_slots]
     if isinstance(rule, WithMaster):
-        return Master(), *first[1:]
+        return Master(), *initial_slots(rule.rule)
     return tuple(
         PerRow(v) if of_row else v for v, of_row in zip(first, of_rows, strict=True)
     )

@@ -176,7 +176,7 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
                 seed=seed,
                 start=piece.start,
             )
-    segment.begin_masters()
+    segment.begin_copies()
     for memory in segment.tables:
         part, table = memory.piece, memory.piece.table
         if part.n_rows and table.index in initializers:
@@ -205,8 +205,7 @@ async def load(
                 continue
             packed = position, start, data, None
             item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
-            weights = hosted.shard.segment.weights[0][item.position]
-            weights[item.start : item.start + len(item.data)] = item.data
+            hosted.shard.segment.load(item.position, item.start, item.data)
 
     await host.in_thread(write)
 

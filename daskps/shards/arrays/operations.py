@@ -177,3 +177,12 @@ def run_operations(
         for operation in others:
             operation.apply(written, lo, hi)
     return True
+
+
+def scaled(data: Array, weight: float) -> Array:
+    """Return a gradient times its weight."""
+    if weight == 1.0:
+        return data
+    with np.errstate(all="ignore"):
+        product: Array = np.multiply(data, weight, dtype=data.dtype)
+    return product

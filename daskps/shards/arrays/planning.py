@@ -16,7 +16,7 @@ from daskps.layout.arrays import compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.optim import Bound, BoundFunction
 from daskps.shards.arrays import by_function
-from daskps.shards.arrays.operations import Formed, PieceUpdate
+from daskps.shards.arrays.operations import Formed, PieceUpdate, scaled
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.steps import (
@@ -190,7 +190,7 @@ class UpdatePlanner:
                 planned.append((item.position, self._rows(item, step, counts, look)))
                 continue
             if step.kind == GRADIENT:
-                data = _scaled(item.data, step.weight)
+                data = scaled(item.data, step.weight)
                 op = self._gradient(
                     item.position, data, item.start, counts, said=step, check=fused
                 )
@@ -221,7 +221,11 @@ class UpdatePlanner:
                 return None
             epoch = self.epoch_of(tick) if rule.goes_by_epoch else None
             scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch)
-            planned.append((position, rule, _scaled(data, tick.weight), scalars))
+            if rule.ranks:
+                if not tick.run:
+                    return None
+                scalars = rule.of_rank(scalars, tick.rank)
+            planned.append((position, rule, scaled(data, tick.weight), scalars))
         return planned
 
     def rows(
@@ -277,7 +281,7 @@ class UpdatePlanner:
         epoch = self.epoch_of(step) if binding.goes_by_epoch else None
         scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch)
         if step.weight != 1.0:
-            data = _scaled(data, step.weight)
+            data = scaled(data, step.weight)
         by = step.producer
         return RowUpdate(ids, data, at, binding, scalars, check=fused, by=by)
 
@@ -374,6 +378,9 @@ class UpdatePlanner:
             what = binding, self._pieces[position], PieceUpdate(data, start)
             weights, number = self._weights(position), counts.item(position) + 1
             return by_function.update_of(*what, weights=weights, step=number)
+        if binding.ranks:
+            rank = said.rank if said is not None and said.run else -1
+            scalars = binding.of_rank(scalars, rank)
         return PieceUpdate(data, start, binding, scalars, check=check)
 
     def _no_rule(self, position: int) -> NoOptimizerError:
@@ -390,11 +397,3 @@ def count(planned: Operations, counts: Array) -> None:
         if operation.binding is not None and position not in seen:
             seen.add(position)
             counts[position] += 1
-
-
-def _scaled(data: Array, weight: float) -> Array:
-    if weight == 1.0:
-        return data
-    with np.errstate(all="ignore"):
-        scaled: Array = np.multiply(data, weight, dtype=data.dtype)
-    return scaled

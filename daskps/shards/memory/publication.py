@@ -269,8 +269,13 @@ class Publication:
             now, slots = self._slots(position)
             if master := self.segment.has_master[position]:
                 in_ranges(self.segment.payload.copy, (slots[0], now[0]))
+                weights = slots[0]
+            else:
+                weights = self.segment.weights_of(self.record, position)
             for slot, value in zip(slots[master:], values[master:], strict=True):
                 self.segment.payload.fill(slot, value)
+            for j in self.segment.copied_anew[position]:
+                in_ranges(self.segment.payload.copy, (slots[j], weights))
 
     def gather_weights(self) -> None:
         """Bring all weights into one buffer, that which holds most, to be read at once.

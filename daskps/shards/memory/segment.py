@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.layout.slots import has_master
+from daskps.layout.slots import has_master, of_weights
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import (
@@ -120,9 +120,12 @@ class Segment:
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
         #: Whether its first slot is a master.
-        self.has_master = [
-            has_master(slots.get(p.parameter.index, ())) for p in self.pieces
-        ]
+        firsts = [slots.get(p.parameter.index, ()) for p in self.pieces]
+        self.has_master = [*map(has_master, firsts)]
+        #: Which of its slots begin with the weights, and which do so whenever optimizer
+        #: state begins anew.
+        self.copied = [*map(of_weights, firsts)]
+        self.copied_anew = [of_weights(first, anew=True) for first in firsts]
         at = len(weights) + sum(map(len, self.slot_init))
         self._slot_areas = others[len(weights) : at]
         views = [area.views(self.buffer) for area in self._slot_areas]
@@ -162,11 +165,20 @@ class Segment:
             table.feed.begin(first_feed(table.piece))
         identity.write(self.words)
 
-    def begin_masters(self) -> None:
-        """Have masters begin with the first weights, of a shard that nobody sees yet."""
+    def begin_copies(self) -> None:
+        """Have slots that begin with the weights do so, in a shard that nobody sees yet."""
         for position, weights in enumerate(self.weights[0]):
-            if self.has_master[position]:
-                self.payload.copy(self.slots[0][position][0], weights)
+            for slot in self.copied[position]:
+                self.payload.copy(self.slots[0][position][slot], weights)
+
+    def load(self, position: int, start: int, data: Array) -> None:
+        """Write first weights of a piece from an element on, before anybody sees them."""
+        slots = self.slots[0][position]
+        for out in (
+            self.weights[0][position],
+            *(slots[j] for j in self.copied[position]),
+        ):
+            out[start : start + len(data)] = data
 
     @staticmethod
     def needed_nbytes(

@@ -34,7 +34,7 @@ def test_parameters_share_the_kernels_and_scalars_of_their_rule():
 def test_first_values_of_slots_travel_as_plain_numbers(value):
     """A rule of the user's own may have NumPy's, which a message is refused for."""
     rule: Any = SimpleNamespace(
-        slots=("sum", "other"), slot_init={"sum": value}, row_slots=()
+        slots=("sum", "other"), slot_init={"sum": value}, row_slots=(), rank_slots=()
     )
     found = initial_slots(rule)
     assert found == (0.5, 0.0)
