@@ -15,6 +15,8 @@ PUBLIC = [
     "daskps",
     "daskps.compat.bigdl",
     "daskps.compat.multiverso",
+    "daskps.compat.mxnet",
+    "daskps.compat.mxnet.kvstore",
     "daskps.compat.systemml",
     "daskps.errors",
     "daskps.init",

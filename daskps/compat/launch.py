@@ -42,6 +42,8 @@ class Participant:
         self.system, self.name, self.trainer = system, name, trainer
         #: What the front-end keeps for this trainer.
         self.kept: dict[str, Any] = {}
+        #: Names of stores that are this trainer's alone.
+        self.own: list[str] = []
         self._n_stores = 0
 
     @property
@@ -92,7 +94,14 @@ class Participant:
                 store = make(name)
             except Exception as failed:  # noqa: BLE001 - raised again below
                 error = failed
-        told = self.trainer.allreduce({what: np.array([error is not None])}, "max")
+        try:
+            told = self.trainer.allreduce({what: np.array([error is not None])}, "max")
+        except Exception:
+            # The launch may be over already, and have freed what there was by then.
+            if store is not None:
+                with suppress(Exception):
+                    store.delete()
+            raise
         if error is not None:
             raise error
         if told[what].any():
@@ -118,6 +127,21 @@ def here(system: str) -> Participant:
             f"contextvars.copy_context().run"
         )
     return found
+
+
+def name_of_ones_own() -> str | None:
+    """Return the name for a store that one trainer makes, freed with its program.
+
+    Returns
+    -------
+    str or None
+        None outside of a launch: a store of the session frees itself.
+    """
+    found = _PARTICIPANT.get(None)
+    if found is None:
+        return None
+    found.own.append(f"{found.name}/{uuid.uuid4().hex}")
+    return found.own[-1]
 
 
 def launch(
@@ -202,6 +226,9 @@ def _taking_part(participant: Participant) -> Iterator[Participant]:
         yield participant
     finally:
         _PARTICIPANT.reset(token)
+        for name in participant.own:
+            with suppress(Exception):  # it may never have been made
+                daskps.open(name).delete()
 
 
 def _free(name: str, client: Any) -> None:

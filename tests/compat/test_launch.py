@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps.compat.launch import here, launch
+from daskps.compat.launch import here, launch, name_of_ones_own
 from daskps.errors import DaskPSError
 from tests.inprocess import cluster
+from tests.support import until
 
 
 def where(participant, part):
@@ -52,6 +53,32 @@ def leave(participant, part):
     for _ in range(part):
         participant.meet()
     return part
+
+
+def make_ones_own(participant, part):
+    name = name_of_ones_own()
+    with daskps.create({"w": np.zeros(1)}, name=name):
+        assert len(left()) == part
+    return name
+
+
+MAKING, OVER, MADE = (threading.Event() for _ in range(3))
+
+
+def make_late(participant, part):
+    """Rank 1 fails while rank 0 is making a store, which is there after the launch."""
+    if participant.rank == 1:
+        assert MAKING.wait(60)
+        raise ArithmeticError("rank one")
+
+    def make(name):
+        MAKING.set()
+        assert OVER.wait(60)
+        store = daskps.create({"w": np.zeros(1)}, name=name)
+        MADE.set()
+        return store
+
+    participant.make_store(make, "w")
 
 
 def in_a_thread(participant, part):
@@ -97,7 +124,7 @@ def check(client=None):
     assert launch("some", leave, [1, 4, 2], client=client) == [1, 4, 2]
     with pytest.raises(ArithmeticError, match="rank one"):
         launch("some", break_down, [0, 0], client=client)
-    assert left(client) == []
+    until(lambda: not left(client))
 
 
 def test_programs_on_two_processes(client):
@@ -109,9 +136,16 @@ def test_programs_of_one_process():
         check()
         assert launch("some", fail, [0, 0]) == ["KeyError", "DaskPSError"]
         assert launch("some", differ, [1, 2]) == [True, True]
+        [made] = launch("some", make_ones_own, [1])
+        assert made.startswith("some-")
+        with pytest.raises(ArithmeticError):
+            launch("some", make_late, [0, 0])
+        OVER.set()
+        assert MADE.wait(60)
+        until(lambda: not left())
         [[said]] = launch("some", in_a_thread, [0])
         assert "copy_context" in said
-        assert left() == []
+        until(lambda: not left())
 
 
 def test_outside_of_a_launch():

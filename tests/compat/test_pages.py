@@ -15,6 +15,9 @@ MEMBERS = {
     "bigdl": "AllReduceParameter init getWeights putGradients "
     "aggregateGradientPartition sendWeightPartition weightPartition gradientPartition "
     "size paramOffset compress Serializable",
+    "mxnet": "kvstore.create init push pull pushpull broadcast row_sparse_pull "
+    "set_updater set_optimizer set_gradient_compression rank num_workers barrier "
+    "save_optimizer_states load_optimizer_states",
     "multiverso": "init barrier shutdown num_workers worker_id TableHandler "
     "ArrayTableHandler:new ArrayTableHandler:add ArrayTableHandler:get "
     "MatrixTableHandler:new MatrixTableHandler:add MatrixTableHandler:get",

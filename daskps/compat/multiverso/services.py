@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextvars
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.compat import launch as base
+from daskps.compat.behind import Behind, behind
 from daskps.compat.multiverso.updaters import updater_of
 from daskps.store.arguments import flag, whole
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 _SYSTEM = "multiverso"
-#: How many adds of a worker may be under way: each keeps a copy of what it adds.
-MOST_ADDS = 16
 
 
 class TableWorker:
@@ -39,8 +35,8 @@ class TableWorker:
         As :func:`daskps.create` takes it.
     sync : bool
         Whether all get the same, get for get.
-    pool : Executor
-        One thread, which adds in order.
+    adds : Behind
+        What it has added and not waited for.
     """
 
     def __init__(
@@ -50,27 +46,15 @@ class TableWorker:
         servers: Any,
         *,
         sync: bool,
-        pool: ThreadPoolExecutor,
+        adds: Behind,
     ) -> None:
         self.here, self.rule, self.servers, self.sync = here, rule, servers, sync
-        self._pool = pool
-        self._adding: deque[Future[Any]] = deque()
+        self.adds = adds
         self.is_open = self.is_over = False
-
-    def add(self, act: Callable[[], Any], *, sync: bool) -> None:
-        """Add something after all that this worker has added before."""
-        self._adding.append(self._pool.submit(contextvars.copy_context().run, act))
-        while self._adding and (sync or len(self._adding) > MOST_ADDS):
-            self._adding.popleft().result()
-
-    def settle(self) -> None:
-        """Wait until all of it is added; raise what went wrong."""
-        while self._adding:
-            self._adding.popleft().result()
 
     def get(self, read: Callable[[], Any]) -> Any:
         """Read something that contains what this worker has added."""
-        self.settle()
+        self.adds.settle()
         if not self.sync:
             return read()
         # Nobody adds between the two, so all of them read the same.
@@ -167,14 +151,9 @@ def launch(  # noqa: PLR0913 - the public contract
 def _work(main: Callable[[], Any], here: Participant, part: Any, **how: Any) -> Any:
     """Call the program of one worker, and wait for what it has added."""
     del part
-    pool = ThreadPoolExecutor(1, thread_name_prefix="daskps-multiverso")
-    try:
-        mine = here.kept["worker"] = TableWorker(here, pool=pool, **how)
-        found = main()
-        mine.settle()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return found
+    with behind("daskps-multiverso") as adds:
+        here.kept["worker"] = TableWorker(here, adds=adds, **how)
+        return main()
 
 
 def init() -> None:
@@ -219,7 +198,7 @@ def shutdown() -> None:
     [None, None]
     """
     mine = this_worker()
-    mine.settle()
+    mine.adds.settle()
     mine.here.trainer.finish()
     mine.is_over = True
 
@@ -246,7 +225,7 @@ def barrier() -> None:
     [None, None]
     """
     mine = this_worker()
-    mine.settle()
+    mine.adds.settle()
     mine.here.meet()
 
 

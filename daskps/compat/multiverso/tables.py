@@ -45,7 +45,9 @@ class TableHandler:
     def _added(self, to: Any, given: tuple[Any, ...], sync: Any) -> None:
         """Have a view's verb called, at once or a little later."""
         act = to.push if self._by_rule else to.add
-        this_worker().add(partial(act, *given, timeout=None), sync=flag(sync, "sync"))
+        this_worker().adds.do(
+            partial(act, *given, timeout=None), wait=flag(sync, "sync")
+        )
 
 
 class ArrayTableHandler(TableHandler):
@@ -314,7 +316,7 @@ class KVTableHandler(TableHandler):
 def _made(params: dict[str, Any], what: str) -> ParameterStore:
     """Return a table's store, which the master has made."""
     mine = this_worker()
-    mine.settle()
+    mine.adds.settle()
 
     def make(name: str) -> ParameterStore:
         store: ParameterStore = daskps.create(
