@@ -47,6 +47,7 @@ from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, train
 from daskps.training.loops import run
+from daskps.training.stats import RankStats, TrainStats
 from daskps.training.trainer import Trainer
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
 from daskps.version import Version
@@ -76,6 +77,7 @@ __all__ = [
     "ProgressBar",
     "ProtocolError",
     "PushRejectedError",
+    "RankStats",
     "Replica",
     "RoundLostError",
     "RowGrad",
@@ -92,6 +94,7 @@ __all__ = [
     "StoreRestoredError",
     "TableSpec",
     "TrainResult",
+    "TrainStats",
     "Trainer",
     "UnknownParameterError",
     "Version",

@@ -81,7 +81,7 @@ def train(  # noqa: PLR0913 - the public contract
     Data on the cluster is trained on where it lies. With ``scheme="contiguous"`` and
     no weights, parts of a dask array are runs of whole chunks, and each trainer
     starts on the worker that holds most of its part. Blocks that lie elsewhere travel
-    and are counted in ``stats["moved_parts"]``.
+    and are counted in ``stats.moved_parts``.
 
     Parameters
     ----------

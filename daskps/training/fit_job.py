@@ -65,7 +65,7 @@ class FitJob(Job):
                 return await self._result(link, "resident")
             graph = await self._graph(plan, lengths)
             body = partial(train_part if graph is None else GraphStepper, plan)
-            self.stats["moved_parts"] = sum(part.moved for part in parts)
+            self.counted["moved_parts"] = sum(part.moved for part in parts)
             await self._notify("on_start")
             at = Epochs(plan.first, plan.rounds, plan.start)
             await self._follow(link, body, parts, graph, Progress(at, run))
@@ -87,13 +87,13 @@ class FitJob(Job):
         what = f"the stats of store {self.store.name!r}"
         rows = await shards.control("stats", Deadline(config.deadline(), what))
         found = await self.store.pull_async()
-        self.stats["duplicates"] = sum(r["duplicates"] for of in rows for r in of)
-        self.stats["clock"] = self.status.clock
+        counted = {**self.counted, "clock": self.status.clock}
+        stats = self.spent.total(counted, [row for of in rows for row in of])
         await self._notify("on_stop")
         if self.status.clock:
             await self._advise_of_names(everything=True)
         version = min(r["version"] for of in rows for r in of)
-        return TrainResult(found, self.status.history, version, execution, self.stats)
+        return TrainResult(found, self.status.history, version, execution, stats)
 
     async def _beginning(self, link: Link) -> Beginning:
         """Return where the run begins, and take from it how many trainers there are."""

@@ -22,6 +22,7 @@ from daskps.training import callbacks as callbacks_module
 from daskps.training.ending import EarlyEnd
 from daskps.training.functions import metrics_of
 from daskps.training.result import Epoch, RunStatus
+from daskps.training.stats import StatsOfRun
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ class Job:
     #: Calls functions of the user's where their code runs.
     _call: UserCall = call_directly
     _validation: asyncio.Task[None] | None = None
-    stats: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    #: What its trainers have told of their epochs.
+    spent: StatsOfRun = field(default_factory=StatsOfRun)
 
     def __post_init__(self) -> None:
         self.status = RunStatus(self.store, self.epochs)
@@ -186,12 +189,12 @@ class Job:
                 await self._notify("on_round")
                 self.early.look(self.status)
         elif "lost" in event:
-            self.stats["lost_trainers"] += len(event["lost"])
+            self.counted["lost_trainers"] += len(event["lost"])
             await self._notify("on_failover")
         elif "retried" in event:
-            self.stats["retried_rounds"] += 1
+            self.counted["retried_rounds"] += 1
         elif "moved" in event:
-            self.stats["moved_parts"] += event["moved"]
+            self.counted["moved_parts"] += event["moved"]
         else:
             return await self._end_epoch(event)
         return False
@@ -241,6 +244,7 @@ class Job:
             self.status,
             event["reports"],
         )
+        self.spent.add(reports)
         status.history.append(self.early.entry(event, metrics, self.first, self.since))
         first = None if event["epoch"] else advice.first_loss(reports)
         await self._advise_of_loss(status.history[-1], first)

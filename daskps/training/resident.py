@@ -15,11 +15,13 @@ from daskps.training.batch_rows import BatchRows
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
 from daskps.training.overlap.background import Background
+from daskps.training.stats import Meter
 from daskps.training.steps import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.session import Session
     from daskps.training.overlap.operation import Operation
     from daskps.training.steps import Batch, FitPlan
@@ -55,6 +57,8 @@ class _Loop:
         self._copies: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
         #: Losses and rows of the first batches.
         self._first = (0.0, 0)
+        ahead = int(plan.read_ahead)
+        self.meter = Meter(session, self.stepper.target.flats, ahead)
 
     def run(self) -> None:
         plan, per_epoch = self.plan, self.per_epoch
@@ -72,10 +76,10 @@ class _Loop:
             # Started again at an epoch's border: its report, or the verdict on it,
             # may have gone with its worker.
             return
-        self.session.read(self.stepper.target, None)
+        self._read_first()
         if plan.read_ahead:
             self.stepper.swap()
-            self.session.read(self.stepper.target, None)
+            self._read_first()
         last, within = plan.end(per_epoch)
         for epoch in range(first, last + (within > 0)):
             began = time.monotonic()
@@ -83,6 +87,11 @@ class _Loop:
             skip = 0
             if self._report(epoch, began):
                 break
+
+    def _read_first(self) -> None:
+        """Read what a step needs before which there was none."""
+        self.session.read(self.stepper.target, None)
+        self.meter.read()
 
     def _skip(self, stop: int) -> bool:
         """Report epochs before `stop` in which it has nothing to do; return as a report."""
@@ -97,12 +106,12 @@ class _Loop:
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:
                 # No batch is left, so it sits out what others still have to do.
-                nothing = TrainerStep({}, weight=0.0)
+                nothing, began = TrainerStep({}, weight=0.0), time.monotonic()
                 self.session.deliver(nothing, None, target=self.stepper.target)
+                self.meter.exchanged(time.monotonic() - began)
         self._settle()
 
     def _step(self, group: Sequence[Any], following: Sequence[Sequence[Any]]) -> None:
-        session = self.session
         first, self._taken = self._taken, None
         if self.rows is not None:
             first = first or self.stepper.take(self.X, self.y, group[0])
@@ -110,7 +119,17 @@ class _Loop:
             if following and self.rows.may_begin():
                 self._taken = self.stepper.take(self.X, self.y, following[0][0])
                 self.rows.begin(self._taken[0])
+        began = time.monotonic()
         found = self.stepper.step(self.X, self.y, group, first)
+        computed = time.monotonic()
+        self.meter.computed(found, computed - began)
+        self._deliver(found, following)
+        rows = [self.stepper.params[name] for name in self.stepper.ids]
+        self.meter.exchanged(time.monotonic() - computed, rows)
+
+    def _deliver(self, found: Computed, following: Sequence[Sequence[Any]]) -> None:
+        """Deliver what was computed, and read what the next step needs."""
+        session = self.session
         if found.loss_sum is not None:
             session.loss_sum = (session.loss_sum or 0.0) + found.loss_sum
         session.rows += found.rows
@@ -165,10 +184,10 @@ class _Loop:
             "rows": session.rows,
             "loss": session.loss_sum,
             "seconds": time.monotonic() - began,
-            # What was read at one clock was used at the next.
-            "lag": session.reads.lag + (self.plan.read_ahead and session.rows > 0),
+            "lag": self.meter.lag,
             "clock": session.clock,
             "first": self._first,
+            **self.meter.report(),
         }
-        session.loss_sum, session.rows, session.reads.lag = None, 0, 0
+        session.loss_sum, session.rows = None, 0
         return session.report(epoch - self.plan.ended, report)

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskps.layout.arrays import counted
 from daskps.store.repr import html_tables
+from daskps.training.stats import TrainStats, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,13 +90,9 @@ class TrainResult:
         Smallest version of the shards at the end.
     execution : str
         How it was executed.
-    stats : dict
-        `lost_trainers`, `retried_rounds` (rounds of the task graph that were begun
-        anew), `duplicates` (pushes the shards saw twice, of this run and of all before
-        on the store), the last `clock`, and `moved_parts`: blocks of dask arrays,
-        futures and delayed parts that lay on another worker than the trainer they
-        were for when it was started, and parts that went to a gradient task
-        elsewhere.
+    stats : TrainStats
+        Bytes sent and received, seconds of compute, delivery and waiting of each
+        trainer, how old gradients were, and what was lost or sent again.
 
     Examples
     --------
@@ -108,10 +105,11 @@ class TrainResult:
     >>> result
     <daskps.TrainResult: 2 epochs, 2 rounds, version 2, resident, ... s
       loss 0.5 -> 0.2812 (best 0.2812 in epoch 1)
-      weights: w (4,) float64>
+      weights: w (4,) float64
+      sent 128 B, received 192 B; ... s compute, ... s delivery, ... s waiting>
     >>> result.version, [round(epoch.loss, 3) for epoch in result.history]
     (2, [0.5, 0.281])
-    >>> result.stats["lost_trainers"]
+    >>> result.stats.lost_trainers
     0
     """
 
@@ -119,7 +117,7 @@ class TrainResult:
     history: list[Epoch]
     version: int
     execution: str
-    stats: dict[str, Any]
+    stats: TrainStats
 
     def to_frame(self) -> Any:
         """Return the history as a DataFrame of pandas.
@@ -237,7 +235,7 @@ class TrainResult:
     def _line(self) -> str:
         """Return what it is, in one line."""
         seconds = sum(entry.seconds for entry in self.history)
-        n, rounds = len(self.history), self.stats.get("clock", 0)
+        n, rounds = len(self.history), self.stats.clock
         return (
             f"daskps.TrainResult: {counted(n, 'epoch')}, {counted(rounds, 'round')}, "
             f"version {self.version}, {self.execution}, {seconds:.2f} s"
@@ -254,10 +252,7 @@ class TrainResult:
         for entry in self.history:
             if entry.since:
                 yield f"epoch {entry.epoch}: from round {entry.since} on"
-        # Duplicates are not the run's alone: its shards count them from their first.
-        trouble = ("lost_trainers", "retried_rounds")
-        if found := [f"{key} {n}" for key in trouble if (n := self.stats.get(key))]:
-            yield ", ".join(found)
+        yield from lines_of(self.stats)
 
     def _curves(self) -> Iterator[str]:
         """Give first, last and best loss, and the first and last of each metric."""

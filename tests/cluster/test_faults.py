@@ -146,7 +146,7 @@ def test_trainer_that_dies_goes_on_at_its_clock(sync):
         # Of rows, too, whose ids are drawn: the next trainer draws the same.
         assert killing_trainers.is_exact(s, 3, n, epochs)
         assert result.version == n * epochs * (1 if sync == "bsp" else 3)
-        assert result.stats["lost_trainers"] >= 1
+        assert result.stats.lost_trainers >= 1
 
 
 def test_trainer_lost_with_raise(fresh):

@@ -259,7 +259,7 @@ def test_trainer_killed_at_a_gate_changes_no_bit(sync_every, n_epochs):
             assert len(gates) == n_epochs
             metrics = [epoch.metrics for epoch in result.history]
             found.append((result.weights["w"].tobytes(), metrics))
-            assert result.stats["lost_trainers"] == bool(victim)
+            assert result.stats.lost_trainers == bool(victim)
             s.close()
     assert found[0] == found[1]
 

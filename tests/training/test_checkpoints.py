@@ -86,7 +86,7 @@ def test_another_store_goes_on_to_the_last_bit(way, execution, options, tmp_path
     assert len(manifests(tmp_path)) <= where.keep
     # Within its first epoch a run counts on from the round it begins with.
     is_within = any(epoch.since for epoch in result.history)
-    assert is_within or result.stats["clock"] < together.stats["clock"]
+    assert is_within or result.stats.clock < together.stats.clock
     assert result.history[-1].epoch == 3
     for found, entry in zip(result.history[::-1], together.history[::-1], strict=False):
         assert found.epoch == entry.epoch
@@ -204,7 +204,7 @@ def test_processes_go_on_where_a_checkpoint_was_saved(way, execution, tmp_path):
         with new_store(shards=3) as other:
             result = train(other, 3, **how)
             assert bits(other) == bits(whole)
-            assert result.stats["clock"] < 21
+            assert result.stats.clock < 21
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
@@ -219,7 +219,7 @@ def test_without_rounds(way, tmp_path):
             train(store, 3, fails, **how, **where)
         result = train(other, 3, **how, **where)
         assert bits(other) == bits(whole)
-        assert result.stats["clock"] < 36
+        assert result.stats.clock < 36
 
 
 @pytest.mark.parametrize("rows", [[{}], [{"epoch": "x"}], [[1]], [{"epoch": 1}]])

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from daskps.training.result import Epoch, TrainResult
+from daskps.training.stats import TrainStats
 
 
-def result(n: int, *, metrics: bool = False, **stats: int) -> TrainResult:
+def result(n: int, *, metrics: bool = False, lost_trainers: int = 0) -> TrainResult:
     weights = {f"w{i}": np.zeros(3, "f4") for i in range(2)}
     history = [
         Epoch(i, 2.0 / (i + 1), {"<accuracy>": i / n} if metrics else {}, 0.5, 0)
         for i in range(n)
     ]
-    return TrainResult(weights, history, 7, "graph", {"clock": 12, **stats})
+    return TrainResult(
+        weights, history, 7, "graph", TrainStats(clock=12, lost_trainers=lost_trainers)
+    )
 
 
 def test_repr_is_a_few_lines() -> None:
@@ -32,17 +35,17 @@ def test_repr_is_a_few_lines() -> None:
 def test_repr_of_a_run_without_losses_or_rows() -> None:
     history = [Epoch(0, None, {}, 0.5, 0)]
     weights = {f"w{i}": np.zeros(1) for i in range(6)}
-    text = repr(TrainResult(weights, history, 0, "resident", {"clock": 1}))
+    text = repr(TrainResult(weights, history, 0, "resident", TrainStats(clock=1)))
     assert "loss" not in text
     assert "1 epoch, 1 round," in text
     assert "w3 (1,) float64, 2 more>" in text
-    assert "none" in repr(TrainResult({}, [], 0, "resident", {}))
+    assert "none" in repr(TrainResult({}, [], 0, "resident", TrainStats()))
 
 
 def test_any_loss_is_better_than_nan() -> None:
     nan = float("nan")
     history = [Epoch(i, x, {}, 0.5, 0) for i, x in enumerate((nan, 2.0, 1.0, nan))]
-    found = TrainResult({}, history, 4, "resident", {"clock": 4})
+    found = TrainResult({}, history, 4, "resident", TrainStats(clock=4))
     assert "loss nan -> nan (best 1 in epoch 2)" in repr(found)
     found.history[:] = history[:1] * 2
     assert "(best nan in epoch 0)" in repr(found)

@@ -201,7 +201,7 @@ def test_time_ends_a_run_at_a_round(train, way):
     with new_store() as store:
         how = {"stop": stop.seconds(0.05), "timeout": 60}
         result = train(store, gradient, X, epochs=10**6, **HOW, **how)
-        assert result.version == result.history[-1].step == result.stats["clock"]
+        assert result.version == result.history[-1].step == result.stats.clock
         assert 0 < result.version < 2 * 10**6
         assert sum(epoch.seconds for epoch in result.history) >= 0.05
         epochs = [epoch.epoch for epoch in result.history]

@@ -48,7 +48,7 @@ def test_as_many_trainers_as_workers(execution):
         options = {"batch_size": 2, "execution": execution}
         found = daskps.train(store, gradient, X, workers=named, **options)
         wanted = daskps.train(other, gradient, X, trainers=2, **options)
-        assert found.stats["clock"] == 3  # of two trainers with 6 rows each
+        assert found.stats.clock == 3  # of two trainers with 6 rows each
         np.testing.assert_array_equal(found.weights["w"], wanted.weights["w"])
 
 
@@ -164,5 +164,5 @@ def test_on_a_real_cluster(client, execution):
             store, address_of, X, workers=both[1:], trainers=4, execution=execution
         )
         assert result.weights[both[0]] == 0.0
-        assert result.weights[both[1]] == result.stats["clock"] == 1
-        assert 1 <= result.stats["moved_parts"] <= 7
+        assert result.weights[both[1]] == result.stats.clock == 1
+        assert 1 <= result.stats.moved_parts <= 7

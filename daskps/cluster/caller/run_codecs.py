@@ -44,6 +44,8 @@ class RunCodecs:
         self._read_codec = codecs.named(self.reads_in) if self.reads_in else None
         #: What words have not said yet, by parameter index.
         self._residuals: dict[int, Array] = {}
+        #: Bytes that words have saved so far.
+        self.saved_nbytes = 0
 
     def encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
         """Return what is given in words of the run's codec, and what they do not say.
@@ -60,6 +62,11 @@ class RunCodecs:
             empty=empty,
         )
         rows = [worded(one, codec, finite=finite, empty=empty) for one in given.rows]
+        whole = sum(array.nbytes for array in given.arrays.values())
+        whole += sum(one.data.nbytes for one in given.rows)
+        made = sum(array.nbytes for array in words.values())
+        made += sum(array.nbytes for one in rows for array in one.words or ())
+        self.saved_nbytes += whole - made
         return given._replace(words=words, left=left, rows=rows)
 
     def keep(self, given: TrainerStep) -> None:

@@ -135,6 +135,16 @@ class Session:
         return self._codec
 
     @property
+    def saved_nbytes(self) -> int:
+        """Bytes by which the words of its gradients were shorter than these, so far."""
+        return self._codecs.saved_nbytes
+
+    @property
+    def reads_in_words(self) -> bool:
+        """Whether what it reads is rounded to words of a codec."""
+        return bool(self._codecs.reads_in)
+
+    @property
     def has_unticked(self) -> bool:
         """Whether pushes of this clock may have been accepted before its tick."""
         return self._open

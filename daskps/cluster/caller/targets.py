@@ -6,14 +6,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from daskps.cluster.wire.messages import CODED, WORD_NBYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.row_routes import RowSlice
     from daskps.cluster.wire.messages import Range
     from daskps.cluster.wire.rows import RowsAsked
     from daskps.shards.row_reads import RowsRead
     from daskps.typing import Array
+
+
+def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:
+    """Return the bytes of what is read, as numbers and as it travels.
+
+    With `in_words` floats travel as the words of a codec of 16 bits.
+    """
+    plain = encoded = 0
+    for array in arrays:
+        plain += array.nbytes
+        coded = in_words and str(array.dtype) in CODED
+        encoded += array.size * WORD_NBYTES if coded else array.nbytes
+    return plain, encoded
 
 
 class ReadSlice(NamedTuple):

@@ -29,6 +29,19 @@ class EpochReport:
     clock: int
     #: Sum of the losses of its first step of the run, and their rows.
     first: tuple[float, int] | None
+    #: Bytes that it has sent and read, as numbers and in words of codecs.
+    sent_nbytes: int = 0
+    sent_encoded_nbytes: int = 0
+    received_nbytes: int = 0
+    received_encoded_nbytes: int = 0
+    #: Where its time went.
+    compute_seconds: float = 0.0
+    delivery_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    #: Messages that were sent again.
+    retries: int = 0
+    #: How often the slowest trainer was so many clocks behind.
+    lags: Sequence[tuple[int, int]] = ()
 
 
 @dataclass

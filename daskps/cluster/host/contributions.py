@@ -62,6 +62,10 @@ class Receipt(NamedTuple):
     moved: bool
     #: Bytes of the rows of tables in it, and of their ids.
     row_nbytes: int = 0
+    #: Bytes that were delivered and read, each as numbers and in words of codecs, and
+    #: the seconds that computing and reading took.
+    nbytes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
 
 
 class PartialSum(NamedTuple):

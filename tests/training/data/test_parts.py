@@ -146,7 +146,7 @@ def test_every_chunk_is_trained_where_it_lies(train, four, spread):
         result = train(store, spy, X_far, y_far, trainers=8, batch_size=4)
     seen = spy.seen(four)
     assert sorted(seen) == list(range(N))
-    assert result.stats["moved_parts"] == 0
+    assert result.stats.moved_parts == 0
     for i in range(8):
         (home,) = before[0][X_far.__dask_keys__()[i][0]]
         assert {seen[row] for row in range(6 * i, 6 * i + 6)} == {home}
@@ -164,7 +164,7 @@ def test_blocks_that_lie_elsewhere_are_counted(four, spread):
     spy = Spy()
     with sgd_store(client=four) as store:
         result = daskps.train(store, spy, *spread, batch_size=4)
-    assert result.stats["moved_parts"] == 4 * 2
+    assert result.stats.moved_parts == 4 * 2
     seen = spy.seen(four)
     assert [seen[row] for row in range(N)] == [parts[r // 12].worker for r in range(N)]
 
@@ -179,7 +179,7 @@ def test_chunks_are_cut_where_they_lie(train, four):
         result = train(store, spy, data, trainers=7, batch_size=2)
     seen = spy.seen(four)
     assert sorted(seen) == list(range(N))
-    assert result.stats["moved_parts"] == 0
+    assert result.stats.moved_parts == 0
     for i in range(3):
         (home,) = before[data.__dask_keys__()[i][0]]
         assert {seen[row] for row in range(16 * i, 16 * i + 16)} == {home}
@@ -213,7 +213,7 @@ def test_futures_are_trained_where_they_lie(train, four):
         result = train(store, spy, features, tuple(labels), batch_size=5)
     seen = spy.seen(four)
     assert [seen[row] for row in range(N)] == [workers[1 + r // 16] for r in range(N)]
-    assert result.stats["moved_parts"] == 0
+    assert result.stats.moved_parts == 0
     assert all(f.status == "finished" for f in [*pairs, *features, *labels])
 
 
@@ -464,7 +464,7 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
                     callbacks=[killer] if kill else [],
                 )
             assert bool(killer.keys) == kill
-            assert (result.stats["lost_trainers"] > 0) == kill
+            assert (result.stats.lost_trainers > 0) == kill
             assert result.version == epochs * 16
             found.append(bits(result.weights))
             loads.append(len(client.get_events(topic)))
@@ -663,7 +663,7 @@ def test_plain_lists_stay_what_they_were(client):
         store.assign(START)
         found = daskps.train(store, regression, X.tolist(), Y.tolist(), trainers=2)
     assert bits(found.weights) == bits(expected.weights)
-    assert found.stats["moved_parts"] == 0
+    assert found.stats.moved_parts == 0
 
 
 def test_what_to_delayed_returns(client):
@@ -684,7 +684,7 @@ async def test_with_an_asynchronous_client(c, s, a, b):
             spy = Spy()
             trainers = n if given is data else None
             result = await daskps.train(store, spy, given, trainers=trainers)
-            assert result.stats["moved_parts"] == 0
+            assert result.stats.moved_parts == 0
             events = await c.get_events(spy.topic)
             seen = [row for _, event in events for row in event["rows"]]
             assert sorted(seen) == list(range(N))

@@ -171,7 +171,7 @@ def test_partitions_train_where_they_lie_and_uneven_ones_are_counted(
     with fresh() as store:
         labels = np.ones(int((X[:, 0] > 0).sum()))
         result = train(store, gradient, kept, labels, trainers=4)
-        assert result.stats["moved_parts"] == 0
+        assert result.stats.moved_parts == 0
         with pytest.raises(ValueError, match=r"X has .* rows and y 60; they must be"):
             train(store, gradient, kept, Y)
 

@@ -15,6 +15,7 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+from daskps.cluster.caller.targets import sizes_of
 from daskps.cluster.host.contributed_rows import keep_rows
 from daskps.cluster.host.contributions import Contribution, contribution
 from daskps.cluster.host.host import HOSTS
@@ -119,6 +120,17 @@ class TaskContext:
         words = rounded(layout, found.arrays, codec, finite=self._finite, empty=empty)
         scale = weight if self.reduce == "mean" else 1.0
         return Contribution(layout, weight, words, codec, scale)
+
+    def sizes_of(
+        self, found: Computed, kept: Contribution
+    ) -> tuple[int, int, int, int]:
+        """Return bytes delivered and read, each as numbers and in words of codecs."""
+        sent = sum(array.nbytes for array in found.arrays.values())
+        sent += sum(one.data.nbytes for one in found.of_tables)
+        stepper, in_words = self.stepper, self.work.read_codec is not None
+        rows = [stepper.params[name] for name in stepper.ids]
+        read = sizes_of([*stepper.target.flats, *rows], in_words=in_words)
+        return sent, sent if kept.codec is None else kept.nbytes, *read
 
     def note(self, place: RoundId, receipts: Sequence[Any], first: bool) -> None:
         """Keep the receipts of a round here and, with the first shard, where that is.

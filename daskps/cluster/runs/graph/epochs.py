@@ -26,6 +26,11 @@ def first_batches(
     return total + loss_sum, n + rows
 
 
+def _plus(one: Any, other: Any) -> Any:
+    """Return two tuples of numbers added up."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
 class EpochLog:
     """Losses and rows of the epoch in progress, by rank, added in order of the rounds.
 
@@ -47,6 +52,9 @@ class EpochLog:
     def _clear(self) -> None:
         n = len(self._schedule.groups)
         self._rows = [0] * n
+        self._n_rounds = 0
+        self._nbytes = [(0, 0, 0, 0)] * n
+        self._seconds = [(0.0, 0.0)] * n
         #: None of ranks that have told none.
         self._losses: list[float | None] = [None] * n
 
@@ -56,10 +64,13 @@ class EpochLog:
             rank, loss = receipt.rank, receipt.loss_sum
             self._rows[rank] += receipt.rows
             self.moved += receipt.moved
+            self._nbytes[rank] = _plus(self._nbytes[rank], receipt.nbytes)
+            self._seconds[rank] = _plus(self._seconds[rank], receipt.seconds)
             if loss is not None:
                 self._losses[rank] = (self._losses[rank] or 0.0) + loss
             self._first[rank] = first_batches(self._first[rank], loss, receipt.rows)
         self.round += 1
+        self._n_rounds += 1
         epoch, within = self._schedule.place(self.round)
         if within == 0:
             return self.end(epoch - 1)
@@ -85,6 +96,7 @@ class EpochLog:
                     "lag": 0,
                     "clock": self.round,
                     "first": self._first[rank],
+                    **self._spent(rank, now - self._began),
                 }
                 for rank, (rows, loss) in enumerate(
                     zip(self._rows, self._losses, strict=True)
@@ -94,3 +106,20 @@ class EpochLog:
         self._began = now
         self._clear()
         return event
+
+    def _spent(self, rank: int, seconds: float) -> dict[str, Any]:
+        """Return what a rank has sent and read in an epoch of so many seconds."""
+        sent, sent_encoded, received, received_encoded = self._nbytes[rank]
+        compute, reading = self._seconds[rank]
+        return {
+            "sent_nbytes": sent,
+            "sent_encoded_nbytes": sent_encoded,
+            "received_nbytes": received,
+            "received_encoded_nbytes": received_encoded,
+            "compute_seconds": compute,
+            "delivery_seconds": reading,
+            "waiting_seconds": max(0.0, seconds - compute - reading),
+            "retries": 0,
+            # A round reads exactly the one before.
+            "lags": [(0, self._n_rounds)],
+        }

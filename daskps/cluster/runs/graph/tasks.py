@@ -9,6 +9,7 @@ shard takes each round once.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,9 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
     context, place, rank = context_of(work), duty.place, duty.rank
     try:
         context.host.contributions.begin(place)
+        began = time.monotonic()
         context.read(place)
+        read = time.monotonic()
         # What it takes from the part may be the user's code too.
         with user_code("the trainer"):
             found: Computed = context.stepper(
@@ -73,6 +76,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
                 context.shared,
                 reader=context.reader(place),
             )
+        computed = time.monotonic()
         kept = context.keep(found)
     except Exception as error:
         if not isinstance(error, ConsistencyError):
@@ -89,6 +93,8 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         found.loss_sum,
         duty.home not in ("", context.worker),
         kept.row_nbytes,
+        context.sizes_of(found, kept),
+        (computed - read, read - began),
     )
 
 

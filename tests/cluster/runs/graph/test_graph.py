@@ -227,7 +227,7 @@ def test_contributions_survive_the_memory_manager(client):
         assert sum(held(client)) == 11
         late.set()
         thread.join()
-        assert results[0].stats["retried_rounds"] == 0
+        assert results[0].stats.retried_rounds == 0
         np.testing.assert_array_equal(results[0].weights["w"], -1.0)
         until(lambda: held(client) == [0, 0])
     late.clear()
@@ -265,7 +265,7 @@ def test_a_round_that_is_reduced_twice_counts_once(way, epochs):
         finally:
             if twice:
                 way.run(undo)
-        assert result.stats["duplicates"] == twice * 2 * 8 * epochs
+        assert result.stats.duplicates == twice * 2 * 8 * epochs
         found.append((result.version, result.weights["w"].tobytes()))
     assert found[0] == found[1]
 
@@ -327,7 +327,7 @@ def test_each_host_asks_each_other_one_once_a_round(machine_cluster, codec):
         finally:
             client.run(undo)
         for worker, (n, names) in before.items():
-            assert after[worker] == (n + graph.stats["clock"], names)
+            assert after[worker] == (n + graph.stats.clock, names)
         store.assign({"w": np.linspace(-1, 1, 6, dtype="f4")})
         alone = daskps.train(store, regression, X, Y, execution="resident", **options)
     assert graph.weights["w"].tobytes() == alone.weights["w"].tobytes()
@@ -537,7 +537,7 @@ def train_rows(store, **how):
 def undisturbed(three):
     with with_rows(client=three()) as store:
         result, bits = train_rows(store)
-    assert result.stats["retried_rounds"] == 0
+    assert result.stats.retried_rounds == 0
     return bits
 
 
