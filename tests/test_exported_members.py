@@ -87,7 +87,7 @@ def test_tab_completion_shows_verbs_and_properties_alone(cls: str) -> None:
     made = {
         "ParameterStore": lambda: daskps.ParameterStore("0", "model"),
         "ParameterArray": lambda: daskps.ParameterArray(*[mock.MagicMock()] * 2),
-        "Trainer": lambda: daskps.Trainer(*[mock.MagicMock()] * 2),
+        "Trainer": lambda: daskps.Trainer(*[mock.MagicMock()] * 3),
     }
     names = [name for name in dir(made[cls]()) if not name.startswith("_")]
     assert sorted(names) == sorted(SHOWN[cls].split())

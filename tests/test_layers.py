@@ -29,6 +29,7 @@ LAYERS = {
     "checkpoint": 2,
     "shards": 2,
     "codecs": 1,
+    "combination": 1,
     "consistency": 1,
     "epochs": 1,
     "init": 1,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
+from daskps.combination import Combination, check_together
 from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
 from daskps.kernels import finite as finite_of
 from daskps.layout.arrays import (
@@ -22,7 +23,6 @@ from daskps.layout.arrays import (
 )
 from daskps.layout.trees import flatten, holds_arrays, is_tree
 from daskps.store.row_grad import RowGrad
-from daskps.store.with_rows import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -190,19 +190,19 @@ def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, 
     return found
 
 
-def _not_taken(layout: Layout, name: str) -> PushRejectedError:
+def _not_taken(layout: Layout, name: str) -> ValueError:
     """Return why rows are refused where arrays alone are taken, or raise for a name.
 
     Handles and trainers push rows apart from arrays: what comes here is of an aggregate.
     """
-    if name not in layout.table_by_name:
-        # Says which names there are, where this is none.
-        shape = layout[name].shape
-        return PushRejectedError(
-            f"rows were given for {name[:60]!r}, which is an array of shape {shape}; "
-            f"give it an array of that shape"
-        )
-    return refusal(name, "aggregate")
+    if name in layout.table_by_name:
+        check_together(Combination("aggregate", table=name))
+    # Says which names there are, where this is none.
+    shape = layout[name].shape
+    return PushRejectedError(
+        f"rows were given for {name[:60]!r}, which is an array of shape {shape}; give it "
+        f"an array of that shape"
+    )
 
 
 def scaled(

@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
-from daskps.consistency import BSP, SSP, Policy, policy
+from daskps.combination import Combination, check_rows, check_together
+from daskps.consistency import SSP, Policy, policy
 from daskps.limits import check_trainers
 from daskps.store.arguments import addresses, flag, whole
-from daskps.store.with_rows import find_clash, refusal
 from daskps.training import callbacks as callbacks_module
 from daskps.training.checkpoints import Checkpoints, check_resume
-from daskps.training.combinations import (
+from daskps.training.choices import (
     batches_between,
-    check_averaging,
     check_choice,
-    check_graph,
-    check_rounds,
-    check_run,
     described,
     may_read_ahead,
     pulled_by,
+    reduced_by,
     rows_ahead,
 )
 from daskps.training.data.parts import check
@@ -114,9 +111,8 @@ def train(  # noqa: PLR0913 - the public contract
         last round; under SSP and ASP they are read while that step is computed, and
         those that it changes once more after it. In the task graph each task reads the
         rows of its own batch. `rng` depends on `seed`, epoch, rank and clock alone, so
-        that a trainer that is started again gets the same ids. Not with a callable
-        `reduce`, `codec`, `sync_every` or ``average="models"``; `validate` is called
-        with arrays.
+        that a trainer that is started again gets the same ids. `validate` is called with
+        arrays. What takes arrays alone, such as `sync_every`, refuses rows.
     epochs : int
         Passes over the data. The store counts them: a second call goes on with the epoch
         after the last one, also in ``TrainResult.history``, and under BSP two calls
@@ -239,24 +235,24 @@ def train(  # noqa: PLR0913 - the public contract
     >>> result.weights["w"].round(3)
     array([ 1., -2.])
     """
-    chosen = policy(sync)
-    checks = check_run(chosen, reduce)
     resumes, resets = flag(resume, "resume"), flag(reset_optimizer, "reset_optimizer")
     check_resume(checkpoint, resume=resumes, reset=resets)
     check_choice("execution", execution, EXECUTIONS)
     check_choice("average", average, AVERAGES)
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
-    if execution == "graph":
-        why = "a round of the task graph is a synchronous one; use execution='resident'"
-        check_rounds("execution='graph'", chosen, why)
-    every = batches_between(sync_every)
-    chosen_codec = codecs.choose(codec)
-    chosen_pulls = pulled_by(pull_codec)
-    if execution == "graph":
-        check_graph(chosen_codec)
-    if average == "models":
-        check_averaging(chosen, reduce, chosen_codec, chosen_pulls)
+    chosen = Combination(
+        "train",
+        policy=policy(sync),
+        execution=execution,
+        reduce=reduced_by(reduce),
+        codec=codecs.choose(codec),
+        pull_codec=pulled_by(pull_codec),
+        sync_every=batches_between(sync_every),
+        average=average,
+    )
+    check_together(chosen)
+    check_rows(chosen, of_rows)
     check_function("gradient", gradient)
     for what, function in (("validate", validate), ("stop", stop)):
         if function is not None:
@@ -264,10 +260,11 @@ def train(  # noqa: PLR0913 - the public contract
     check_metrics(stop, validate)
     job = FitJob(
         store=store,
-        policy=checks,
+        chosen=chosen,
+        policy=chosen.policy,
         reduce=reduce,
         epochs=whole(epochs, "epochs", least=1),
-        sync=described(chosen),
+        sync=described(chosen.policy),
         trainers=None if trainers is None else whole(trainers, "trainers", least=1),
         validate=validate,
         stop=stop,
@@ -276,48 +273,34 @@ def train(  # noqa: PLR0913 - the public contract
         resume=resumes,
         checkpoint=checkpoint,
         restartable=on_trainer_lost == "restart",
-        execution=execution,
-        codec=chosen_codec,
-        pull_codec=chosen_pulls,
         workers=addresses(workers, "workers"),
     )
     if job.trainers:
-        in_graph = isinstance(chosen, BSP) and execution != "resident"
+        in_graph = chosen.has_rounds and execution != "resident"
         check_trainers(job.trainers, graph=in_graph)
     ahead = config.load().double_buffer
-    read_ahead = ahead == "parameters" and every == 1 and may_read_ahead(chosen)
+    read_ahead = ahead == "parameters" and chosen.sync_every == 1
+    read_ahead = read_ahead and may_read_ahead(chosen.policy)
     # The rows of a batch come with the step before it, and not a step earlier; and who
     # sits out may not go on with what it read before that.
-    waits = isinstance(chosen, SSP) and job.gated
+    waits = isinstance(chosen.policy, SSP) and job.gated
     read_ahead = read_ahead and not of_rows and not waits
-    clash = find_clash(
-        reduce=reduce,
-        codec=chosen_codec,
-        graph=chosen_codec is not None and execution == "graph",
-        sync_every=every,
-        average=average,
-    )
-    for name in of_rows if clash else ():
-        raise refusal(name, clash)
     plan = FitPlan(
         gradient=gradient,
         epochs=job.epochs,
         batch_size=whole(batch_size, "batch_size", least=1),
-        sync_every=every,
-        average_models=average == "models",
         shuffle=flag(shuffle, "shuffle"),
         seed=whole(seed, "seed", least=0),
-        bsp=isinstance(chosen, BSP),
-        sits_out=isinstance(chosen, BSP) or waits,
+        sits_out=chosen.has_rounds or waits,
         batch_ahead=ahead != "none",
         read_ahead=read_ahead,
-        clash=clash,
+        chosen=chosen,
         rows=of_rows,
-        rows_ahead=rows_ahead(chosen),
+        rows_ahead=rows_ahead(chosen.policy),
     )
-    if read_ahead and isinstance(chosen, SSP):
+    if read_ahead and isinstance(chosen.policy, SSP):
         # What is read at one clock is used at the next: the bound holds there.
-        job.policy = SSP(chosen.staleness - 1)
+        job.policy = SSP(chosen.policy.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
     X, y = array_of(X, "X"), array_of(y, "y")

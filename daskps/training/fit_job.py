@@ -12,10 +12,10 @@ from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
+from daskps.combination import find_refusal
 from daskps.epochs import Epochs
 from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
-from daskps.training.combinations import goes_in_graph
 from daskps.training.data.parts import parts_of
 from daskps.training.ending import StopNow
 from daskps.training.graph import GraphStepper
@@ -133,14 +133,18 @@ class FitJob(Job):
 
     async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
         """Return the rounds of graph execution, None for resident trainers."""
-        execution = self.execution
+        execution = self.chosen.execution
         if execution == "auto":
             found = await threads_of(self.store._bind(), self.workers)
             threads = sum(found.values())
             many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
-            if many and self.codec is not None:
-                layout = (await self.store._attach(self.store._bind())).meta.layout
-                many = goes_in_graph(self.codec) and not layout.tables
+            if many:
+                meta = (await self.store._attach(self.store._bind())).meta
+                asked = replace(self.chosen, execution="graph")
+                many = find_refusal(asked) is None
+                if meta.layout.tables and self.chosen.takes_rows:
+                    # Any gradient may have rows.
+                    many = asked.takes_rows
             execution = "graph" if many else "resident"
         if execution == "resident":
             limits.check_trainers(len(lengths), graph=False)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.runs.graph.windows import Schedule
     from daskps.cluster.runs.spec import Body
-    from daskps.codecs import Codec
+    from daskps.combination import Combination
     from daskps.consistency import Policy
     from daskps.training.checkpoints import Checkpoints
     from daskps.training.progress import Progress
@@ -50,6 +50,8 @@ class Job:
     """One call of `train` or `run` on the client."""
 
     store: ParameterStore
+    chosen: Combination
+    #: With what is left of a staleness of which rows that are read ahead take some.
     policy: Policy
     reduce: Any
     epochs: int
@@ -70,9 +72,6 @@ class Job:
     #: rounds there were before.
     first: int = 0
     since: int = 0
-    execution: str = "resident"
-    codec: Codec | None = None
-    pull_codec: Codec | None = None
     #: The workers its trainers may be on; all, where it names none.
     workers: tuple[str, ...] = ()
     saves: Saves | None = None
@@ -153,8 +152,8 @@ class Job:
             watched=bool(self.callbacks)
             or self.early.is_sudden
             or bool(saved and saved.every != "epoch"),
-            codec=self.codec,
-            read_codec=self.pull_codec,
+            codec=self.chosen.codec,
+            read_codec=self.chosen.pull_codec,
             graph=graph,
             epochs=progress.epochs if progress else None,
             described=progress.described if progress else "",

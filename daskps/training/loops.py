@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
+from daskps.combination import Combination, check_together
 from daskps.consistency import Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.store.arguments import addresses, flag
-from daskps.store.with_rows import find_clash
 from daskps.training import callbacks as callbacks_module
-from daskps.training.combinations import check_run, described
+from daskps.training.choices import described, reduced_by
 from daskps.training.functions import check_function
 from daskps.training.job import Job
 from daskps.training.overlap.background import Background
@@ -94,8 +94,13 @@ def run(  # noqa: PLR0913 - the public contract
     >>> store["w"].pull()
     array([2.])
     """
-    chosen = policy(sync)
-    checks = check_run(chosen, reduce)
+    chosen = Combination(
+        "push",
+        policy=policy(sync),
+        reduce=reduced_by(reduce),
+        codec=codecs.choose(codec),
+    )
+    check_together(chosen)
     check_function("loop", loop)
     given = _listed(parts)
     if not given:
@@ -103,27 +108,29 @@ def run(  # noqa: PLR0913 - the public contract
     check_trainers(len(given), graph=False)
     job = Job(
         store=store,
-        policy=checks,
+        chosen=chosen,
+        policy=chosen.policy,
         reduce=reduce,
         epochs=0,
-        sync=described(chosen),
+        sync=described(chosen.policy),
         trainers=len(given),
         restartable=flag(resumable, "resumable"),
         callbacks=callbacks_module.chosen(callbacks),
-        codec=codecs.choose(codec),
         workers=addresses(workers, "workers"),
     )
-    clash = find_clash(reduce=reduce, codec=job.codec)
-    body = partial(_call_loop, loop, clash)
+    body = partial(_call_loop, loop, chosen)
     return job.start(lambda: job.run_loops(body, given), timeout)
 
 
 def _call_loop(
-    loop: Callable[[Trainer, Any], Any], clash: str, session: Session, part: Any
+    loop: Callable[[Trainer, Any], Any],
+    chosen: Combination,
+    session: Session,
+    part: Any,
 ) -> Any:
     """Call a user's loop with a trainer for its session, in the trainer's task."""
     with Background(session) as background, user_code("the loop"):
-        return loop(Trainer(session, background, clash), part)
+        return loop(Trainer(session, background, chosen), part)
 
 
 def _listed(parts: Any) -> list[Any]:

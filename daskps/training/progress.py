@@ -68,7 +68,7 @@ class TrainedBy:
             batch_size=plan.batch_size,
             shuffle=plan.shuffle,
             sync_every=plan.sync_every,
-            average="models" if plan.average_models else "gradients",
+            average=plan.chosen.average,
             rows=tuple(lengths),
             epochs=end,
         )

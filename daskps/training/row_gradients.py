@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps.combination import check_rows
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import FLOATS
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.store import row_intake
-from daskps.store.with_rows import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.combination import Combination
     from daskps.store.row_grad import RowGrad
 
 
 def rows_given(
-    meta: StoreMap, named: Mapping[str, RowGrad], clash: str, *, finite: bool
+    meta: StoreMap, named: Mapping[str, RowGrad], chosen: Combination, *, finite: bool
 ) -> list[RowsGiven]:
     """Return gradients of rows as a trainer's step brings them.
 
@@ -32,8 +33,8 @@ def rows_given(
         The store.
     named : mapping of str to RowGrad
         The gradients by the names of tables.
-    clash : str
-        What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
+    chosen : Combination
+        The verb and what was chosen with it.
     finite : bool
         Whether NaN and Inf are refused.
 
@@ -42,8 +43,8 @@ def rows_given(
     NoOptimizerError, PushRejectedError
         For what its name says. Nothing has been changed anywhere.
     """
-    for name in named if clash else ():
-        raise refusal(name, clash)
+    if not chosen.takes_rows:  # here: a call more counts for each push
+        check_rows(chosen, named)
     return row_intake.gradients(
         meta.layout, meta.optimizers, named, weight=1.0, finite=finite
     )
@@ -52,19 +53,16 @@ def rows_given(
 def deltas_of_rows(
     meta: StoreMap,
     named: Mapping[str, RowGrad],
-    clash: str,
+    chosen: Combination,
     *,
-    in_round: bool,
     finite: bool,
 ) -> list[RowsGiven]:
     """Return what is added to rows as a trainer's step brings it.
 
     Parameters
     ----------
-    meta, named, clash
+    meta, named, chosen
         As in :func:`rows_given`.
-    in_round : bool
-        Whether they are summed over the trainers of a round.
     finite : bool
         Whether NaN and Inf are refused.
 
@@ -73,9 +71,8 @@ def deltas_of_rows(
     PushRejectedError
         For what does not fit. Nothing has been changed anywhere.
     """
-    for name in named if clash else ():
-        raise refusal(name, clash)
-    for name in named if in_round else ():
+    check_rows(chosen, named)
+    for name in named if chosen.has_rounds else ():
         dtype = meta.layout.table_by_name[name].dtype
         if dtype not in FLOATS:
             raise PushRejectedError(

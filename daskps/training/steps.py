@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
+    from daskps.combination import Combination
     from daskps.training.row_ids import IdFunction
     from daskps.typing import Array
 
@@ -48,15 +49,13 @@ class FitPlan:
     """Everything the trainers of one `train` need but their data; travels once."""
 
     gradient: Callable[..., Any]
+    #: What was chosen for the run: some of it takes no rows.
+    chosen: Combination
     #: Epochs of the store, from `first` to the end.
     epochs: int
     batch_size: int
-    #: Batches per synchronisation; 0 for the whole epoch.
-    sync_every: int
-    average_models: bool
     shuffle: bool
     seed: int
-    bsp: bool
     #: Whether a rank without a batch left ticks until the epoch is over: under BSP, and
     #: where ranks that wait for each other's clocks wait for a verdict on each epoch.
     sits_out: bool = False
@@ -76,13 +75,26 @@ class FitPlan:
     batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
     read_ahead: bool = False
-    #: What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
-    clash: str = ""
     #: What gives the ids of a batch, by the names of tables.
     rows: Mapping[str, IdFunction] = field(default_factory=dict)
     #: Where a trainer is ahead of the slowest by fewer clocks than this, it reads the
     #: rows of the next batch while it computes.
     rows_ahead: float = 0
+
+    @property
+    def bsp(self) -> bool:
+        """Whether steps are rounds."""
+        return self.chosen.has_rounds
+
+    @property
+    def sync_every(self) -> int:
+        """Batches per synchronisation; 0 for the whole epoch."""
+        return self.chosen.sync_every
+
+    @property
+    def average_models(self) -> bool:
+        """Whether a round is the mean of the trainers' copies."""
+        return self.chosen.average == "models"
 
     def n_groups(self, n: int) -> int:
         """Return the synchronisations per epoch of a rank with `n` rows."""
@@ -280,7 +292,7 @@ class Stepper:
         arrays = intake.gradients(layout, rules, dense, finite=False)
         if self._finite:
             intake.look(layout, arrays, partial(advice, *batch))
-        rows = rows_given(self.meta, named, self.plan.clash, finite=self._finite)
+        rows = rows_given(self.meta, named, self.plan.chosen, finite=self._finite)
         # What is read after the push lands in `params`: a gradient that is one
         # of them, or a view, would change on its way.
         return (

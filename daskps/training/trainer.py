@@ -35,8 +35,8 @@ class Trainer(Verbs):
         Its place in the run.
     background : Background
         What carries out the operations that are not waited for.
-    clash : str
-        What of the run takes arrays alone.
+    chosen : Combination
+        What was chosen for the run.
 
     Attributes
     ----------

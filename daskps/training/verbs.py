@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.routes import ADD, MODEL
 from daskps.cluster.caller.trainer_step import TrainerStep
-from daskps.errors import PushRejectedError
+from daskps.combination import check_rows, check_together
+from daskps.errors import ConsistencyError, PushRejectedError
 from daskps.layout.arrays import FLOATS
 from daskps.store import intake, row_intake
 from daskps.store.arguments import number
-from daskps.store.with_rows import refusal
-from daskps.training.combinations import check_verb
 from daskps.training.gathering import brought_by, check_op
 from daskps.training.overlap.ahead import Ahead
 from daskps.training.row_gradients import deltas_of_rows
@@ -71,9 +71,8 @@ class Verbs(Ahead):
         arrays: Mapping[int, Array] = {}
         if not named or dense:
             arrays = intake.values(meta.layout, dense, "delta", finite=self._finite)
-        rows = deltas_of_rows(
-            meta, named, self._clash, in_round=self._session.bsp, finite=self._finite
-        )
+        chosen = replace(self._chosen, verb="add")
+        rows = deltas_of_rows(meta, named, chosen, finite=self._finite)
         step = TrainerStep(arrays, 1.0, rows, of=ADD)
         return self._end_step("add", step, timeout)
 
@@ -121,10 +120,11 @@ class Verbs(Ahead):
         [[2.5, 2.5], [2.5, 2.5]]
         """
         meta = self._live().meta
+        chosen = replace(self._chosen, verb="assign")
+        check_together(chosen)
         factor = number(weight, "weight", least=0.0)
         dense, named = row_intake.parted(meta.layout, values)
-        for name in named:
-            raise refusal(name, "assign")
+        check_rows(chosen, named)
         for name in intake.plain(dense):
             parameter = meta.layout.by_name.get(name)
             if parameter is not None and parameter.dtype not in FLOATS:
@@ -141,9 +141,12 @@ class Verbs(Ahead):
     def _end_step(self, verb: str, step: TrainerStep, timeout: Any) -> Version:
         """Deliver what is no gradient, with the tick."""
         session = self._session
-        check_verb(verb, bsp=session.bsp, unticked=False)
         seconds = self._settled(timeout, f"an {verb}")
-        check_verb(verb, bsp=session.bsp, unticked=session.has_unticked)
+        if session.bsp and session.has_unticked:
+            raise ConsistencyError(
+                f"gradients were pushed at this clock without a tick, and {verb} is "
+                f"another kind: a round has one; call tick() before it"
+            )
         self._overtaken()
         version: Version = session.deliver(step, seconds)
         return version

@@ -12,6 +12,8 @@ import pytest
 
 import daskps
 from daskps import CheckpointError, TableSpec, optim
+from daskps.combination import Combination
+from daskps.consistency import ASP
 from daskps.epochs import Epochs
 from daskps.training.fit_job import FitJob
 from daskps.training.progress import Progress, TrainedBy
@@ -293,7 +295,7 @@ def test_progress_travels_as_plain_values():
 def test_who_had_few_rows_had_ended_their_epochs():
     """Of three epochs with 7, 4 and 2 rounds each, at clock 9; then there are to be five."""
     plan = FitPlan(
-        gradient, 5, 4, 1, average_models=False, shuffle=True, seed=3, bsp=False,
+        gradient, Combination("train", ASP()), 5, 4, shuffle=True, seed=3,
         rounds=7, first=2, start=9, passed=3,
     )  # fmt: skip
     assert plan.ended == 1

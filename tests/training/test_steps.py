@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from daskps.combination import Combination
 from daskps.training.steps import FitPlan, Stepper
 from tests.store.test_repr import meta
 
@@ -16,13 +17,11 @@ def test_a_gradient_that_is_its_params_is_copied():
     """What is read after the push would land in it, on its way to the other hosts."""
     plan = FitPlan(
         gradient=own_params,
+        chosen=Combination("train"),
         epochs=1,
         batch_size=2,
-        sync_every=1,
-        average_models=False,
         shuffle=False,
         seed=0,
-        bsp=True,
     )
     stepper = Stepper(plan, meta(1, 1))
     stepper.params["p0"][:] = 3.0

@@ -9,6 +9,7 @@ import pytest
 
 import daskps
 from daskps import optim, stop
+from daskps.combination import Combination
 from daskps.training.result import Epoch
 from daskps.training.steps import FitPlan
 from daskps.training.stop import Reached
@@ -148,8 +149,9 @@ def test_what_is_no_condition_is_refused(make, error, message):
 
 def test_a_plan_knows_where_it_ends():
     """Clocks of 5 a run from clock 3 of its first epoch, epochs of 4."""
-    plan = FitPlan(None, 9, 1, 1, False, True, 0, True, rounds=4, start=3, passed=9)  # type: ignore[arg-type]  # no function is called
-    assert plan.end(4) == (9, 0)
+    plan = FitPlan(
+        len, Combination("train"), 9, 1, True, 0, rounds=4, start=3, passed=9
+    )
     ends = {most: FitPlan(**{**vars(plan), "most": most}).end(4) for most in (1, 5, 99)}
     assert ends == {1: (1, 0), 5: (2, 0), 99: (9, 0)}
 

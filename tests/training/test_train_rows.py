@@ -15,6 +15,7 @@ import daskps
 from daskps import RowGrad, TableSpec, optim
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.trainer_step import TrainerStep
+from daskps.combination import Combination
 from daskps.layout.arrays import Layout
 from daskps.store import row_intake
 from daskps.training.batch_rows import BatchRows, Marks
@@ -172,13 +173,11 @@ def some(X, rng):
 def plan_of(**how):
     return FitPlan(
         gradient=gradient,
+        chosen=Combination("train"),
         epochs=2,
         batch_size=3,
-        sync_every=1,
-        average_models=False,
         shuffle=False,
         seed=0,
-        bsp=True,
         **how,
     )
 

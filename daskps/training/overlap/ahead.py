@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.session import Session
+    from daskps.combination import Combination
     from daskps.training.overlap.background import Background
     from daskps.training.overlap.operation import Operation
     from daskps.typing import Array
@@ -36,12 +37,15 @@ class Ahead:
         Its place in the run.
     background : Background
         What carries out the operations that are not waited for.
-    clash : str
-        What of the run takes arrays alone, see :mod:`daskps.store.with_rows`.
+    chosen : Combination
+        What was chosen for the run.
     """
 
     def __init__(
-        self, session: Session, background: Background, clash: str = ""
+        self,
+        session: Session,
+        background: Background,
+        chosen: Combination,
     ) -> None:
         self._session, self._background = session, background
         self.rank = session.rank
@@ -51,7 +55,7 @@ class Ahead:
         self._gradients = RepeatedGradients(
             meta.layout, meta.optimizers, finite=self._finite
         )
-        self._clash = clash
+        self._chosen = chosen
         self._finished = False
         self._prefetch: Prefetch | None = None
 
@@ -264,7 +268,7 @@ class Ahead:
         """Return what is given for arrays, and the rows as they are sent."""
         meta = self._session.meta
         dense, named = row_intake.parted(meta.layout, grads)
-        return dense, rows_given(meta, named, self._clash, finite=self._finite)
+        return dense, rows_given(meta, named, self._chosen, finite=self._finite)
 
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
