@@ -167,6 +167,9 @@ class UnknownParameterError(DaskPSError, KeyError):
 class PushRejectedError(DaskPSError, ValueError):
     """An array that cannot be applied; nothing was changed.
 
+    But where a codec of your own cannot decode at a shard what it could at the trainer:
+    that shard has taken nothing, and others may have taken their parts. It says so.
+
     Examples
     --------
     >>> store = daskps.create({"w": np.zeros(2)}, optimizer=daskps.optim.SGD(0.1))

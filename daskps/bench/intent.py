@@ -23,7 +23,7 @@ from daskps.bench.options import number, switch
 from daskps.bench.overlap import Computation
 from daskps.bench.pairs import Comparison, alternate
 from daskps.bench.report import HEADER, line
-from daskps.training.combinations import rows_ahead
+from daskps.training.choices import rows_ahead
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -300,5 +300,5 @@ def _guarded(codec: Codec, method: str) -> Iterator[None]:
             yield
     except Exception as error:
         raise PushRejectedError(
-            f"{what} raised {type(error).__name__}: {error}; nothing was changed"
+            f"{what} raised {type(error).__name__}: {error}"
         ) from error

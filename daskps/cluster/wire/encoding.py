@@ -171,14 +171,30 @@ def widened(call: Call, layout: Layout, empty: Empty) -> Call:
 def widened_step(
     step: Step, codec: str, layout: Layout, shard: int, *, empty: Empty
 ) -> Step:
-    """Return a step with numbers for words, in arrays that nobody else has."""
+    """Return a step with numbers for words, in arrays that nobody else has.
+
+    Raises
+    ------
+    PushRejectedError
+        Where a codec of a user's cannot read here what its trainer could. It says that
+        other shards may have taken their parts.
+    """
     known, pieces = codecs.named(codec), layout.pieces[shard]
-    items = tuple(
-        _widened_rows(item, known, layout, shard, empty=empty)
-        if item.ids is not None
-        else item._replace(data=decoded(known, item.data, pieces[item.position], empty))
-        for item in step.items
-    )
+    try:
+        items = tuple(
+            _widened_rows(item, known, layout, shard, empty=empty)
+            if item.ids is not None
+            else item._replace(
+                data=decoded(known, item.data, pieces[item.position], empty)
+            )
+            for item in step.items
+        )
+    except PushRejectedError as error:
+        raise PushRejectedError(
+            f"{error}; the trainer could read these words and shard {shard} could not, "
+            f"which has taken nothing of this push. Other shards may have taken their "
+            f"parts: under BSP push again, under SSP and ASP that would count twice there"
+        ) from error
     return step._replace(items=items, owned=True)
 
 
