@@ -23,6 +23,7 @@
     │   ├── SnapshotLostError               nor of a snapshot's part
     │   └── StoreRestoredError              its store goes on from a checkpoint
     ├── CheckpointError                     missing, torn, damaged or too new
+    ├── SchedulerLostError(RuntimeError)    and all stores with it
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
 
@@ -51,6 +52,7 @@ __all__ = [
     "PushRejectedError",
     "RoundLostError",
     "RunCancelledError",
+    "SchedulerLostError",
     "ShardBusyError",
     "ShardLostError",
     "SnapshotLostError",
@@ -485,6 +487,20 @@ class CheckpointError(DaskPSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class SchedulerLostError(DaskPSError, RuntimeError):
+    """The scheduler of the cluster is gone, or out of reach, and its stores with it.
+
+    What was saved is not: :func:`daskps.restore` makes a store of it, and
+    `daskps.train(..., resume=True)` goes on from there. Its `__cause__` is what the call
+    heard first.
+
+    Examples
+    --------
+    >>> issubclass(daskps.SchedulerLostError, daskps.DaskPSError)
+    True
+    """
 
 
 class ProtocolError(DaskPSError):

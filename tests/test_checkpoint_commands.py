@@ -102,6 +102,16 @@ def test_ls_of_a_file(tmp_path):
         list_checkpoints(file)
 
 
+def test_ls_of_a_checkpoint(tmp_path):
+    """The folder that a restore takes, not the one above it."""
+    folder = saved(tmp_path, STATE)
+    status, out, err = called("ls", folder)
+    assert (status, out) == (1, "")
+    assert f"{folder} is one checkpoint, not a folder of them" in err
+    with pytest.raises(CheckpointError, match="is one checkpoint"):
+        list_checkpoints(folder)
+
+
 def test_show(tmp_path):
     at = saved(tmp_path, mixed_state())
     status, out, _ = called("show", tmp_path)

@@ -91,9 +91,16 @@ def entries(storage: Storage) -> list[Entry]:
     Raises
     ------
     CheckpointError
-        If the URL cannot be listed.
+        If the URL cannot be listed, or is that of a checkpoint itself.
     """
-    return [*_backwards(storage)][::-1]
+    found = [*_backwards(storage)][::-1]
+    if not found and storage.has(MANIFEST):
+        raise CheckpointError(
+            f"{storage.url} is one checkpoint, not a folder of them; list the URL above "
+            f"it, or restore or show this one by its own",
+            MANIFEST,
+        )
+    return found
 
 
 def unfinished(storage: Storage, now: float) -> dict[str, float | None]:

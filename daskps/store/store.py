@@ -16,6 +16,7 @@ from daskps.checkpoint.listing import sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import applying, saving
 from daskps.cluster.caller.aggregate import aggregate, aggregate_into, check_same_layout
+from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import CheckpointError
@@ -323,7 +324,9 @@ class ParameterStore(Replicable):
         by_default = timeout is DEFAULT
 
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
-            cut = await saving.take(shards, deadline)
+            named = partial(scheduler_named, shards.link, "a save")
+            async with named(ends=True):
+                cut = await saving.take(shards, deadline)
             left = deadline.remaining()
             if by_default and left is not None:
                 left += _nbytes(shards.meta.layout, cut) / saving.SAVED_NBYTES_A_SECOND
@@ -337,7 +340,9 @@ class ParameterStore(Replicable):
             )
 
             async def rest() -> CheckpointInfo:
-                folder, manifest = await write()
+                # Files are written without a scheduler too, once all are copied.
+                async with named(ends=False):
+                    folder, manifest = await write()
                 await asyncio.to_thread(_sweep, target)
                 return info_of(target.folder(folder), manifest)
 

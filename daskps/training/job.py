@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller import snapshots
+from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.cluster.runs.launch import launch
 from daskps.cluster.runs.parts import check_workers
@@ -108,7 +109,8 @@ class Job:
         deadline = Deadline(seconds, what)
 
         async def guarded() -> Any:
-            return await self.store._guarded(link, work, deadline)
+            async with scheduler_named(link, what):
+                return await self.store._guarded(link, work, deadline)
 
         def begin(call: UserCall) -> Awaitable[Any]:
             self._call = call

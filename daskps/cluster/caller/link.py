@@ -87,6 +87,11 @@ class Link(SyncMethodMixin):
         name = status if isinstance(status, str) else status.name
         return name not in ("closed", "closing", "failed")
 
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether there is a connection to the scheduler, as far as Dask has heard."""
+        return self.live and self.node.status != "connecting"
+
     def may_wait(self) -> bool:
         """Return whether this thread may wait for a call, of a node that runs.
 

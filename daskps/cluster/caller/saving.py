@@ -7,7 +7,6 @@ has seen every file itself: where it sees none, owners and it do not share the U
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -28,7 +27,7 @@ from daskps.cluster.caller.far import gather
 from daskps.cluster.caller.saved import OwnersSaid, contents
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.options import pack_options
-from daskps.errors import CheckpointError, ConsistencyError, SnapshotLostError
+from daskps.errors import CheckpointError, SnapshotLostError
 from daskps.layout.chunks import WHOLE, any_tables
 from daskps.layout.slots import marked
 from daskps.layout.tables import UnboundedTable
@@ -69,6 +68,8 @@ class WholeCut:
     #: Of each shard its host, its version, and how many rows and candidates its tables
     #: of any ids have.
     copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
+    #: What run the store was in, or came after, as its directory has it.
+    trained_by: str = ""
 
     def counts(self, tables: Sequence[Table]) -> Counts:
         """Return how many rows and candidates all shards have."""
@@ -151,7 +152,7 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
         (owners[shard], version, of[:n], of[n:])
         for shard, version, *of in sorted(found["versions"])
     ]
-    return WholeCut(name, copies)
+    return WholeCut(name, copies, found["trained_by"])
 
 
 async def write(
@@ -189,9 +190,7 @@ async def _write(
     meta = shards.meta
     rules = Rules(meta.layout, meta.rules)
     folder, sequence, parent = await asyncio.to_thread(_place, target, meta.lineage)
-    # What run the cut was in, or came after: it may have begun since.
-    text = await shards.link.directory("trained_by", uid=meta.uid)
-    run = {"run": json.loads(text)} if text else {}
+    run = {"run": json.loads(cut.trained_by)} if cut.trained_by else {}
     try:
         said, held = await _by_owners(
             shards, cut, target, folder=folder, rules=rules, silent=silent
@@ -217,8 +216,8 @@ async def _write(
         )
         manifest = await _whole(_seal, target, folder, manifest, said)
         about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
-        with contextlib.suppress(OSError, ConsistencyError):
-            await shards.link.directory("wrote", cut=cut.name, **about)
+        # For who watches; what is written is written.
+        await shards.link.wind_up(shards.link.over("wrote", cut=cut.name, **about))
     except BaseException:
         # Nobody takes it for a checkpoint; what is left of it is swept later.
         await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))

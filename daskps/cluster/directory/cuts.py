@@ -99,8 +99,9 @@ class Cuts:
     ) -> dict[str, Any]:
         """Copy a cut on the hosts; `drop_cut` frees the copies.
 
-        Returns "versions", with the number of rows of each table of any ids, or after
-        `seconds` "waited_for".
+        Returns "versions", with the number of rows of each table of any ids, "where" the
+        shards are, and "trained_by", the run that has trained the store last; or after `seconds`
+        "waited_for".
         """
         entry = self._entry(uid)
         layout = Layout.from_wire(entry.layout)
@@ -196,7 +197,8 @@ class Cuts:
         try:
             async with scope, entry.cutting:
                 versions = await self._until_done(cut)
-                return {"versions": versions, "where": entry.where()}
+                where, trained_by = entry.where(), entry.trained_by
+                return {"versions": versions, "where": where, "trained_by": trained_by}
         except TimeoutError:
             if not scope.expired():
                 raise

@@ -1,0 +1,104 @@
+"""Calls that end because the scheduler has: what they hear first is something else.
+
+A closed connection, a worker that closes because its scheduler is gone, a cut that nobody
+waits for any more: whichever comes first. So whoever got an error looks once whether there
+is a scheduler still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from daskps.cluster.caller.link import OVER_SECONDS
+from daskps.cluster.wire.messages import identity
+from daskps.errors import SchedulerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from daskps.cluster.caller.link import Link
+
+#: How often to look at the client, which hears of its connection's end by itself.
+LOOK_SECONDS = 0.1
+WATCH_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def scheduler_named(
+    link: Link, what: str, *, ends: bool = True
+) -> AsyncIterator[None]:
+    """Have an error of some work say that the scheduler is gone, where it is.
+
+    Or end the work where that is so for a while: Dask tries for half a minute to reach it.
+
+    Parameters
+    ----------
+    link : Link
+        The way to it.
+    what : str
+        What the work is, for the error.
+    ends : bool, default True
+        Whether to end it.
+
+    Raises
+    ------
+    SchedulerLostError
+        With what was raised first as its cause.
+    """
+    scope = asyncio.timeout(None)
+    watch = asyncio.ensure_future(_watch(link, scope)) if ends else None
+    try:
+        async with scope:
+            yield
+    except SchedulerLostError:
+        raise
+    except Exception as error:
+        if not scope.expired() and await _has_scheduler(link):
+            raise
+        raise SchedulerLostError(
+            f"{what} ended, as {_whom(link)} is gone or out of reach; its stores end with "
+            f"a scheduler. Make a store again from its last checkpoint, in this cluster or "
+            f"another: daskps.restore(url); train(..., checkpoint=..., resume=True) goes on "
+            f"with the run that was saved there"
+        ) from error
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
+async def _watch(link: Link, scope: asyncio.Timeout) -> None:
+    """End a scope once there was no connection for `OVER_SECONDS`."""
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+    while loop.time() < last + OVER_SECONDS:
+        await asyncio.sleep(WATCH_SECONDS)
+        if link.has_scheduler:
+            last = loop.time()
+    scope.reschedule(last)
+
+
+async def _has_scheduler(link: Link) -> bool:
+    """Return whether the scheduler answers; one that is only busy counts as there."""
+    asked = asyncio.ensure_future(link.directory("hello", **identity()))
+    loop = asyncio.get_running_loop()
+    end = loop.time() + OVER_SECONDS
+    try:
+        while link.has_scheduler and loop.time() < end:
+            if (await asyncio.wait({asked}, timeout=LOOK_SECONDS))[0]:
+                return not isinstance(asked.exception(), OSError)
+        return link.has_scheduler
+    finally:
+        asked.cancel()
+        # Or its error would be told as one that nobody has asked for.
+        await asyncio.wait({asked}, timeout=0)
+        if asked.done() and not asked.cancelled():
+            asked.exception()
+
+
+def _whom(link: Link) -> str:
+    scheduler = link.node.scheduler
+    return (
+        "its scheduler" if scheduler is None else f"the scheduler at {scheduler.addr}"
+    )
