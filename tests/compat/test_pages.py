@@ -17,7 +17,10 @@ MEMBERS = {
     "size paramOffset compress Serializable",
     "mxnet": "kvstore.create init push pull pushpull broadcast row_sparse_pull "
     "set_updater set_optimizer set_gradient_compression rank num_workers barrier "
-    "save_optimizer_states load_optimizer_states",
+    "save_optimizer_states load_optimizer_states DataParallelExecutorGroup bindExec "
+    "reshape forward backward getOutputs getOutputsMerged getInputGrads "
+    "getInputGradsMerged getParams setParams updateMetric installMonitor getBatchSize "
+    "getOutputShapes",
     "multiverso": "init barrier shutdown num_workers worker_id TableHandler "
     "ArrayTableHandler:new ArrayTableHandler:add ArrayTableHandler:get "
     "MatrixTableHandler:new MatrixTableHandler:add MatrixTableHandler:get",
