@@ -26,6 +26,7 @@ from daskps.training.ending import check_metrics
 from daskps.training.fit_job import FitJob
 from daskps.training.functions import check_function
 from daskps.training.result import Epoch, TrainResult
+from daskps.training.retrying import Retries
 from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan
 
@@ -71,6 +72,8 @@ def train(  # noqa: PLR0913 - the public contract
     resume: bool = False,
     reset_optimizer: bool = False,
     on_trainer_lost: str = "restart",
+    retries: int = 0,
+    retry_window: Any = "120s",
     timeout: Any = None,
 ) -> Any:
     """Train the parameters of a store on data, with one trainer per worker.
@@ -199,6 +202,15 @@ def train(  # noqa: PLR0913 - the public contract
     on_trainer_lost : {"restart", "raise"}
         What to do when a trainer's worker dies: go on at its clock on another
         worker, or end the run.
+    retries : int
+        How often, within `retry_window`, the run goes on after an error that `gradient`,
+        the update rule or `reduce` has raised: at the last complete round, under BSP to
+        the bits of a run without the error, under SSP and ASP at the clock of the slowest
+        trainer. Not before the first tick, and not for what the store refuses, such as
+        NaN. One more error is raised as it is.
+    retry_window : float, str or None
+        Seconds or a duration such as "120s" after which an error no longer counts; None
+        for never.
     timeout : float, str or None
         Seconds or a duration such as "1h" for the whole run; None for none. To end
         what is left of it takes up to 3 s more where the cluster is slow to answer.
@@ -274,6 +286,7 @@ def train(  # noqa: PLR0913 - the public contract
         checkpoint=checkpoint,
         restartable=on_trainer_lost == "restart",
         workers=addresses(workers, "workers"),
+        retries=Retries.of(retries, retry_window),
     )
     if job.trainers:
         in_graph = chosen.has_rounds and execution != "resident"

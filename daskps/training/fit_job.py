@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.combination import find_refusal
 from daskps.epochs import Epochs
+from daskps.errors import DaskPSError
 from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
 from daskps.training.data.parts import parts_of
@@ -22,7 +24,7 @@ from daskps.training.graph import GraphStepper
 from daskps.training.job import Job
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
-from daskps.training.result import TrainResult
+from daskps.training.result import Epoch, TrainResult
 from daskps.training.row_ids import check_tables
 from daskps.training.saves import Saves
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.runs.parts import DataPart
     from daskps.training.steps import FitPlan
 
+logger = logging.getLogger(__name__)
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
 
@@ -46,32 +50,28 @@ class FitJob(Job):
         link: Link = self.store._bind()
         await check_workers(link, self.workers)
         await self._check(link, plan)
-        before, history, folder = await self._beginning(link)
-        self.status.history += history
-        if self.resume and before.epochs.ended >= self.epochs:
-            await self._load(folder, before)
+        begin = await self._beginning(link)
+        self.status.history += begin.history
+        if self.resume and begin.progress.epochs.ended >= self.epochs:
+            await self._load(begin)
             return await self._result(link, "resident")
         about: dict[str, Any] = {"split": split, "only": self.workers}
         parts = await parts_of(link, X, y, trainers=self.trainers, **about)
         try:
             lengths = [part.rows for part in parts]
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
-            plan = self._begun(plan, before)
-            run = TrainedBy.of(plan, self.sync, split["scheme"], lengths)
-            if before.run is not None:
-                before.run.check_goes_on(run)
-            await self._load(folder, before)
-            if plan.most == 0:
-                return await self._result(link, "resident")
-            graph = await self._graph(plan, lengths)
-            body = partial(train_part if graph is None else GraphStepper, plan)
             self.counted["moved_parts"] = sum(part.moved for part in parts)
-            await self._notify("on_start")
-            at = Epochs(plan.first, plan.rounds, plan.start)
-            await self._follow(link, body, parts, graph, Progress(at, run))
-            if self.saves is not None:
-                end, _ = await epochs_of(link, self.store.uid, self.store.name)
-                await self.saves.finish(self.status, end)
+            data = parts, split["scheme"]
+            while True:
+                try:
+                    execution = await self._attempt(link, plan, begin, data)
+                    break
+                except Exception as error:
+                    if not (self.retries.fail(error) and await self._has_ticked(link)):
+                        raise
+                    begin = await self._again(link, error)
+            if self.saves is not None and self.run:
+                await self.saves.finish(self.status, await self._place(link))
         finally:
             if self.saves is not None:
                 await self.saves.abandon()
@@ -79,7 +79,72 @@ class FitJob(Job):
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
-        return await self._result(link, "graph" if graph else "resident")
+        return await self._result(link, execution)
+
+    async def _attempt(
+        self,
+        link: Link,
+        plan: FitPlan,
+        begin: Beginning,
+        data: tuple[Sequence[DataPart], str],
+    ) -> str:
+        """Train from a place to the end; return how it was executed."""
+        (parts, scheme), before = data, begin.progress
+        lengths = [part.rows for part in parts]
+        plan = self._begun(plan, before)
+        run = TrainedBy.of(plan, self.sync, scheme, lengths)
+        if before.run is not None:
+            before.run.check_goes_on(run)
+        await self._load(begin)
+        if plan.most == 0:
+            return "resident"
+        graph = await self._graph(plan, lengths)
+        body = partial(train_part if graph is None else GraphStepper, plan)
+        await self._notify(
+            "on_failover" if self.counted["retried_runs"] else "on_start"
+        )
+        at = Epochs(plan.first, plan.rounds, plan.start)
+        await self._follow(link, body, parts, graph, Progress(at, run))
+        return "graph" if graph else "resident"
+
+    async def _place(self, link: Link) -> Epochs:
+        """Return how far the store is."""
+        end, _ = await epochs_of(link, self.store.uid, self.store.name)
+        return end
+
+    async def _has_ticked(self, link: Link) -> bool:
+        """Return whether there was a round, or a clock of all trainers, since the call."""
+        try:
+            end = await self._place(link)
+        except (OSError, DaskPSError):
+            return False  # what was raised says more
+        return end.first * end.per_epoch + end.clock > self._began_at
+
+    async def _again(self, link: Link, error: Exception) -> Beginning:
+        """Return where the run goes on that has failed: after its last complete round."""
+        found, status = await last_round(link, self.store, None), self.status
+        end = await self._place(link)
+        await self._validated()
+        for epoch in range(status.following, end.ended):
+            # It ended while the run did, and nobody has heard of its losses.
+            step = (epoch + 1) * end.per_epoch
+            status.history.append(Epoch(epoch, None, {}, 0.0, 0, 0, step))
+        place = end.ended, end.within
+        logger.warning(
+            "daskps: a run on store %r goes on at epoch %d, round %d, after %r",
+            self.store.name,
+            *place,
+            error,
+        )
+        self.counted["retried_runs"] += 1
+        self.counted["clock"] += (
+            end.first * end.per_epoch + end.clock - self.early.before
+        )
+        status.clock, status.slowest, status.loss = 0, 0, None
+        self.reset = False
+        if self.saves is not None:
+            self.saves.begin_anew()
+        return found
 
     async def _result(self, link: Link, execution: str) -> TrainResult:
         """Read what came out."""
@@ -87,7 +152,8 @@ class FitJob(Job):
         what = f"the stats of store {self.store.name!r}"
         rows = await shards.control("stats", Deadline(config.deadline(), what))
         found = await self.store.pull_async()
-        counted = {**self.counted, "clock": self.status.clock}
+        counted = dict(self.counted)
+        counted["clock"] += self.status.clock
         stats = self.spent.total(counted, [row for of in rows for row in of])
         await self._notify("on_stop")
         if self.status.clock:
@@ -108,17 +174,19 @@ class FitJob(Job):
             self.trainers = found.progress.n_trainers
         return found
 
-    async def _load(self, folder: str, progress: Progress) -> None:
+    async def _load(self, begin: Beginning) -> None:
         """Load a checkpoint into the store, where it begins with one."""
-        if folder and self.saves is not None:
-            await self.saves.load(folder, progress)
+        if begin.folder and self.saves is not None:
+            await self.saves.load(begin.folder, begin.progress)
 
     def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
         """Return a plan with the epochs of the store that it has, and note them."""
         at, passed, status = before.epochs, 0, self.status
         self.first, self.since = at.ended, at.within
-        status.first = self.first
-        status.epochs = self.epochs if self.resume else self.first + self.epochs
+        if not self.counted["retried_runs"]:
+            status.first = self.first
+            status.epochs = self.epochs if self.resume else self.first + self.epochs
+            self._began_at = at.first * plan.rounds + at.clock
         if before.run is not None:
             passed = before.run.epochs - at.first
         if plan.bsp or not at.within:

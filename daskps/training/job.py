@@ -23,6 +23,7 @@ from daskps.training import callbacks as callbacks_module
 from daskps.training.ending import EarlyEnd
 from daskps.training.functions import metrics_of
 from daskps.training.result import Epoch, RunStatus
+from daskps.training.retrying import Retries
 from daskps.training.stats import StatsOfRun
 from daskps.usercode import user_code
 
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 #: What is counted while a run goes on.
-_COUNTED = ("lost_trainers", "retried_rounds", "moved_parts")
+_COUNTED = ("lost_trainers", "retried_rounds", "retried_runs", "moved_parts", "clock")
 
 
 @dataclass
@@ -75,6 +76,10 @@ class Job:
     since: int = 0
     #: The workers its trainers may be on; all, where it names none.
     workers: tuple[str, ...] = ()
+    #: Whether it is begun anew after errors of the user's.
+    retries: Retries = field(default_factory=Retries)
+    #: Rounds of the store when it was called.
+    _began_at: int = 0
     saves: Saves | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)
     #: How many rounds, of what loss, and the history so far.

@@ -114,6 +114,10 @@ class Saves:
                 self._shards.meta.name,
             )
 
+    def begin_anew(self) -> None:
+        """Count rounds from 0 on again, with those of a run that goes on after an error."""
+        self._last_clock = 0
+
     async def finish(self, status: RunStatus, at: Epochs) -> None:
         """Wait for the save under way, and save the end of the run."""
         if self._task is not None:

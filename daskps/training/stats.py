@@ -99,12 +99,14 @@ class TrainStats:
         Trainers that went with their workers, and were started again.
     retried_rounds : int
         Rounds of the task graph that were begun anew.
+    retried_runs : int
+        How often the run went on after an error, as `retries` allows.
     moved_parts : int
         Blocks of dask arrays, futures and delayed parts that lay on another worker than
         the trainer they were for when it was started, and parts that went to a gradient
         task elsewhere.
     clock : int
-        The last clock, in rounds.
+        Rounds that there were; under SSP and ASP the last clock.
 
     Examples
     --------
@@ -125,6 +127,7 @@ class TrainStats:
     duplicates: int = 0
     lost_trainers: int = 0
     retried_rounds: int = 0
+    retried_runs: int = 0
     moved_parts: int = 0
     clock: int = 0
 
@@ -151,7 +154,7 @@ class TrainStats:
 
 
 _TIMES = ("compute", "delivery", "waiting")
-_TROUBLE = ("lost_trainers", "retried_rounds")
+_TROUBLE = ("lost_trainers", "retried_rounds", "retried_runs")
 
 
 def lines_of(stats: TrainStats) -> Iterator[str]:

@@ -152,5 +152,10 @@ def reduce_round(
     # Before the round is applied: of a round that is complete, they are there.
     context.note(place, [*map(tuple, sorted(receipts))], 0 in shards)
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
-    context.shards.call(request, deadline)
+    try:
+        context.shards.call(request, deadline)
+    except Exception as error:
+        if not isinstance(error, ConsistencyError):
+            error.add_note(f"raised in the update of round {place.round}")
+        raise
     return place.round
