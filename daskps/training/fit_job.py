@@ -14,6 +14,7 @@ from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.combination import find_refusal
+from daskps.consistency import BSP
 from daskps.epochs import Epochs
 from daskps.errors import DaskPSError
 from daskps.optim.local import check_rules
@@ -62,6 +63,11 @@ class FitJob(Job):
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
             self.counted["moved_parts"] = sum(part.moved for part in parts)
             data = parts, split["scheme"]
+            if plan.bsp:  # also of a checkpoint that is yet to be loaded
+                at = begin.progress.epochs
+                self._began_at = at.first * plan.rounds + at.clock
+            elif self.retries.most:
+                self._began_at = await self._progress(link)
             while True:
                 try:
                     execution = await self._attempt(link, plan, begin, data)
@@ -113,12 +119,21 @@ class FitJob(Job):
         return end
 
     async def _has_ticked(self, link: Link) -> bool:
-        """Return whether there was a round, or a clock of all trainers, since the call."""
+        """Return whether there was a round since the call; without rounds, an update."""
         try:
-            end = await self._place(link)
+            return await self._progress(link) > self._began_at
         except (OSError, DaskPSError):
             return False  # what was raised says more
-        return end.first * end.per_epoch + end.clock > self._began_at
+
+    async def _progress(self, link: Link) -> int:
+        """Return a number that rises with each tick that changes something."""
+        if isinstance(self.policy, BSP):
+            # A round that is taken back raises versions too.
+            end = await self._place(link)
+            return end.first * end.per_epoch + end.clock
+        shards = await self.store._attach(link)
+        rows = await shards.control("versions")
+        return sum(version for of in rows for _, version in of)
 
     async def _again(self, link: Link, error: Exception) -> Beginning:
         """Return where the run goes on that has failed: after its last complete round."""
@@ -186,7 +201,6 @@ class FitJob(Job):
         if not self.counted["retried_runs"]:
             status.first = self.first
             status.epochs = self.epochs if self.resume else self.first + self.epochs
-            self._began_at = at.first * plan.rounds + at.clock
         if before.run is not None:
             passed = before.run.epochs - at.first
         if plan.bsp or not at.within:

@@ -78,7 +78,7 @@ class Job:
     workers: tuple[str, ...] = ()
     #: Whether it is begun anew after errors of the user's.
     retries: Retries = field(default_factory=Retries)
-    #: Rounds of the store when it was called.
+    #: How far the store was when it was called.
     _began_at: int = 0
     saves: Saves | None = None
     losses: advice.Losses = field(default_factory=advice.Losses)

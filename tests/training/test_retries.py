@@ -108,6 +108,19 @@ def test_it_goes_on_to_the_bits_of_a_run_without_errors(way, execution, caplog):
     assert "after AccidentError('gradient')" in said[0]
 
 
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_with_a_fresh_optimizer_it_is_reset_once(way):
+    """The second call begins with epoch 0; what goes on with it does not."""
+    with made() as store, made() as whole:
+        for one in (store, whole):
+            trained(one, gradient, epochs=2)
+        fail_at(gradient={8})
+        found = trained(store, reset_optimizer=True, retries=1)
+        trained(whole, gradient, reset_optimizer=True)
+        assert bits(store) == bits(whole)
+    assert [entry.epoch for entry in found.history] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("what", ["rule", "reduce"])
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
 def test_rule_and_reduce_may_fail_too(way, what):
