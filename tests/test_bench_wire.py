@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -112,6 +113,8 @@ def test_a_bare_server_of_rows_does_the_work_of_a_shard(
     monkeypatch: pytest.MonkeyPatch, is_limit: bool
 ) -> None:
     monkeypatch.setattr(tables, "ROWS", 40)
+    # Which is kept from call to call, and none of another test's.
+    monkeypatch.setattr(tables, "table", functools.cache(tables.table.__wrapped__))
     worker: Any = SimpleNamespace(ip="127.0.0.1")
     where = tables.serve(8, is_limit, dask_worker=worker)
     with contextlib.closing(tables.BareRows(where, 8)) as caller:

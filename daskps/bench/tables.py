@@ -54,8 +54,8 @@ OPTIONS = (
     ),
     ("--job", {"default": "", "help": "only jobs whose title contains this"}),
 )
-#: Rows of the table of 1 MiB.
-_SMALL = 2**12
+#: Rows of the table of 1 MiB, and rows that a table of any ids gets at a time.
+_SMALL, _PART = 2**12, 2**16
 
 
 class _Ours(TableTrainer):
@@ -73,16 +73,19 @@ def _loop(store: Any, job: TableJob, rank: int, steps: int) -> float:
 
 
 @contextmanager
-def _opened(client: Client, job: TableJob) -> Iterator[Any]:
+def _opened(client: Client, job: TableJob, *, any_ids: bool = False) -> Iterator[Any]:
     """Make a store for a job; give what measures steps, and the ways."""
     trainers, servers = clusters.places(client, job.trainers, job.servers)
+    rows = None if any_ids else job.rows
     with daskps.create(
-        {"emb": daskps.TableSpec(job.rows, DIM, init=1.0)},
+        {"emb": daskps.TableSpec(rows, DIM, init=1.0)},
         client=client,
         optimizer=optim.SGD(float(RATE)),
         shards=job.servers,
         servers=servers,
     ) as store:
+        if any_ids:
+            client.submit(_fill, store, job.rows, workers=trainers[:1]).result()
 
         def measure(steps: int) -> float:
             work = [
@@ -93,6 +96,28 @@ def _opened(client: Client, job: TableJob) -> Iterator[Any]:
 
         asked = client.submit(ways_of, store, workers=trainers[:1], pure=False)
         yield measure, tuple(asked.result())
+
+
+def _fill(store: Any, rows: int) -> None:
+    """Give all ids of a job their rows."""
+    zeros = np.zeros((_PART, DIM), np.float32)
+    for start in range(0, rows, _PART):
+        ids = np.arange(start, min(start + _PART, rows))
+        store["emb"].add(ids, zeros[: len(ids)])
+
+
+def _any_ids(client: Client, job: TableJob, options: Namespace) -> Comparison:
+    """Set rows of any ids, all of them there, beside the limit, which numbers them."""
+    with (
+        _opened(client, job, any_ids=True) as (ours, ways),
+        PEERS["limit"].opened(job.trainers, job.servers, client) as measure,
+    ):
+        loops: Any = measure
+        limit = partial(loops, job)
+        mine = partial(ours, steps_in(options.seconds, ours))
+        theirs = partial(limit, steps_in(options.seconds, limit))
+        found = alternate(mine, theirs, options.pairs)
+    return Comparison(f"{job.title}, any ids", PEERS["limit"].title, *found, ways)
 
 
 def _beside_peers(client: Client, job: TableJob, options: Namespace) -> Iterator[Any]:
@@ -204,6 +229,9 @@ def run(options: Namespace) -> None:
                     report.add(found)
                 else:
                     report.missing[found[0]] = found[1]
+    if options.job in f"{jobs[0].title}, any ids":
+        with command.cluster(options, 2) as client:
+            report.add(_any_ids(client, jobs[0], options))
     if options.job in "zipf":
         with command.cluster(options, 2) as client:
             for found in _zipf(client, jobs[0], options):

@@ -9,12 +9,12 @@ are used again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import socket
 import struct
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,17 +55,27 @@ def sets_of(named: int) -> Iterator[Array]:
     )
 
 
+@functools.cache
+def table() -> LoopTable:
+    """Return the table of this process, which every connection to it is served from.
+
+    One for each would be given back while the next way is measured: half a gigabyte,
+    60 ms of CPU time.
+    """
+    return LoopTable(ROWS, max(NAMED), cache_dir())
+
+
 def serve(named: int, is_limit: bool, *, dask_worker: Any) -> tuple[str, int]:
     """Have a thread of a worker serve one connection; return where."""
     listener = socket.create_server((dask_worker.ip, 0))
-    table = LoopTable(ROWS, named, cache_dir())
+    table()
 
     def run() -> None:
         with listener:
             here, _ = listener.accept()
         here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with here:
-            _answer(here, table, named, is_limit=is_limit)
+            _answer(here, table(), named, is_limit=is_limit)
 
     threading.Thread(target=run, name="bare-socket", daemon=True).start()
     host, port = listener.getsockname()[:2]
@@ -73,13 +83,13 @@ def serve(named: int, is_limit: bool, *, dask_worker: Any) -> tuple[str, int]:
 
 
 def _answer(
-    here: socket.socket, table: LoopTable, named: int, *, is_limit: bool
+    here: socket.socket, served: LoopTable, named: int, *, is_limit: bool
 ) -> None:
     """Answer requests until the caller has gone."""
     head = memoryview(bytearray(_HEAD.size))
     ids, rows = np.empty(named, np.int64), np.empty((named, DIM), np.float32)
-    pull = table.limit_pull if is_limit else table.pull
-    push = table.limit_push if is_limit else table.push
+    pull = served.limit_pull if is_limit else served.pull
+    push = served.limit_push if is_limit else served.push
     said = bytes(ANSWER_NBYTES)
     with contextlib.suppress(EOFError):
         while True:
@@ -93,7 +103,7 @@ def _answer(
                 here.sendall(said)
             else:
                 pull(ids[:n])
-                _send(here, [said, table.out[:n]])
+                _send(here, [said, served.out[:n]])
 
 
 def _send(here: socket.socket, buffers: list[Any]) -> None:
@@ -177,12 +187,14 @@ def rows(pair: Pair, options: Namespace) -> Iterator[Row]:
     ) as store:
         for named, fewer in NAMED.items():
             calls = max(5, options.calls // fewer)
-            call = partial(handle, store, named, calls, peer=pair.pids[1])
+            call = functools.partial(handle, store, named, calls, peer=pair.pids[1])
             sides: dict[str, TakesSample] = {
-                "lane": partial(pair.run, call, lane=True),
-                "bare socket": partial(_bare, pair, named, calls),
-                "bare socket, limit": partial(_bare, pair, named, calls, is_limit=True),
-                "message": partial(pair.run, call, lane=False),
+                "lane": functools.partial(pair.run, call, lane=True),
+                "bare socket": functools.partial(_bare, pair, named, calls),
+                "bare socket, limit": functools.partial(
+                    _bare, pair, named, calls, is_limit=True
+                ),
+                "message": functools.partial(pair.run, call, lane=False),
             }
             yield Row(
                 f"pull + push (SGD) of {named:,} rows of {ROWS:,} x {DIM} float32",
@@ -192,7 +204,9 @@ def rows(pair: Pair, options: Namespace) -> Iterator[Row]:
 
 
 def _bare(pair: Pair, named: int, calls: int, *, is_limit: bool = False) -> WaySample:
-    server = partial(serve, named, is_limit)
+    server = functools.partial(serve, named, is_limit)
     where = pair.client.run(server, workers=[pair.there])[pair.there]
-    sample: WaySample = pair.run(partial(bare, where, named, calls, peer=pair.pids[1]))
+    sample: WaySample = pair.run(
+        functools.partial(bare, where, named, calls, peer=pair.pids[1])
+    )
     return sample
