@@ -17,6 +17,7 @@ PUBLIC = [
     "daskps.compat.multiverso",
     "daskps.compat.mxnet",
     "daskps.compat.mxnet.kvstore",
+    "daskps.compat.singa",
     "daskps.compat.systemml",
     "daskps.errors",
     "daskps.init",

@@ -149,6 +149,7 @@ def launch(
     body: Callable[[Participant, Any], Any],
     parts: Sequence[Any],
     *,
+    store: ParameterStore | None = None,
     workers: Any = None,
     client: Any = None,
     timeout: Any = None,
@@ -163,6 +164,9 @@ def launch(
         ``body(participant, part)``; within it :func:`here` finds the participant.
     parts : sequence
         What each trainer is given.
+    store : ParameterStore, optional
+        A store whose BSP run the trainers are in, which stays; by default one of the
+        launch's own, in which nobody waits for others.
     workers : str or iterable of str, optional
         Addresses of the workers that trainers may be on; all by default.
     client : distributed.Client, optional
@@ -188,7 +192,9 @@ def launch(
             f"asynchronous"
         )
     name = f"{system}-{uuid.uuid4().hex}"
-    clock = daskps.create({"clock": np.zeros(1)}, client=client)
+    clock = store
+    if clock is None:
+        clock = daskps.create({"clock": np.zeros(1)}, client=client)
     try:
         loop = partial(_run, partial(Participant, system, name), body)
         # No tick of theirs is a round, so a bar would count nothing anybody knows.
@@ -197,13 +203,14 @@ def launch(
             loop,
             parts,
             workers=workers,
-            sync="asp",
+            sync="asp" if store is None else "bsp",
             callbacks=(),
             timeout=timeout,
         )
     finally:
         with suppress(Exception):  # what the programs raised says more
-            clock.close()
+            if clock is not store:
+                clock.close()
             _free(name, client)
     return found
 

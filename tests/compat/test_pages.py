@@ -24,6 +24,8 @@ MEMBERS = {
     "multiverso": "init barrier shutdown num_workers worker_id TableHandler "
     "ArrayTableHandler:new ArrayTableHandler:add ArrayTableHandler:get "
     "MatrixTableHandler:new MatrixTableHandler:add MatrixTableHandler:get",
+    "singa": "batch net owner put update server version memory nodes collect get "
+    "performance JSON sync_freq warmup_steps updaters",
     "systemml": "model features labels upd agg val_features val_labels val mode utype "
     "freq epochs batchsize nbatches k scheme runtime_balancing weighting hyperparams "
     "checkpointing seed modelAvg num_backup_workers he pull push server workers keys "

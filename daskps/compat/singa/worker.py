@@ -1,0 +1,108 @@
+"""What one worker of a group has, and what it exchanges with the group's server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.compat.singa.servers import Following
+    from daskps.training.overlap.operation import Operation
+    from daskps.training.trainer import Trainer
+    from daskps.typing import Array
+
+
+@dataclass
+class Worker:
+    """One worker of a group, in its trainer.
+
+    All workers of a group come to the same rounds: one for what they put, and one for
+    each update.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Its place in the run of the group.
+    owned : list of str
+        The parameters that it puts.
+    n_rows : int
+        How many rows of a batch it has.
+    following : Following or None
+        Where there are other groups.
+    """
+
+    trainer: Trainer
+    owned: list[str]
+    n_rows: int
+    following: Following | None = None
+    #: What was put, and is not on the server yet.
+    puts: dict[str, Array] = field(default_factory=dict)
+    #: Gradients that the group has not averaged yet.
+    grads: dict[str, Array] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    #: How many updates there were, of whatever parameters.
+    n_updates: int = 0
+    has_begun: bool = False
+    #: What is being fetched, and of which version.
+    fetches: dict[str, tuple[int, Operation]] = field(default_factory=dict)
+
+    def sent(self, name: str) -> int:
+        """Return how many updates of a parameter it has sent."""
+        return self.versions.get(name, 0) + (name in self.grads)
+
+    def reach(self, name: str, version: int) -> None:
+        """Have the server come to a version of a parameter.
+
+        Raises
+        ------
+        ValueError
+            For one that never comes, and where not all is put that it owns.
+        """
+        if version > (sent := self.sent(name)):
+            raise ValueError(
+                f"version {version} of {name!r} comes after {version} updates, and this "
+                f"worker has sent {sent}; it would wait for ever"
+            )
+        if not self.has_begun:
+            self._begin()
+        if version > self.versions.get(name, 0):
+            self._deliver()
+
+    def _begin(self) -> None:
+        """Put what was put, in one round of the group."""
+        missing = [name for name in self.owned if name not in self.puts]
+        if missing:
+            raise ValueError(
+                f"worker {self.trainer.rank} owns {missing} and has not put them; call "
+                f"put_own() before what reads them"
+            )
+        values: Mapping[str, Array] = self.puts
+        if self.following is not None:
+            values = self.following.first_values(values)
+        self.trainer.assign(values, weight=float(bool(values)))
+        self.has_begun, self.puts = True, {}
+        self._follow()
+
+    def _deliver(self) -> None:
+        """Send the gradients there are: one update, of the group's mean."""
+        self.trainer.push(self.grads, weight=float(self.n_rows))
+        for name in self.grads:
+            self.versions[name] = self.versions.get(name, 0) + 1
+        self.grads = {}
+        self.n_updates += 1
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.following is not None:
+            self.following.after(self.trainer, self.n_updates)
+
+    def end(self) -> None:
+        """Send what is left, when the program is over."""
+        if self.puts and not self.has_begun:
+            self._begin()
+        if self.grads:
+            self._deliver()
+        if self.following is not None:
+            self.following.end(self.trainer)
