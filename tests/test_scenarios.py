@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import init, optim
+from daskps import codecs, init, optim
 from tests.support import mostly_inside, until
 
 
@@ -268,6 +268,33 @@ def test_s11_s13_optimizers_through_a_store(way, rule, expected, dtype):
             found = store.pull(min_version=reached)["w"]
             assert found.dtype == dtype
             np.testing.assert_allclose(found, value, rtol=0, atol=1e-6)
+
+
+#: The all-reduce family: plain, half, sparse by value and sparse by the largest.
+FAMILY: Any = {
+    "plain": None,
+    "half": codecs.Float16(),
+    "half of a float32": codecs.BFloat16(),
+    "by value": codecs.TopK(threshold=0.05),
+    "largest": codecs.TopK(ratio=1.0),
+}
+
+
+def push_all_ones(trainer, names):
+    trainer.push({name: np.ones((5, 4), "f4") for name in names})
+
+
+@mostly_inside(
+    "kind,names", [(kind, names) for kind in FAMILY for names in ("w", "wb")]
+)
+def test_s10_the_all_reduce_family(way, kind, names):
+    """From 10 with gradients of 1 and lr 0.1: 9.9, one array or several in a message."""
+    start = {name: np.full((5, 4), 10.0, "f4") for name in names}
+    with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
+        daskps.run(store, push_all_ones, [names] * 3, codec=FAMILY[kind])
+        for array in store.pull().values():
+            np.testing.assert_array_almost_equal(array, 9.9, 5)
+        assert {*store.versions} == {1}
 
 
 # -- MXNet -------------------------------------------------------------------

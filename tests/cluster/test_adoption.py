@@ -21,7 +21,7 @@ from dask.base import compute
 from distributed.core import Status
 
 import daskps
-from daskps import RowGrad, TableSpec, config, optim
+from daskps import RowGrad, TableSpec, codecs, config, optim
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
@@ -452,6 +452,110 @@ def test_run_goes_on(machine, workers, sync):
     assert result.version == steps
     np.testing.assert_array_equal(result.weights["w"], -float(steps))
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2, 1, 1]
+    s.close()
+
+
+class Quarters(codecs.Codec):
+    """One of a user's own that leaves something over."""
+
+    dtype, feedback = "int8", True
+
+    def n_words(self, n):
+        return n
+
+    def encode(self, array, words):
+        words[:] = np.trunc(array * 4)
+
+    def decode(self, words, out):
+        out[:] = words / 4
+
+
+SAID = np.linspace(-0.7, 0.7, 40)
+
+
+def say_in_words(trainer, mark):
+    """Push the same again and again; one dies when it begins its 13th step."""
+    while trainer.clock < 30:
+        if (trainer.rank, trainer.clock) == (1, 12):
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+                kill(os.getpid())
+        trainer.push({"w": SAID * (trainer.rank + 1)})
+    return trainer.clock
+
+
+def said_in_words(codec, ranks=3, forgets=False):
+    """What the pushes of trainers come to, one of which may forget its rest."""
+    total = np.zeros(40)
+    for rank in range(ranks):
+        left = None
+        for clock in range(30):
+            if forgets and (rank, clock) == (1, 12):
+                left = None
+            made = codec.encode_pieces(SAID * (rank + 1), [(0, 40)], left)
+            out, left = np.empty(40), made.residual
+            codec.decode_piece(made.words[0], out)
+            total += out
+    return total
+
+
+@pytest.mark.parametrize(
+    ("codec", "sync"),
+    [(codecs.TwoBit(0.5), "bsp"), (codecs.TwoBit(0.5), "ssp"), (Quarters(), "asp")],
+    ids=["2bit-bsp", "2bit-ssp", "own-asp"],
+)
+def test_who_starts_again_has_nothing_left_over(
+    machine, workers, tmp_path, codec, sync
+):
+    """With a worker go a shard, which another one adopts, and what a trainer had left."""
+    s = daskps.create(
+        {"w": np.zeros(40)}, optimizer=optim.SGD(1.0), servers=workers, shards=4
+    )
+    mark = str(tmp_path / "died")
+    clocks = daskps.run(
+        s,
+        say_in_words,
+        [mark] * 3,
+        sync=sync,
+        codec=codec,
+        reduce="sum",
+        resumable=True,
+        timeout=100,
+    )
+    assert clocks == [30] * 3
+    assert os.path.exists(mark)
+    expected = said_in_words(codec, forgets=True)
+    assert (expected != said_in_words(codec)).any()
+    np.testing.assert_array_equal(s["w"].pull(), -expected)
+    assert sorted(r["generation"] for r in s.stats()["shards"]) == [1, 1, 1, 2]
+    assert {r["version"] for r in s.stats()["shards"]} == {30 if sync == "bsp" else 90}
+    s.close()
+
+
+def kill_the_owner(trainer, pid):
+    while trainer.clock < 30:
+        if trainer.clock == 12:
+            kill(pid)
+        trainer.push({"w": SAID})
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_adopters_hear_of_a_codec_that_they_have_not_known(machine, workers, sync):
+    """Two shards go to several workers; the trainer, by message, is on one at most."""
+    a, b = workers[:2]
+    s = daskps.create(
+        {"w": np.zeros(40)}, optimizer=optim.SGD(1.0), servers=[a], shards=2
+    )
+    pid, how = pids(machine)[a], {"workers": [b], "sync": sync, "timeout": 100}
+    machine.run(set_machine_way, False, workers=[b])
+    try:
+        daskps.run(s, kill_the_owner, [pid], codec=Quarters(), **how)
+    finally:
+        machine.run(set_machine_way, True, workers=[b])
+    expected = said_in_words(Quarters(), ranks=1)
+    np.testing.assert_array_equal(s["w"].pull(), -expected)
+    assert [r["generation"] for r in s.stats()["shards"]] == [2, 2]
+    assert {*s.placement} - {a, b}
     s.close()
 
 

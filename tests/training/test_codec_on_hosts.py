@@ -1,4 +1,4 @@
-"""A codec of a user's that decodes at the trainer and not at one of the shards."""
+"""Codecs of a user's that do not decode: at the trainer, or at one of the shards."""
 
 from __future__ import annotations
 
@@ -32,6 +32,32 @@ class Fragile(codecs.Codec):
                 FAILS -= 1
                 raise OSError("no such table")
         out[:] = words
+
+
+class Short(Fragile):
+    """Says of every array that it is one number shorter."""
+
+    def decode(self, words, out):
+        return words[1:].copy()
+
+
+def push_short(trainer, part):
+    with pytest.raises(daskps.PushRejectedError) as caught:
+        trainer.push({"w": np.ones(17)})
+    return str(caught.value), trainer.clock
+
+
+@pytest.mark.parametrize("way", ["inside", "queue"], indirect=True)
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+def test_what_decodes_to_another_length_changes_nothing(way, sync):
+    with daskps.create(
+        {"w": np.zeros(17)}, optimizer=optim.SGD(1.0), shards=2
+    ) as store:
+        [found] = daskps.run(store, push_short, [0], sync=sync, codec=Short())
+        assert store.versions == (0, 0)
+        assert not store.pull()["w"].any()
+    said = "decode of codec='Short' returned ndarray of shape (8,) for 9 numbers"
+    assert found == (f"{said}; fill `out` and return nothing", 0)
 
 
 def push_twice(trainer, part):

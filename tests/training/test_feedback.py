@@ -53,7 +53,11 @@ def push_steps(trainer, part):
 
 @mostly_inside(
     "codec,sync,shards",
-    [(c, s, n) for c in CODECS for s, n in (("bsp", 1), ("bsp", 3), ("asp", 3))],
+    [
+        (c, s, n)
+        for c in CODECS
+        for s, n in (("bsp", 1), ("bsp", 3), ("asp", 3), ("ssp", 3))
+    ],
     real=[("topk", "asp", 3)],
 )
 def test_what_was_not_said_is_said_later_by_every_way(way, codec, sync, shards):
