@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
-from daskps.errors import DaskPSError
+from daskps.errors import DaskPSError, RunCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -183,6 +183,8 @@ def launch(
     ------
     TypeError
         With an asynchronous client.
+    RunCancelledError
+        If a trainer was lost with its worker.
     Exception
         What a program raised, with its rank in a note.
     """
@@ -207,6 +209,12 @@ def launch(
             callbacks=(),
             timeout=timeout,
         )
+    except RunCancelledError as error:
+        # Its advice is for those who call `run` themselves.
+        said = str(error).partition("; use on_trainer_lost")[0]
+        raise RunCancelledError(
+            f"{said}; what its program knew is gone: call {system}.launch again"
+        ) from error
     finally:
         with suppress(Exception):  # what the programs raised says more
             if clock is not store:

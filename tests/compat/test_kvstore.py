@@ -244,6 +244,24 @@ def test_rows_that_are_not_asked_for_are_zero():
     assert outs[0].tolist() == [[0, 0]] * 5 + [[-10, -11]]
 
 
+def small_steps(kind):
+    kv = create(kind)
+    kv.init("w", np.ones(2, "f2"))
+    kv.set_optimizer(optim.SGD(1e-4))
+    for _ in range(20):
+        kv.push("w", np.ones(2, "f2"))
+    kv.barrier()
+    return pulled(kv, "w", (2,), "f2").tolist()
+
+
+@pytest.mark.usefixtures("inside")
+def test_float16_is_updated_in_float32():
+    """20 steps of 0.0001 from 1.0, which has no neighbour above 0.9995: 0.998."""
+    expected = [[float(np.float16(0.998))] * 2]
+    for kind in ("local", "dist_sync", "dist_async"):
+        assert launch(partial(small_steps, kind), 1) == expected
+
+
 def broadcast_once():
     kv = create("dist_sync")
     out = np.empty(2)

@@ -151,3 +151,19 @@ def test_programs_of_one_process():
 def test_outside_of_a_launch():
     with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
         here("some")
+
+
+def test_a_lost_trainer_is_advised_what_works(monkeypatch):
+    def lost(*args, **options):
+        raise daskps.RunCancelledError(
+            "trainer 1 was lost with its worker; use on_trainer_lost='restart' in train, or "
+            "resumable=True in run"
+        )
+
+    monkeypatch.setattr(daskps, "run", lost)
+    with cluster(), pytest.raises(daskps.RunCancelledError) as caught:
+        launch("some", where, [0])
+    assert str(caught.value) == (
+        "trainer 1 was lost with its worker; what its program knew is gone: call "
+        "some.launch again"
+    )

@@ -114,7 +114,7 @@ def copied(
     total = arrays[0].astype(wide)
     for array in arrays[1:]:
         total += array.astype(wide)
-    return total.astype(dtype)
+    return total.astype(dtype, copy=False)
 
 
 def outs_of(

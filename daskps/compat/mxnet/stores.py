@@ -51,15 +51,23 @@ class KeyStores:
         return store
 
     def _make(self, arrays: Mapping[str, Array], name: str | None) -> ParameterStore:
-        # A function sees its array as a whole.
-        shards = 1 if isinstance(self._rule, optim.Function) else None
+        # A function sees its array as a whole, and makes its own precision.
+        by_function = isinstance(self._rule, optim.Function)
+        shards = 1 if by_function else None
+        narrow = {} if self._rule is None or by_function else _narrow(arrays)
+        specs = {
+            name: daskps.ArraySpec(array.shape, array.dtype, master="float32")
+            for name, array in narrow.items()
+        }
         store: ParameterStore = daskps.create(
-            arrays,
+            {**arrays, **specs},
             name=name,
             optimizer=self._rule,
             shards=shards,
             client=self._client,
         )
+        if narrow:
+            store.assign(narrow)
         return store
 
     def _restore(
@@ -134,3 +142,8 @@ class KeyStores:
             store.assign({name: total}, timeout=None)
         else:
             store.push({name: total}, timeout=None)
+
+
+def _narrow(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return those that are updated in a wider copy: small steps would be lost."""
+    return {name: array for name, array in arrays.items() if array.dtype == "f2"}
