@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.checkpoint import storage
+from daskps.checkpoint.arrays import stored_arrays
 from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.rules import StoredRule
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import cuts
 from daskps.cluster.host import installing, stores
@@ -85,6 +89,22 @@ def test_a_state_is_the_same_files_on_any_number_of_shards(here, tmp_path):
     for other in others:
         assert chunks(save(other, tmp_path)[0]) == later
     assert free(here)
+
+
+def test_many_parameters_are_described_once(here, tmp_path):
+    """The rule that all have, and by the caller which arrays there are."""
+    params = {f"p{i}": np.zeros(3) for i in range(100)}
+    count = partial(mock.patch, side_effect=stored_arrays)
+    with daskps.create(params, optimizer=optim.Adam(0.1), shards=2) as store:
+        with (
+            count("daskps.cluster.caller.saved.stored_arrays") as asked,
+            count("daskps.checkpoint.manifest.stored_arrays") as arrays,
+            mock.patch.object(StoredRule, "of", wraps=StoredRule.of) as rules,
+        ):
+            folder = Path(store.save(tmp_path).url)
+        assert (asked.call_count, arrays.call_count, rules.call_count) == (0, 1, 1)
+        with restored(link_of(store), folder, 1) as other:
+            assert other["p99"].pull().tobytes() == store["p99"].pull().tobytes()
 
 
 def test_a_push_that_has_reached_some_shards_only_is_no_obstacle(here, tmp_path):

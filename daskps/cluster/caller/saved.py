@@ -76,18 +76,24 @@ def contents(
     """Return the entries of a manifest on parameters, tables and rules."""
     slots, number = rules.slots, dict[int, int]()
     stored: list[StoredRule] = []
+    # Thousands of parameters have one rule, and to describe it takes long.
+    seen = dict[int, int]()
     for index, rule in rules.by_index.items():
-        one = StoredRule.of(rule, slots[index])
-        if one not in stored:
-            stored.append(one)
-        number[index] = stored.index(one)
+        if id(rule) not in seen:
+            one = StoredRule.of(rule, slots[index])
+            if one not in stored:
+                stored.append(one)
+            seen[id(rule)] = stored.index(one)
+        number[index] = seen[id(rule)]
     parameters = tuple(
         StoredParameter(
             p.name, p.shape, p.dtype, number.get(p.index), said.steps.get(p.index, 0)
         )
         for p in layout.parameters
     )
-    arrays = stored_arrays(layout, slots, counts)
+    # Those of parameters, which may be many, are not asked for here.
+    is_asked = any(isinstance(table, UnboundedTable) for table in layout.tables)
+    arrays = stored_arrays(layout, slots, counts) if is_asked else []
     tables = tuple(
         _table(
             i,
