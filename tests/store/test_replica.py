@@ -163,19 +163,19 @@ def test_a_sync_of_which_nothing_is_known_counts_once(applies, elastic, how):
         with pytest.raises(TimeoutError):
             failing(timeout=0.2)
         silenced.end()
-        # What was done since goes after it.
-        replica.step({"w": np.full(4, 10.0)})
+        # What was done since goes after it; of another size, or two faults would cancel.
+        replica.step({"w": np.full(4, 30.0)})
         if how == "beside":
             replica.sync_async().result()
         with replica:
             pass
         found = store.pull()["w"].tolist()
         if elastic:
-            # w -1, s 1: both 0; w -1, s 0: both -0.5
-            assert found == replica.params["w"].tolist() == [-0.5] * 4
+            # w -1, s 1: both 0; w -3, s 0: both -1.5
+            assert found == replica.params["w"].tolist() == [-1.5] * 4
             assert store["n"].pull().tolist() == [1] * 4
         else:
-            assert found == replica.params["w"].tolist() == [-2.0] * 4
+            assert found == replica.params["w"].tolist() == [-4.0] * 4
         repeats = [row["duplicates"] for row in store.stats()["shards"]]
         assert repeats == [1, int(applies)]
 
