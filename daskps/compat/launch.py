@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
+from daskps.cluster.caller.link import current_link
 from daskps.errors import DaskPSError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -183,12 +184,14 @@ def launch(
     ------
     TypeError
         With an asynchronous client.
+    ValueError
+        Without a client.
     RunCancelledError
         If a trainer was lost with its worker.
     Exception
         What a program raised, with its rank in a note.
     """
-    if getattr(client, "asynchronous", False):
+    if current_link(client).asynchronous:
         raise TypeError(
             f"{system}.launch waits for its trainers: give it a client that is not "
             f"asynchronous"

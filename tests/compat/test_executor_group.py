@@ -64,6 +64,7 @@ def ones(rows=4, value=1.0):
 def test_m15_gradients_of_inputs(two):
     """Of a + 2 b + 3 c: 1, 2, 3; whole and by executor, from two workers."""
     group = weighted(two, rows=5, inputs_need_grad=True)
+    assert repr(group).endswith("Group: 5 rows over 2 executors (3, 2)>")
     group.set_params({"w": np.array(1.0)})
     group.forward(ones(5))
     [merged] = group.get_outputs_merged()
@@ -392,7 +393,7 @@ def test_a_worker_that_is_gone_is_named(two, monkeypatch):
     """Its executor's parameters went with it; nothing waits for it."""
     group = weighted(two)
     group.set_params({"w": np.array(1.0)})
-    monkeypatch.setattr(group.replicas, "contexts", [two[0], "tcp://127.0.0.1:1"])
+    monkeypatch.setattr(group.states, "contexts", [two[0], "tcp://127.0.0.1:1"])
     with pytest.raises(
         NotEnoughWorkersError, match=r"worker tcp://127\.0\.0\.1:1 of an exec"
     ):

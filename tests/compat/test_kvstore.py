@@ -106,6 +106,10 @@ def push_rank(kind, shape, dtype, steps):
         assert (first == second).all()
         seen.append(first)
     kv.barrier()
+    assert repr(kv) == (
+        f"<daskps.compat.mxnet.KVStore {kind!r}: 2 keys, worker {kv.rank} of "
+        f"{kv.num_workers}>"
+    )
     return kv.rank, kv.num_workers, kv.type, seen
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import numpy as np
 import pytest
+from distributed import Client
 
 import daskps
 from daskps.compat.launch import here, launch, name_of_ones_own
@@ -151,6 +153,17 @@ def test_programs_of_one_process():
 def test_outside_of_a_launch():
     with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
         here("some")
+
+
+def test_an_asynchronous_client_is_refused(client):
+    async def call():
+        async with Client(client.scheduler.address, asynchronous=True) as other:
+            with pytest.raises(TypeError, match=r"some\.launch waits for its trainers"):
+                launch("some", where, [0], client=other)
+            with pytest.raises(TypeError, match=r"some\.launch waits for its trainers"):
+                launch("some", where, [0])
+
+    asyncio.run(call())
 
 
 def test_a_lost_trainer_is_advised_what_works(monkeypatch):

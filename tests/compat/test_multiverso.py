@@ -61,6 +61,9 @@ def rows_of(num_row, ids):
     mv.init()
     first = np.arange(num_row * 10.0).reshape(num_row, 10)
     table = mv.MatrixTableHandler(num_row, 10, init_value=first)
+    assert repr(table) == (
+        f"<daskps.compat.multiverso.MatrixTableHandler: a matrix of {num_row} x 10>"
+    )
     table.add(np.full((num_row, 10), mv.worker_id() + 1))
     mv.barrier()
     return table.get(ids), table.get()

@@ -31,6 +31,8 @@ class TableHandler:
         Where it lives.
     rule : Rule or None
         What becomes of what is added; None for plus.
+    what : str
+        What it is.
 
     Examples
     --------
@@ -39,8 +41,11 @@ class TableHandler:
     True
     """
 
-    def __init__(self, store: ParameterStore, rule: Any) -> None:
-        self._store, self._by_rule = store, rule is not None
+    def __init__(self, store: ParameterStore, rule: Any, what: str) -> None:
+        self._store, self._by_rule, self._what = store, rule is not None, what
+
+    def __repr__(self) -> str:
+        return f"<daskps.compat.multiverso.{type(self).__name__}: {self._what}>"
 
     def _added(self, to: Any, given: tuple[Any, ...], sync: Any) -> None:
         """Have a view's verb called, at once or a little later."""
@@ -93,7 +98,7 @@ class ArrayTableHandler(TableHandler):
             first = _numbers(init_value, "init_value", shape, self._dtype)
         _check_integers(self._dtype, mine.rule)
         what = f"an array of {self._size}, {self._dtype}"
-        super().__init__(_made({"array": first}, what), mine.rule)
+        super().__init__(_made({"array": first}, what), mine.rule, what)
 
     def add(self, data: Any, sync: bool = False) -> None:
         """Add to all of it.
@@ -172,7 +177,7 @@ class MatrixTableHandler(TableHandler):
             first = _numbers(init_value, "init_value", shape, np.dtype("f4"))
         params = {"matrix": daskps.TableSpec(self._rows, self._cols, init=first)}
         what = f"a matrix of {self._rows} x {self._cols}"
-        super().__init__(_made(params, what), mine.rule)
+        super().__init__(_made(params, what), mine.rule, what)
 
     def add(self, data: Any, row_ids: Any = None, sync: bool = False) -> None:
         """Add to all rows, or to some.
@@ -264,7 +269,8 @@ class KVTableHandler(TableHandler):
         self._dtype, mine = _dtype(dtype), this_worker()
         _check_integers(self._dtype, mine.rule)
         params = {"kv": daskps.TableSpec(None, 1, self._dtype.name)}
-        super().__init__(_made(params, f"keys of {self._dtype}"), mine.rule)
+        what = f"keys of {self._dtype}"
+        super().__init__(_made(params, what), mine.rule, what)
 
     def add(self, keys: Any, values: Any, sync: bool = False) -> None:
         """Add to the numbers of some keys.

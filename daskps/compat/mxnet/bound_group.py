@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.compat.mxnet.binding import BoundInput
-    from daskps.compat.mxnet.replicas import Replicas
+    from daskps.compat.mxnet.executor_states import ExecutorStates
     from daskps.typing import Array
 
 
@@ -25,7 +25,7 @@ class BoundGroup:
     ----------
     symbol : object
         The network.
-    replicas : Replicas
+    states : ExecutorStates
         What the executors hold.
     """
 
@@ -33,10 +33,10 @@ class BoundGroup:
     param_names: list[str]
     workload: list[float]
 
-    def __init__(self, symbol: Any, replicas: Replicas) -> None:
-        self._symbol, self.replicas = symbol, replicas
-        n = range(len(replicas.contexts))
-        self._network = [replicas.send(i, symbol) for i in n]
+    def __init__(self, symbol: Any, states: ExecutorStates) -> None:
+        self._symbol, self.states = symbol, states
+        n = range(len(states.contexts))
+        self._network = [states.send(i, symbol) for i in n]
 
     # -- binding ---------------------------------------------------------------------
 
@@ -69,9 +69,9 @@ class BoundGroup:
         rows = cut_rows(size, self.workload)
         stay = flag(reshape, "reshape")
         if shared_group is not None:
-            self.replicas = shared_replicas(shared_group, self.contexts)
+            self.states = shared_states(shared_group, self.contexts)
         elif not stay:
-            self.replicas.ran_back = [None] * len(self.contexts)
+            self.states.ran_back = [None] * len(self.contexts)
         self._data, self._labels = data, labels
         self.batch_size, self._rows = size, rows
         self._ran: list[Any] = [None] * len(self.contexts)
@@ -123,7 +123,7 @@ class BoundGroup:
             inputs = [*self._data, *self._labels]
             zeros = {one.name: np.zeros(one.shape) for one in inputs}
             ran = self._ran[0] or self._forward_on(0, zeros, is_train=False)
-            [(outputs, *_)] = self.replicas.gather([ran])
+            [(outputs, *_)] = self.states.gather([ran])
             mine = self._rows[0].stop - self._rows[0].start
             self._output_shapes = [
                 _with_batch(np.shape(out), axis, mine, self.batch_size)
@@ -170,7 +170,7 @@ class BoundGroup:
             )
         params = {n: np.array(given[n]) for n in self.param_names if n in given}
         aux = {name: np.array(array) for name, array in (aux_params or {}).items()}
-        self.replicas.set(params, aux)
+        self.states.set(params, aux)
 
     def get_params(
         self,
@@ -194,26 +194,26 @@ class BoundGroup:
         outs = {**arg_params, **(aux_params or {})}
         self._check_set()
         for name, out in outs.items():
-            shape = self.replicas.shapes.get(name)
+            shape = self.states.shapes.get(name)
             if shape != out.shape:
                 raise ValueError(
                     f"{name!r} has shape {shape}, and its array {out.shape}"
                 )
-        found = self.replicas.mean()
+        found = self.states.mean()
         for name, out in outs.items():
             out[...] = found[name].astype(out.dtype)
 
     @property
     def grad_arrays(self) -> list[list[Array | None]]:
         """Gradients of each parameter, and of it of each executor; None without one."""
-        ran = [back for back in self.replicas.ran_back if back is not None]
-        of = [back.grads for back in self.replicas.gather(ran)]
+        ran = [back for back in self.states.ran_back if back is not None]
+        of = [back.grads for back in self.states.gather(ran)]
         return [[grads.get(name) for grads in of] for name in self.param_names]
 
     # -- what they are made of -------------------------------------------------------
 
     def _check_set(self) -> None:
-        missing = [n for n in self.param_names if n not in self.replicas.shapes]
+        missing = [n for n in self.param_names if n not in self.states.shapes]
         if missing:
             raise RuntimeError(
                 f"parameter {missing[0]!r} has no value; call set_params"
@@ -236,14 +236,12 @@ class BoundGroup:
             for one in inputs
             if one.name in arrays
         }
-        sent, state = self.replicas.send(i, batch), self.replicas.states[i]
+        sent, state = self.states.send(i, batch), self.states.held[i]
         network = self._network[i]
-        return self.replicas.submit(
-            i, executors.forward, network, state, sent, is_train
-        )
+        return self.states.submit(i, executors.forward, network, state, sent, is_train)
 
 
-def shared_replicas(group: Any, contexts: Sequence[str]) -> Replicas:
+def shared_states(group: Any, contexts: Sequence[str]) -> ExecutorStates:
     """Return what another group holds, for one that shares it.
 
     Raises
@@ -257,7 +255,7 @@ def shared_replicas(group: Any, contexts: Sequence[str]) -> Replicas:
         raise ValueError(
             f"groups that share are on the same contexts, found {group.contexts}"
         )
-    return group.replicas
+    return group.states
 
 
 def _with_batch(

@@ -8,8 +8,8 @@ import numpy as np
 
 from daskps.compat.mxnet import executors
 from daskps.compat.mxnet.binding import arrays_of_batch, part_of, requests_of
-from daskps.compat.mxnet.bound_group import BoundGroup, shared_replicas
-from daskps.compat.mxnet.replicas import Replicas
+from daskps.compat.mxnet.bound_group import BoundGroup, shared_states
+from daskps.compat.mxnet.executor_states import ExecutorStates
 from daskps.store.arguments import flag
 
 if TYPE_CHECKING:
@@ -114,13 +114,20 @@ class DataParallelExecutorGroup(BoundGroup):
             fixed_param_names,
             for_training=self.for_training,
         )
-        replicas = (
-            Replicas(self.contexts, client)
+        states = (
+            ExecutorStates(self.contexts, client)
             if shared_group is None
-            else shared_replicas(shared_group, self.contexts)
+            else shared_states(shared_group, self.contexts)
         )
-        super().__init__(symbol, replicas)
+        super().__init__(symbol, states)
         self.bind_exec(data_shapes, label_shapes, reshape=True)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(str(part.stop - part.start) for part in self._rows)
+        return (
+            f"<daskps.compat.mxnet.DataParallelExecutorGroup: {self.batch_size} rows over "
+            f"{len(self.contexts)} executors ({rows})>"
+        )
 
     # -- running ---------------------------------------------------------------------
 
@@ -147,14 +154,14 @@ class DataParallelExecutorGroup(BoundGroup):
         label = getattr(data_batch, "label", None)
         if label is not None:
             arrays |= arrays_of_batch(self._labels, label, "label")
-        self.replicas.settle()
+        self.states.settle()
         self._has_run_back = False
         self._ran = [
             self._forward_on(i, arrays, is_train=train)
             for i in range(len(self.contexts))
         ]
         for i, ran in enumerate(self._ran):
-            self.replicas.advance(i, ran)
+            self.states.advance(i, ran)
 
     def backward(self, out_grads: Any = None) -> None:
         """Run the network backward, after a forward.
@@ -175,11 +182,11 @@ class DataParallelExecutorGroup(BoundGroup):
             raise RuntimeError("this group is bound with for_training=False")
         ran = self._last_forward()
         parts = self._cut_grads(out_grads)
-        state = self.replicas
+        state = self.states
         state.settle()
         self._has_run_back = True
         for i, network in enumerate(self._network):
-            both = state.submit(i, executors.joined, state.states[i], ran[i])
+            both = state.submit(i, executors.joined, state.held[i], ran[i])
             asked = (self._requests, None if parts is None else parts[i])
             sent = state.send(i, asked)
             state.ran_back[i] = state.submit(
@@ -201,9 +208,9 @@ class DataParallelExecutorGroup(BoundGroup):
         """
         ran = self._last_forward()
         outputs = [
-            self.replicas.submit(i, executors.item, one, 0) for i, one in enumerate(ran)
+            self.states.submit(i, executors.item, one, 0) for i, one in enumerate(ran)
         ]
-        return [list(of) for of in zip(*self.replicas.gather(outputs), strict=True)]
+        return [list(of) for of in zip(*self.states.gather(outputs), strict=True)]
 
     def get_outputs_merged(self) -> list[Array]:
         """Return the outputs of the last forward, as if of one executor.
@@ -244,12 +251,11 @@ class DataParallelExecutorGroup(BoundGroup):
             raise RuntimeError("this group is bound with inputs_need_grad=False")
         if not self._has_run_back:
             raise RuntimeError("there are no gradients before a backward")
-        back = self.replicas.ran_back
+        back = self.states.ran_back
         grads = [
-            self.replicas.submit(i, executors.item, one, 1)
-            for i, one in enumerate(back)
+            self.states.submit(i, executors.item, one, 1) for i, one in enumerate(back)
         ]
-        found = self.replicas.gather(grads)
+        found = self.states.gather(grads)
         for one in self._data:
             if any(one.name not in of for of in found):
                 raise ValueError(f"backward gives no gradient of input {one.name!r}")
@@ -304,7 +310,7 @@ class DataParallelExecutorGroup(BoundGroup):
         monitor : TensorMonitor
             Its `tic` comes before a forward, its `toc` after.
         """
-        monitor.watch(self.replicas, lambda: self._ran)
+        monitor.watch(self.states, lambda: self._ran)
 
     # -- what they are made of -------------------------------------------------------
 

@@ -19,6 +19,9 @@ class Keys:
         self._of: dict[str, int] = {}
         self._type: str | None = None
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def new(self, key: Any) -> list[str]:
         """Return the names of keys that are to begin.
 

@@ -110,6 +110,12 @@ class KVStore(KeyStores):
     [array([0.9, 0.9]), array([0., 0.])]
     """
 
+    def __repr__(self) -> str:
+        return (
+            f"<daskps.compat.mxnet.KVStore {self._kind!r}: {len(self._keys)} keys, worker "
+            f"{self.rank} of {self.num_workers}>"
+        )
+
     @property
     def type(self) -> str:
         """The name that it was created by."""

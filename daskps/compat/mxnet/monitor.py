@@ -11,7 +11,7 @@ from daskps.store.arguments import whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.compat.mxnet.replicas import Replicas
+    from daskps.compat.mxnet.executor_states import ExecutorStates
     from daskps.typing import Array
 
 
@@ -47,19 +47,19 @@ class TensorMonitor:
         self._interval = whole(interval, "interval", 1)
         self._stat, self._pattern, self._sort = stat, re.compile(pattern), sort
         self._step, self._active = 0, False
-        self._groups: list[tuple[Replicas, Callable[[], list[Any]]]] = []
+        self._groups: list[tuple[ExecutorStates, Callable[[], list[Any]]]] = []
 
-    def watch(self, replicas: Replicas, ran: Callable[[], list[Any]]) -> None:
+    def watch(self, states: ExecutorStates, ran: Callable[[], list[Any]]) -> None:
         """Take a group in; its `install_monitor` calls this.
 
         Parameters
         ----------
-        replicas : Replicas
+        states : ExecutorStates
             What it holds.
         ran : callable
             Returns what its last forward has left.
         """
-        self._groups.append((replicas, ran))
+        self._groups.append((states, ran))
 
     def tic(self) -> None:
         """Begin a batch."""
@@ -79,16 +79,14 @@ class TensorMonitor:
             return []
         self._active = False
         found = []
-        for replicas, ran in self._groups:
-            replicas.settle()
+        for states, ran in self._groups:
+            states.settle()
             how = executors.statistics, self._stat, self._pattern.pattern
             futures = [
-                replicas.submit(i, *how, state, one)
-                for i, (state, one) in enumerate(
-                    zip(replicas.states, ran(), strict=True)
-                )
+                states.submit(i, *how, state, one)
+                for i, (state, one) in enumerate(zip(states.held, ran(), strict=True))
                 if state is not None
             ]
-            for of in replicas.gather(futures):
+            for of in states.gather(futures):
                 found += [(self._step - 1, name, value) for name, value in of]
         return sorted(found, key=lambda one: one[1]) if self._sort else found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class Replicas:
+class ExecutorStates:
     """What executors hold between two calls, as futures that are pinned to their workers.
 
     Parameters
@@ -38,7 +38,7 @@ class Replicas:
                 f"{unknown or self.contexts}; there are {sorted(there)}"
             )
         #: (parameters, auxiliary states) of each executor, or None before they are set.
-        self.states: list[Any] = [None] * len(self.contexts)
+        self.held: list[Any] = [None] * len(self.contexts)
         #: What was computed by the last backward.
         self.ran_back: list[Any] = [None] * len(self.contexts)
         #: What executors held before their last forward, and what that has left.
@@ -81,15 +81,15 @@ class Replicas:
 
     def advance(self, i: int, ran: Any) -> None:
         """Take what a forward has made of auxiliary states, unless it fails."""
-        before = self.states[i]
+        before = self.held[i]
         self._before[i] = before, ran
-        self.states[i] = self.submit(i, executors.with_aux, before, ran)
+        self.held[i] = self.submit(i, executors.with_aux, before, ran)
 
     def settle(self) -> None:
         """Wait for what runs, and forget what has failed: its caller hears of it."""
         for i, before in enumerate(self._before):
             if before is not None and before[1].exception() is not None:
-                self.states[i] = before[0]
+                self.held[i] = before[0]
             self._before[i] = None
         for i, back in enumerate(self.ran_back):
             if back is not None and back.exception() is not None:
@@ -110,15 +110,15 @@ class Replicas:
                 raise ValueError(
                     f"{name!r} has shape {self.shapes[name]}, found {array.shape}"
                 )
-        for i, state in enumerate(self.states):
+        for i, state in enumerate(self.held):
             sent = self.send(i, (dict(params), dict(aux)))
-            self.states[i] = self.submit(i, executors.merged, state, sent)
+            self.held[i] = self.submit(i, executors.merged, state, sent)
         self.shapes |= {name: array.shape for name, array in new.items()}
 
     def mean(self) -> dict[str, Array]:
         """Return the mean of what executors hold, by name."""
         self.settle()
-        states = self.gather(self.states)
+        states = self.gather(self.held)
         found: dict[str, Array] = {}
         for name in self.shapes:
             replicas = [{**params, **aux}[name] for params, aux in states]
