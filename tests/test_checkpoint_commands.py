@@ -67,6 +67,18 @@ def test_ls(tmp_path):
     assert "manifest" in rows[1]["error"]
 
 
+def test_what_a_manifest_says_moves_no_cursor(tmp_path):
+    """Its digest is right, its texts are somebody's."""
+    odd = "\x1b[31mred\nnext"
+    state = State({odd: ((2,), "float32")}, slots={})
+    saved(tmp_path, state, store=odd, daskps=odd)
+    for command in ("ls", "show"):
+        status, out, err = called(command, tmp_path)
+        assert (status, err) == (0, "")
+        assert "\x1b" not in out
+        assert r"\x1b[31mred\nnext" in out
+
+
 def test_ls_of_what_is_no_whole_checkpoint(tmp_path, monkeypatch):
     """One that cannot be read, and one that nobody has finished, are lines of their own."""
     whole, unread, left = (saved(tmp_path, STATE, n) for n in (1, 2, 3))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: Larger numbers are no counts: words have 64 bits.
 MOST = 2**63 - 1
+#: The last second of the year 9999, the last that a `datetime` has.
+LAST = 253_402_300_799
 
 
 class Fields:
@@ -65,11 +67,11 @@ class Fields:
             raise self._wrong(name, found, f"a whole number from {least}")
         return found
 
-    def number(self, name: str) -> float:
-        """Return a number."""
+    def moment(self, name: str) -> float:
+        """Return a moment, in seconds since 1970, that a calendar has."""
         found = self.get(name)
-        if type(found) not in (int, float):
-            raise self._wrong(name, found, "a number")
+        if type(found) not in (int, float) or not 0 <= found <= LAST:
+            raise self._wrong(name, found, "seconds since 1970, up to the year 9999")
         return float(found)
 
     def mapping(self, name: str) -> dict[str, Any]:

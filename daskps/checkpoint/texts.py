@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps import limits
 from daskps.checkpoint.digests import N_DIGITS, StoredFile
 from daskps.checkpoint.fields import MOST, Fields
@@ -96,7 +98,7 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
         lineage=found.text("lineage"),
         parent=found.text("parent"),
         sequence=found.whole("sequence"),
-        time=found.number("time"),
+        time=found.moment("time"),
         seed=_seed(found),
         version=found.whole("version"),
         parameters=tuple(
@@ -217,6 +219,12 @@ def _check_layout(manifest: Manifest, file: str) -> None:
             raise LayoutError("a name is given twice, or empty")
         if wrong := {dtype for *_, dtype in (*parameters, *tables)} - {*DTYPES}:
             raise LayoutError(f"{min(wrong)!r:.60} is no dtype of a store")
+        for stored in (*manifest.parameters, *manifest.tables):
+            if stored.rule is not None and np.dtype(stored.dtype).kind != "f":
+                raise LayoutError(
+                    f"{stored.name!r:.60} of {stored.dtype} has an optimizer, which "
+                    f"integers have not"
+                )
         limits.check_parameters(parameters, len(parameters), 1, tables)
         manifest.layout(1)
     except LayoutError as error:

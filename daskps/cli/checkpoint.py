@@ -18,6 +18,7 @@ from daskps.cli.files import FORMATS, export_to, import_from
 from daskps.cli.group import Failure, Group, Misuse
 from daskps.cli.stores import table
 from daskps.store.checkpoints import info_of
+from daskps.store.repr import printable
 
 if TYPE_CHECKING:
     from daskps.checkpoint.manifest import Manifest
@@ -137,7 +138,7 @@ def show(url: str, options: dict[str, Any], as_json: bool) -> None:
         return
     click.echo(
         f"{found.url.rpartition('/')[2]}: store {manifest.store or '-'!r} at version "
-        f"{manifest.version}, {head['time']} UTC, daskps {manifest.daskps}"
+        f"{manifest.version}, {head['time']} UTC, daskps {printable(manifest.daskps)}"
     )
     for rows in (parameters, tables):
         if rows:

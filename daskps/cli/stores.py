@@ -13,7 +13,7 @@ from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
 from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
-from daskps.store.repr import shards_line, text_table
+from daskps.store.repr import printable, shards_line, text_table
 from daskps.store.table_counts import counted_tables
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     lines = text_table(heads, cells)
     for number, row in enumerate(rows, 1):
         if "error" in row:
-            lines[number] += f"  {row['error']}"
+            lines[number] += f"  {printable(row['error'])}"
     return "\n".join(lines)
 
 

@@ -138,12 +138,32 @@ def _integers(found: Array, given: Any) -> Array:
     kind = found.dtype.kind
     if kind == "f" and not isinstance(given, list | tuple):
         raise TypeError("floats, also whole ones, are no ids; use astype('int64')")
+    if kind == "O":
+        raise _of_objects(found)
     if kind not in "iu":
         raise TypeError(f"{_KINDS.get(kind, found.dtype.name)} is no integer dtype")
     unsigned = kind == "u" and found.dtype.itemsize == _ID.itemsize
     if unsigned and found.size and int(found.max()) > _LARGEST:
         raise OverflowError(f"{found.max()} is beyond int64; hash such ids")
     return found
+
+
+def _is_missing(item: Any) -> bool:
+    if isinstance(item, float):
+        return math.isnan(item)
+    # By name: pandas is not imported for it.
+    return item is None or type(item).__name__ in ("NAType", "NaTType")
+
+
+def _of_objects(found: Array) -> Exception:
+    """Return why objects are no ids."""
+    items = found.reshape(-1)
+    if any(map(_is_missing, items)):
+        return ValueError("some are missing; leave these out")
+    for item in items:
+        if isinstance(item, int) and not -_LARGEST - 1 <= item <= _LARGEST:
+            return OverflowError(f"{item!r:.60} is beyond int64; hash such ids")
+    return TypeError("object is no integer dtype; use astype('int64')")
 
 
 def _described(given: Any) -> str:

@@ -63,11 +63,35 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     list of str
         A line for the heads and one for each row.
     """
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [[printable(entry) for entry in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        "  ".join(e.ljust(w) for e, w in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *rows)
+        "  ".join(e.ljust(w) for e, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     ]
+
+
+def printable(text: str) -> str:
+    r"""Return a text of somebody's that leaves a terminal and its lines as they are.
+
+    Parameters
+    ----------
+    text : str
+        A name, or what a file says.
+
+    Returns
+    -------
+    str
+        With escapes in place of control characters.
+
+    Examples
+    --------
+    >>> print(printable("red\x1b[31m"))
+    red\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 #: Heads of the columns, and an entry for each of them in every row.

@@ -199,6 +199,21 @@ def test_huge_and_nested_manifests_end():
         from_bytes(deep)
 
 
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e300, -1, "x", True])
+def test_a_time_that_no_calendar_has(time):
+    """It would end every listing of its folder, of the others too."""
+    with pytest.raises(CheckpointError, match=r"time is .*, expected seconds since"):
+        from_bytes(sealed(body(to_bytes(small())) | {"time": time}))
+
+
+def test_integers_that_have_an_optimizer():
+    said = body(to_bytes(small()))
+    [place] = [i for i, p in enumerate(said["parameters"]) if p["dtype"] == "int8"]
+    said["parameters"][place]["rule"] = 0
+    with pytest.raises(CheckpointError, match=r"b/c.* of int8 has an optimizer"):
+        from_bytes(sealed(said))
+
+
 def test_content_of_files():
     file = StoredFile("weights/w/c/0", 3, "06b05ab6733a618578af5f94892f3950")
     with pytest.raises(CheckpointError, match=r"weights/w/c/0 of 'w' has 2 bytes, 3"):
