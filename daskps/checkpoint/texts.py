@@ -219,7 +219,11 @@ def _check_layout(manifest: Manifest, file: str) -> None:
             raise LayoutError("a name is given twice, or empty")
         if wrong := {dtype for *_, dtype in (*parameters, *tables)} - {*DTYPES}:
             raise LayoutError(f"{min(wrong)!r:.60} is no dtype of a store")
-        for stored in (*manifest.parameters, *manifest.tables):
+        every: list[StoredParameter | StoredTable] = [
+            *manifest.parameters,
+            *manifest.tables,
+        ]
+        for stored in every:
             if stored.rule is not None and np.dtype(stored.dtype).kind != "f":
                 raise LayoutError(
                     f"{stored.name!r:.60} of {stored.dtype} has an optimizer, which "

@@ -122,7 +122,8 @@ async def save(
     ConsistencyError
         Where another save of the store is still being written.
     CheckpointError
-        Where the URL cannot be written, or is not one for all machines.
+        Where the URL cannot be written, is not one for all machines, or a worker that
+        writes is lost.
     ShardLostError, StoreClosedError, TimeoutError
         For what its name says. Nothing without a manifest counts.
     """
@@ -167,14 +168,20 @@ async def write(
 
     Raises
     ------
-    CheckpointError, SnapshotLostError, TimeoutError
-        As of :func:`save`.
+    CheckpointError, TimeoutError
+        As of :func:`save`; also where a worker that writes is lost.
     """
     silent: set[str] = set()
     work = partial(_write, shards, cut, target, training, silent=silent)
     try:
         seconds = deadline.remaining()
         return await shards.link.within(work, seconds, deadline.what, silent)
+    except SnapshotLostError as error:
+        raise CheckpointError(
+            f"no checkpoint of store {shards.meta.name!r} was made: worker "
+            f"{error.worker}, which writes shard {error.shard}, {error.reason}. Those "
+            f"made before are whole; save again"
+        ) from error
     finally:
         await drop_cut(shards, cut.name)
 
