@@ -1,7 +1,7 @@
 """SINGA's worker groups: one net in sub-nets, each for some of the rows of a batch.
 
-Examples
---------
+For example:
+
 >>> from daskps.compat import singa
 >>> class Rows(singa.Layer):
 ...     def forward(self, step):

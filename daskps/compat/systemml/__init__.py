@@ -1,7 +1,7 @@
 """SystemML's `paramserv`: a model, and the two functions that compute and apply gradients.
 
-Examples
---------
+For example:
+
 >>> from daskps.compat import systemml
 >>> def gradients(model, hyperparams, features, labels):
 ...     return [features.T @ (features @ model[0] - labels) / len(labels)]
