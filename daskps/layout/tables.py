@@ -300,7 +300,7 @@ class UnboundedPiece(TablePiece):
             return not ids.size
         hashed = table.hash_seed, table.n_buckets
         found = id_hash.buckets(ids, *hashed, cache_dir=cache_dir)
-        low, high = int(found.min()), int(found.max())
+        low, high = int(np.minimum.reduce(found)), int(np.maximum.reduce(found))
         return self.first_bucket <= low and high < self.stop_bucket
 
     def __str__(self) -> str:

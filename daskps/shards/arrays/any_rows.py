@@ -262,9 +262,9 @@ class AnyRows:
         if len(taken.fresh):
             fresh = taken.fresh
             self._fill(ids[fresh], rows[fresh], taken.kept, target, flip=flip)
-        there = rows >= 0
-        if there.all():
+        if not len(rows) or np.minimum.reduce(rows) >= 0:
             return update._replace(ids=rows, rows=None), taken.gone
+        there = rows >= 0
         at = np.arange(len(rows)) if update.at is None else update.at
         return update._replace(ids=rows[there], at=at[there], rows=None), taken.gone
 

@@ -85,14 +85,17 @@ class Need(NamedTuple):
     @classmethod
     def of(cls, updates: Sequence[RowUpdate], table: TableMemory) -> Need:
         """Return what they take one after the other, at most."""
-        gone = sum(len(u.ids) for u in updates if u.forget)
-        kept = [u for u in updates if not u.forget]
-        n = [len(u.ids) for u in kept]
-        new = [0 if u.rows is None else int((u.rows < 0).sum()) for u in kept]
+        n, new, gone, logged = 0, 0, 0, 0
         # A row that another id had is logged before its first values, and after.
         most = 2 * len(table.rows)
-        logged = sum(min(k + of, most) for k, of in zip(n, new, strict=True))
-        return cls(sum(n), sum(new), gone, logged)
+        for update in updates:
+            k, rows = len(update.ids), update.rows
+            if update.forget:
+                gone += k
+                continue
+            fresh = 0 if rows is None else int(np.count_nonzero(rows < 0))
+            n, new, logged = n + k, new + fresh, logged + min(k + fresh, most)
+        return cls(n, new, gone, logged)
 
 
 def has_room(table: TableMemory, need: Need) -> bool:
