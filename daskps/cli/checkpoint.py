@@ -205,7 +205,7 @@ def import_(file: str, url: str, options: dict[str, Any]) -> None:
     """
     _check_format(file)
     folder = import_from(Path(file), Storage(url, options))
-    click.echo(f"wrote {url}/{folder}/{MANIFEST}")
+    click.echo(f"wrote {url}/{folder}")
 
 
 def _check_format(file: str) -> None:

@@ -112,7 +112,7 @@ class Handlers:
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:
-            if not isinstance(error, self._expected):
+            if not (isinstance(error, self._expected) or _has_left(error)):
                 logger.exception("%s failed", what)
             passes = handler is not None and handler.user_code
             return refusal(error if passes else refused(error, what))
@@ -135,6 +135,12 @@ class Handlers:
                 )
             found[name] = of[0]
         return found
+
+
+def _has_left(error: Exception) -> bool:
+    """Return whether code of the user's would have left the process, as by `sys.exit`."""
+    cause = error.__cause__
+    return cause is not None and not isinstance(cause, Exception)
 
 
 def _has(kind: type, function: Callable[..., Any]) -> bool:

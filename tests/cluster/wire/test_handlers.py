@@ -14,6 +14,7 @@ from daskps.cluster import plugins, wire
 from daskps.cluster.wire.handlers import DIRECTORY, HOST, Handlers
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import IllegalStateError, ProtocolError
+from daskps.usercode import user_code
 
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
@@ -121,6 +122,11 @@ class Asked:
     def users(self) -> None:
         raise ZeroDivisionError("oh")
 
+    @handlers.handles("exits", user_code=True)
+    def exits(self) -> None:
+        with user_code("a rule"):
+            sys.exit(3)
+
     def ask(self, method: object, **message: Any) -> Any:
         work = self.handlers.serve(method, message, self.handlers.owners(self).get)
         return unpack_reply(asyncio.run(work), "a test")
@@ -142,6 +148,7 @@ def test_a_message_is_served_by_its_handler() -> None:
         ({"method": "later", "n": 1}, ValueError, "1 is odd"),
         ({"method": "ours"}, ProtocolError, "'ours' to it cannot be made out: Zero"),
         ({"method": "users"}, ZeroDivisionError, "^oh$"),
+        ({"method": "exits"}, RuntimeError, r"^a rule called sys.exit\(3\)"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
@@ -156,9 +163,9 @@ def test_only_what_was_not_expected_is_logged(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         wire.handlers.logger, "exception", lambda text, *args: said.append(text % args)
     )
-    for message in ({"method": "later", "n": 1}, {"method": "ours"}):
-        with pytest.raises((ValueError, ProtocolError)):
-            Asked().ask(**message)
+    for method, more in (("later", {"n": 1}), ("ours", {}), ("exits", {})):
+        with pytest.raises((ValueError, ProtocolError, RuntimeError)):
+            Asked().ask(method, **more)
     assert said == ["a message 'ours' to it failed"]
 
 
