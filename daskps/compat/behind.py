@@ -28,12 +28,13 @@ class Behind:
         self._pool = pool
         self._issued: deque[Future[Any]] = deque()
 
-    def do(self, act: Callable[[], Any], *, wait: bool = False) -> None:
-        """Call something after all that was issued before."""
+    def do(self, act: Callable[[], Any], *, wait: bool = False) -> Future[Any]:
+        """Call something after all that was issued before; return what it comes to."""
         issued = self._pool.submit(contextvars.copy_context().run, act)
         self._issued.append(issued)
         while self._issued and (wait or len(self._issued) > MOST_BEHIND):
             self._issued.popleft().result()
+        return issued
 
     def settle(self) -> None:
         """Wait until all of it is done; raise what went wrong."""
@@ -45,12 +46,15 @@ class Behind:
 def behind(name: str) -> Iterator[Behind]:
     """Have a thread for the length of a program, and wait for what it was given.
 
-    Where the program fails, what has not been begun is left.
+    Where the program fails, nothing is waited for: what is under way may wait for other
+    trainers, which wait for this one, until its error ends them all.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+    is_done = False
     try:
         made = Behind(pool)
         yield made
         made.settle()
+        is_done = True
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=is_done, cancel_futures=True)

@@ -10,6 +10,7 @@ import pytest
 from distributed import Client
 
 import daskps
+from daskps.compat.behind import behind
 from daskps.compat.launch import here, launch, name_of_ones_own
 from daskps.errors import DaskPSError
 from tests.inprocess import cluster
@@ -153,6 +154,20 @@ def test_programs_of_one_process():
 def test_outside_of_a_launch():
     with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
         here("some")
+
+
+def wait_behind(participant, part):
+    """Rank 0 fails while its thread waits for rank 1, which waits for rank 0."""
+    with behind("waits") as waits:
+        if participant.rank == 0:
+            waits.do(lambda: participant.trainer.allreduce(1))
+            raise ArithmeticError("rank zero")
+        participant.meet()
+
+
+def test_a_program_that_fails_waits_for_nothing_behind_it():
+    with cluster(), pytest.raises(ArithmeticError, match="rank zero"):
+        launch("some", wait_behind, [0, 0], timeout=60)
 
 
 def test_an_asynchronous_client_is_refused(client):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import uuid
 from contextlib import contextmanager
@@ -19,8 +18,8 @@ from daskps.store.arguments import number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future, ThreadPoolExecutor
 
+    from daskps.compat.behind import Behind
     from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
@@ -193,7 +192,7 @@ class AllReduceParameter:
         if not out.flags.writeable:
             raise ValueError("local_parameter is read-only; give an array to write to")
         here, mine = base.here(SYSTEM), self._mine()
-        pool: ThreadPoolExecutor = here.kept["pool"]
+        gets: Behind = here.kept["gets"]
 
         def get() -> Array:
             here.trainer.barrier()
@@ -202,9 +201,7 @@ class AllReduceParameter:
             )
             return out
 
-        future = pool.submit(contextvars.copy_context().run, get)
-        here.kept["getting"] = future
-        return FutureResult(future)
+        return FutureResult(gets.do(get))
 
     def put_gradients(self, parameter: Array) -> None:
         """Cut a gradient into slices, and bring each to its owner.
@@ -331,9 +328,8 @@ class AllReduceParameter:
     def _phase(self) -> Iterator[None]:
         """Act once all have made the call before, and say that this one is made."""
         here = base.here(SYSTEM)
-        getting: Future[Array] | None = here.kept.pop("getting", None)
-        if getting is not None:
-            getting.result()
+        gets: Behind = here.kept["gets"]
+        gets.settle()
         here.trainer.barrier()
         yield
         here.trainer.tick()

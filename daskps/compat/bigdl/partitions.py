@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,12 @@ import numpy as np
 
 from daskps import config
 from daskps.compat import launch as base
+from daskps.compat.behind import behind
 from daskps.store.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from daskps.compat.launch import Participant
     from daskps.typing import Array
@@ -95,8 +96,8 @@ def launch(
 
 def _partition(main: Callable[[Any], Any], here: Participant, part: Any) -> Any:
     """Call the program of one partition, with a thread for what it waits for later."""
-    with ThreadPoolExecutor(1, thread_name_prefix="daskps-bigdl") as pool:
-        here.kept["pool"] = pool
+    with behind("daskps-bigdl") as gets:
+        here.kept["gets"] = gets
         return main(part)
 
 
