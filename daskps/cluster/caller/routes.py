@@ -245,7 +245,8 @@ def whole(meta: StoreMap) -> Target:
         p.name: buffers[p.vector][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
-    by_shard = {shard: tuple(of) for shard, of in slices.items()}
+    # A shard without elements would be waited for that nobody ever updates.
+    by_shard = {shard: tuple(of) for shard, of in slices.items() if of or not views}
     return Target(by_shard, [*buffers.values()], lambda: views)
 
 

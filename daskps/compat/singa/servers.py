@@ -51,8 +51,7 @@ class Following:
         if self.rank:
             return {}
         # The first group has put them by its warm-up's end.
-        # By name: a shard that has no elements stays at version 0.
-        found = self.master.pull(self.master.names, min_version=1, timeout=None)
+        found = self.master.pull(min_version=1, timeout=None)
         self._replica = Replica(self.master, found, _NEVER, None)
         return {name: value.copy() for name, value in found.items()}
 
