@@ -89,6 +89,20 @@ def test_b2_weights_travel_truncated_and_stay_whole():
     assert mine + theirs == values.tolist()
 
 
+def bytes_of(compress):
+    """Return what a vector of 100 takes that all read, and what each owner is sent."""
+    parameter = AllReduceParameter.new_parameter(2, 100, compress=compress)
+    parameter.init(np.zeros(100, "f4"))
+    mine = parameter._mine()
+    return mine.store["wire"].nbytes, mine.store["gradients"].nbytes
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize(("compress", "width"), [("fp16", 2), ("none", 4)])
+def test_what_travels_has_16_bits_or_32(compress, width):
+    assert launch(bytes_of, [compress] * 2) == [(100 * width, 2 * 100 * width)] * 2
+
+
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("gradients", "divisor", "expected"),

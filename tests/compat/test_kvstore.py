@@ -215,6 +215,20 @@ def test_m9_m10_two_bits(rng):
         np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-6)
 
 
+def bytes_sent(n):
+    kv = create("dist_sync")
+    kv.init("w", np.zeros(n, "f4"))
+    whole = sum(a.nbytes for a in kv._sent("=w", np.ones(n, "f4")).values())
+    kv.set_gradient_compression({"type": "2bit"})
+    return whole, sum(a.nbytes for a in kv._sent("=w", np.ones(n, "f4")).values())
+
+
+@pytest.mark.usefixtures("inside")
+def test_two_bits_are_two_bits():
+    """A row of words for each of 2 workers: 2 x 1,002 / 4 bytes, and not 4,008."""
+    assert launch(partial(bytes_sent, 1_002), 2) == [(4_008, 2 * 251)] * 2
+
+
 def begin_hundred():
     kv = create("dist_sync")
     keys = list(range(100))
