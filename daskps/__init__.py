@@ -43,7 +43,7 @@ from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A0
 from daskps.store.table import ParameterTable
 from daskps.store.table_spec import TableSpec
 from daskps.training import stop
-from daskps.training.callbacks import Log, ProgressBar
+from daskps.training.callbacks import Log, ProgressBar, ReduceOnPlateau
 from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, train
@@ -79,6 +79,7 @@ __all__ = [
     "ProtocolError",
     "PushRejectedError",
     "RankStats",
+    "ReduceOnPlateau",
     "Replica",
     "RoundLostError",
     "RowGrad",

@@ -98,6 +98,8 @@ class Manifest:
     files: tuple[StoredFile, ...]
     #: Where it is in its epochs, as :class:`daskps.epochs.Epochs` has it.
     epochs: tuple[int, int, int] = (0, 0, 0)
+    #: By what the learning rates of its rules are multiplied.
+    lr_factor: float = 1.0
     #: How far training has come, and what was measured: plain values of JSON.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,7 @@ def to_bytes(manifest: Manifest) -> bytes:
             "tables": [_table(t) for t in manifest.tables],
             "rules": [rule.to_json() for rule in manifest.rules],
             "epochs": list(manifest.epochs),
+            "lr_factor": manifest.lr_factor,
             "progress": dict(manifest.progress),
             "history": [dict(entry) for entry in manifest.history],
             "files": [list(file) for file in manifest.files],
@@ -108,6 +110,7 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
         rules=rules,
         files=tuple(_file(f, file) for f in found.items("files")),
         epochs=_epochs(found),
+        lr_factor=_factor(found),
         progress=found.mapping("progress"),
         history=tuple(map(_entry(found), found.items("history"))),
         daskps=found.text("daskps"),
@@ -126,6 +129,17 @@ def _epochs(found: Fields) -> tuple[int, int, int]:
                 f"{found.file}: the epochs are {other!r:.60}, expected three numbers",
                 found.file,
             )
+
+
+def _factor(found: Fields) -> float:
+    factor = found.get("lr_factor")
+    if type(factor) not in (int, float) or not 0 < factor <= sys.float_info.max:
+        raise CheckpointError(
+            f"{found.file}: learning rates are multiplied by {factor!r:.60}, expected a "
+            f"number above 0; restore another checkpoint",
+            found.file,
+        )
+    return float(factor)
 
 
 def _seed(found: Fields) -> int:

@@ -185,7 +185,11 @@ class Rule(ABC):
         return isinstance(self.lr, by_epoch)
 
     def scalars(
-        self, step: int, lr: float | None = None, epoch: int | None = None
+        self,
+        step: int,
+        lr: float | None = None,
+        epoch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, ...]:
         """Return what `prepare` gives for the effective learning rate.
 
@@ -197,6 +201,8 @@ class Rule(ABC):
             Overrides the rule's own learning rate this once.
         epoch : int, optional
             The epoch under way, where there is one.
+        factor : float, default 1.0
+            Times the learning rate, see :meth:`daskps.ParameterStore.scale_lr`.
 
         Returns
         -------
@@ -217,7 +223,7 @@ class Rule(ABC):
         """
         effective = self.rate(step - 1, epoch) if lr is None else in_range("lr", lr)
         with _PREPARE:
-            return tuple(map(float, self.prepare(step, effective)))
+            return tuple(map(float, self.prepare(step, effective * factor)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rule):

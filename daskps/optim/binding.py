@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.errors import PushRejectedError
+from daskps.optim.factors import of_word
 from daskps.optim.function import Function
 from daskps.optim.master import WithMaster
 from daskps.usercode import user_code
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from daskps.optim.base import Rule
     from daskps.typing import Array
 
-#: The number of an update, a learning rate given for once, and the epoch.
-Asked: TypeAlias = tuple[int, float | None, int | None]
+#: The number of an update, a learning rate given for once, the epoch, and the word of
+#: the store's factor of learning rates.
+Asked: TypeAlias = tuple[int, float | None, int | None, int]
 
 
 class Bound:
@@ -49,13 +51,23 @@ class Bound:
         self.ranks = len(rule.rank_slots)
 
     def scalars(
-        self, step: int, lr: float | None = None, epoch: int | None = None
+        self,
+        step: int,
+        lr: float | None = None,
+        epoch: int | None = None,
+        factor: int = 0,
     ) -> tuple[float, ...]:
-        """Return the scalars of update number `step`, counted from 1, in an epoch."""
-        latest, asked = self._latest, (step, lr, epoch)
+        """Return the scalars of update number `step`, counted from 1, in an epoch.
+
+        `factor` is the word of the factor of all learning rates, 0 where it is 1.
+        """
+        latest, asked = self._latest, (step, lr, epoch, factor)
         if latest is not None and latest[0] == asked:
             return latest[1]
-        scalars = self.rule.scalars(step, lr, epoch)
+        if factor:
+            scalars = self.rule.scalars(step, lr, epoch, of_word(factor))
+        else:
+            scalars = self.rule.scalars(step, lr, epoch)
         if latest is not None and _same(latest[1], scalars):
             # Checked, and cast by whoever has kept them.
             scalars = latest[1]

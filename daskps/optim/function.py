@@ -76,7 +76,11 @@ class Function(Rule):
         return _unchanged
 
     def scalars(
-        self, step: int, lr: float | None = None, epoch: int | None = None
+        self,
+        step: int,
+        lr: float | None = None,
+        epoch: int | None = None,
+        factor: float = 1.0,
     ) -> tuple[float, ...]:
         """Return no scalars.
 
@@ -88,6 +92,8 @@ class Function(Rule):
             Refused.
         epoch : int, optional
             The epoch under way.
+        factor : float, default 1.0
+            Of learning rates, which functions do not have.
 
         Returns
         -------

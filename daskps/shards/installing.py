@@ -17,7 +17,8 @@ from daskps.kernels import id_hash, index_filling, index_probe
 from daskps.kernels.row_moves import scatter
 from daskps.layout.buckets import bucket_rows, n_buckets
 from daskps.layout.spans import ROWS, TOUCHED, slot_area
-from daskps.shards.memory.format import EPOCH, PER_EPOCH, TICKS, VERSION
+from daskps.optim.factors import of_word, to_word
+from daskps.shards.memory.format import EPOCH, LR_FACTOR, PER_EPOCH, TICKS, VERSION
 from daskps.shards.memory.growth import reserve
 from daskps.shards.row_reads import not_any, table_at
 from daskps.shards.run_record import epochs_of
@@ -49,6 +50,8 @@ class Counted:
     came: Sequence[tuple[int, int]]
     #: Where it is in its epochs.
     epochs: Epochs
+    #: By what all learning rates are multiplied.
+    lr_factor: float = 1.0
 
     @classmethod
     def of(cls, segment: Segment, flip: int) -> Counted:
@@ -59,13 +62,15 @@ class Counted:
         steps = dict(zip(indices, record.steps.tolist(), strict=True))
         came = [_came(table.any_rows) for table in segment.tables]
         at = epochs_of(record)
-        return cls(record.version, steps, record.clocks.tolist(), came, at)
+        factor = of_word(record.plain[LR_FACTOR])
+        return cls(record.version, steps, record.clocks.tolist(), came, at, factor)
 
     def put(self, segment: Segment) -> None:
         """Have a new shard count on from here; of others' parameters nothing is taken."""
         record = segment.current
         record.plain[VERSION] = self.version
         record.fixed[[EPOCH, PER_EPOCH, TICKS]] = self.epochs
+        record.plain[LR_FACTOR] = to_word(self.lr_factor)
         for position, piece in enumerate(segment.pieces):
             record.steps[position] = self.steps.get(piece.parameter.index, 0)
         for position, table in enumerate(segment.tables, len(segment.pieces)):

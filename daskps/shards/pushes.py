@@ -7,15 +7,19 @@ run never comes here: `Shard.submit` looks first.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from daskps.errors import PushRejectedError
+from daskps.optim.factors import of_word, to_word
 from daskps.shards import producers, run_record
 from daskps.shards.arrays import by_function
-from daskps.shards.arrays.planning import Operations, UpdatePlanner, count
+from daskps.shards.arrays.counting import count
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
     DELAYS,
+    LR_FACTOR,
     N_APPLIED,
     N_DROPPED,
     N_DUPLICATES,
@@ -33,6 +37,7 @@ from daskps.shards.steps import (
     ASSIGN,
     GRADIENT,
     NOTHING,
+    SCALE,
     Step,
     Tick,
     Ticket,
@@ -41,6 +46,7 @@ from daskps.shards.steps import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.shards.arrays.planning import Operations, UpdatePlanner
     from daskps.shards.cuts.floors import Floors
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
@@ -163,10 +169,9 @@ class Pushes:
         publication: Publication | None = None
         new: list[Ticket] = []
         for ticket in changing:
-            if (
-                publication is not None
-                and self._has_functions
-                and self._calls_function(ticket.step)
+            if publication is not None and (
+                SCALE in (ticket.step.kind, new[-1].step.kind)
+                or (self._has_functions and self._calls_function(ticket.step))
             ):
                 # As those before it leave them.
                 self._commit(publication, new)
@@ -231,6 +236,8 @@ class Pushes:
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
             planned = self._planner.step(step, record.steps, fused=fused, alone=alone)
+            if step.kind == SCALE:
+                _scaled(record, step)
             if ticket.dropped:
                 planned = []  # it was fine, as an error should not depend on its age
             if not step.run and producers.lacks_room(record, step.producer):
@@ -256,7 +263,10 @@ class Pushes:
         self._floors.note(step)
         publication.add(planned)
         count(planned, record.steps)
-        ticket.version = record.plain[VERSION] = record.version + bool(planned)
+        changes = bool(planned)
+        if step.kind == SCALE:
+            record.plain[LR_FACTOR], changes = _scaled(record, step), True
+        ticket.version = record.plain[VERSION] = record.version + changes
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
         try:
@@ -278,6 +288,17 @@ class Pushes:
                 header[N_DROPPED] += 1
             else:
                 header[N_APPLIED] += ticket.step.kind != NOTHING
+
+
+def _scaled(record: Record, step: Step) -> int:
+    """Return the word of the factor of learning rates that a step leads to."""
+    before, times = of_word(record.plain[LR_FACTOR]), step.lr or 0.0
+    if not 0 < before * times < math.inf:
+        raise PushRejectedError(
+            f"learning rates are {before:g} times those of the optimizers, and times "
+            f"{times:g} no number is left of them; nothing was changed"
+        )
+    return to_word(before * times)
 
 
 def _repeats(step: Step, record: Record) -> bool:

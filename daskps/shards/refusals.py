@@ -9,6 +9,7 @@ from daskps.shards import producers
 from daskps.shards.deputy import CLOSED, OPEN, RELEASED, gate_of
 from daskps.shards.memory.format import GENERATION, N_RANKS, POLICY, RUN
 from daskps.shards.run_record import CODES, changes
+from daskps.shards.steps import SCALE
 
 if TYPE_CHECKING:
     from daskps.shards.memory.format import Record
@@ -44,6 +45,8 @@ def _find_misplacement(step: Step, record: Record) -> Exception | None:
                 f"rank {step.rank} is none of the {n_ranks} trainers of run {run}"
             )
     elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:
+        if step.kind == SCALE and step.clock == run:
+            return None  # its trainers wait for it
         article = "an" if step.kind.startswith("a") else "a"
         return ConsistencyError(
             f"run {run} has this store to itself (sync='bsp'), {article} {step.kind} "

@@ -26,6 +26,7 @@ from daskps.shards.memory.format import (
     FLIP,
     GATE,
     GENERATION,
+    LR_FACTOR,
     N_DUPLICATES,
     ROUNDS,
     ROWS_SEQUENCE,
@@ -83,8 +84,10 @@ class Shard:
         self.segment, self.generation = segment, generation
         segment.cache_dir = cache_dir
         tables = [table.piece for table in segment.tables]
+        words = [r.plain[LR_FACTOR : LR_FACTOR + 1] for r in segment.records]
         self._planner = UpdatePlanner(
             *(segment.pieces, bindings, tables, cache_dir),
+            factors=(words, segment.header[FLIP : FLIP + 1]),
             epoch=lambda: run_record.epoch_of(segment.current),
             weights=lambda at: segment.weights_of(segment.current, at),
         )

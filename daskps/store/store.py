@@ -31,7 +31,7 @@ from daskps.store.mistaken import (
     not_set,
     not_written,
 )
-from daskps.store.replicating import Replicable
+from daskps.store.rates import Rated
 from daskps.store.snapshot import Snapshot, taken_by
 from daskps.store.table import ParameterTable
 from daskps.store.targets import chosen_names
@@ -48,7 +48,7 @@ DEFAULT = config.DEFAULT
 _ATTRIBUTES = {"uid", "name"}
 
 
-class ParameterStore(Replicable):
+class ParameterStore(Rated):
     """A store of named arrays, sharded over the workers of a Dask cluster.
 
     Made by :func:`create` and :func:`open`. The handle is light: it can be an

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from daskps.cluster.upstream import current_task
 from daskps.training import bars
+from daskps.training.plateau import ReduceOnPlateau as ReduceOnPlateau
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "EVENTS",
     "Log",
     "ProgressBar",
+    "ReduceOnPlateau",
     "check",
     "chosen",
     "end",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config, limits
+from daskps.cluster.caller.applying import lr_factor
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
@@ -106,6 +107,7 @@ class FitJob(Job):
             return "resident"
         graph = await self._graph(plan, lengths)
         body = partial(train_part if graph is None else GraphStepper, plan)
+        await self._begin_plateaus(link)
         await self._notify(
             "on_failover" if self.counted["retried_runs"] else "on_start"
         )
@@ -240,12 +242,39 @@ class FitJob(Job):
         models = plan.average_models
         if not (plan.rows or models or plan.sync_every != 1):
             return
-        meta = (await self.store._attach(link)).meta
+        shards = await self.store._attach(link)
+        meta = shards.meta
         if plan.rows:
             check_tables(meta, plan.rows)
         if models or plan.sync_every != 1:
             what = "average='models'" if models else "sync_every"
             check_rules(load_rules(meta), meta.layout.names, what, rounds=models)
+            asked = Deadline(config.deadline(), "the factor of its learning rates")
+            factor = await lr_factor(shards, asked)
+            if self.plateaus:
+                raise ValueError(
+                    f"{what} does not take {self.plateaus[0]!r}: trainers make own steps "
+                    f"by the rates of the optimizers; leave one of them out"
+                )
+            if factor != 1 and not self.reset:
+                raise ValueError(
+                    f"{what} does not take store {meta.name!r}, whose learning rates are "
+                    f"scaled by {factor:g}: trainers make own steps by those of the "
+                    f"optimizers; leave it out, or begin with reset_optimizer=True"
+                )
+
+    async def _begin_plateaus(self, link: Link) -> None:
+        """Tell those that reduce learning rates what these are."""
+        if not self.plateaus:
+            return
+        shards = await self.store._attach(link)
+        asked = Deadline(config.deadline(), "the factor of its learning rates")
+        times = 1.0 if self.reset else await lr_factor(shards, asked)
+        rules = load_rules(shards.meta).values()
+        for plateau in self.plateaus:
+            # Those of a run that is tried again it has seen.
+            again = self.counted["retried_runs"]
+            plateau.begin(rules, times, () if again else self.status.history)
 
     async def _follow(self, link: Link, *launched: Any) -> None:
         """Run the trainers to the end of the run, or to where it is stopped."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.caller import snapshots
+from daskps.cluster.caller import applying, snapshots
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.cluster.runs.launch import launch
@@ -100,7 +100,14 @@ class Job:
     @property
     def gated(self) -> bool:
         """Whether trainers wait at the end of an epoch for what is decided here."""
-        return self.validate is not None or self.stop is not None
+        looks = (self.validate, self.stop)
+        return any(one is not None for one in looks) or bool(self.plateaus)
+
+    @property
+    def plateaus(self) -> list[callbacks_module.ReduceOnPlateau]:
+        """What may reduce learning rates at the end of an epoch."""
+        kind = callbacks_module.ReduceOnPlateau
+        return [one for one in self.callbacks if isinstance(one, kind)]
 
     def start(self, work: Callable[[], Awaitable[Any]], timeout: Any) -> Any:
         """Drive the work from here, or return an awaitable of it."""
@@ -174,6 +181,11 @@ class Job:
 
     async def run_loops(self, body: Body, parts: Sequence[Any]) -> list[Any]:
         """Run loops of the user's; return what they return."""
+        if self.plateaus:
+            raise ValueError(
+                f"{self.plateaus[0]!r} is for train: loops of run have no epochs; call "
+                f"store.scale_lr(factor) where the run is over"
+            )
         await check_workers(self.store._bind(), self.workers)
         await self._notify("on_start")
         found = await self.launch(body, parts)
@@ -211,7 +223,8 @@ class Job:
         Where nobody may stop it, training goes on while a snapshot is validated.
         """
         await self._validated()
-        if self.validate is not None and self.stop is None:
+        waits = self.stop is not None or self.plateaus
+        if self.validate is not None and not waits:
             params = await self._snapshot()
             await self._decide(event["epoch"], stop=False)
             self._validation = asyncio.ensure_future(self._enter(event, params))
@@ -257,6 +270,10 @@ class Job:
         clocks = [r["clock"] for r in reports]
         status.advance(max(clocks), min(clocks))
         status.loss = None
+        for plateau in self.plateaus:
+            # Before a checkpoint is made of the epoch, and anybody goes on.
+            if (by := plateau.reduction(status.history[-1])) is not None:
+                await self._scale(by)
         await self._save(epoch=True)
         await self._notify("on_epoch")
 
@@ -299,6 +316,14 @@ class Job:
         """Begin a checkpoint, where one is due."""
         if self.saves is not None:
             await self.saves.hear(self.status, epoch=epoch)
+
+    async def _scale(self, by: float) -> None:
+        """Multiply the learning rates, while trainers wait at the end of an epoch."""
+        source = self.store._producer_here(self.store._bind())
+        what = f"the learning rates of store {self.store.name!r} to be reduced"
+        deadline = Deadline(config.deadline(), what)
+        shards = await self._shards()
+        await applying.scale_lr(shards, source, by, deadline=deadline, run=self.run)
 
     async def _validated(self) -> None:
         """Wait for the validation that is under way, if one is, or raise its error."""

@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "steps-are-not-counted",
-        "daskps.shards.arrays.planning:count",
+        "daskps.shards.arrays.counting:count",
         "if operation.binding is not None and position not in seen:",
         "if operation.binding is None and position not in seen:",
         (

@@ -66,7 +66,7 @@ class Adding(Loops):
     """
 
     def scalars(
-        self, step: int, lr: float | None, epoch: int | None
+        self, step: int, lr: float | None, epoch: int | None, factor: int = 0
     ) -> tuple[float, ...]:
         if lr == 0.25:
             raise ArithmeticError("this prepare raises")
@@ -81,7 +81,7 @@ class Momentum(Loops):
     """A rule whose result depends on the order of the updates, in every bit."""
 
     def scalars(
-        self, step: int, lr: float | None, epoch: int | None
+        self, step: int, lr: float | None, epoch: int | None, factor: int = 0
     ) -> tuple[float, ...]:
         return (0.3 / step if lr is None else lr, 0.7)
 

@@ -33,7 +33,7 @@ class AddingRows:
     ranks = 0
 
     def scalars(
-        self, step: int, lr: float | None, epoch: int | None
+        self, step: int, lr: float | None, epoch: int | None, factor: int = 0
     ) -> tuple[float, ...]:
         if lr == 0.25:
             raise ArithmeticError("this prepare raises")

@@ -294,7 +294,7 @@ def test_a_gradient_without_a_rule_is_refused():
 class Dying(Loops):
     """A rule that dies in the middle of writing, as it should never do."""
 
-    def scalars(self, step, lr=None, epoch=None):
+    def scalars(self, step, lr=None, epoch=None, factor=0):
         return (1.0,)
 
     def write(self, w_in, w_out, g, slots, scalars, slots_out):

@@ -234,6 +234,33 @@ def test_a_checkpoint_without_masters_restores_without(tmp_path):
     assert other["w"].pull().tolist() == [1.0] * 3
 
 
+def test_scaled_rates_come_back(tmp_path):
+    """And a run that resumes goes on as if it had not ended, what it had seen included."""
+
+    def gradient(params, X, y):
+        return 1.0, {"w": np.ones(3)}
+
+    def plateau():
+        return daskps.ReduceOnPlateau(factor=0.5, patience=1, cooldown=1)
+
+    X, how = np.zeros((4, 1)), dict[str, Any](batch_size=2, trainers=2)
+    straight = daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0), shards=2)
+    daskps.train(straight, gradient, X, epochs=9, callbacks=[plateau()], **how)
+    url = daskps.Checkpoints(str(tmp_path))
+    store = daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0), shards=2)
+    daskps.train(
+        store, gradient, X, epochs=5, callbacks=[plateau()], checkpoint=url, **how
+    )
+    again = daskps.restore(tmp_path, shards=1)
+    more: dict[str, Any] = {"checkpoint": url, "resume": True, "callbacks": [plateau()]}
+    daskps.train(again, gradient, X, epochs=9, **more, **how)
+    assert again["w"].pull().tolist() == straight["w"].pull().tolist()
+    assert straight["w"].pull()[0] > -9
+    again.push({"w": np.ones(3)})
+    straight.push({"w": np.ones(3)})
+    assert again["w"].pull().tolist() == straight["w"].pull().tolist()
+
+
 def test_first_rows_may_be_others(tmp_path):
     spec = daskps.TableSpec(None, 2, "float64", init=1.0)
     store = daskps.create({"t": spec})

@@ -61,14 +61,82 @@ async def apply(
     if not wanted:
         return Version.of([])
     touched = None if len(wanted) == meta.layout.n_shards else runs_of(wanted)
+    about = {"applied": tuple(applied), "touched": touched}
+    return await _each(shards, source, ("apply", about, wanted), deadline)
+
+
+async def scale_lr(
+    shards: ShardClient,
+    source: Producer,
+    factor: float,
+    *,
+    deadline: Deadline,
+    run: int = 0,
+) -> Version:
+    """Have all shards multiply their learning rates, each once.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    source : Producer
+        Whose step it is.
+    factor : float
+        By what.
+    deadline : Deadline
+        Its end.
+    run : int, default 0
+        The run in rounds whose trainers wait for it.
+
+    Returns
+    -------
+    Version
+        What the shards have come to.
+
+    Raises
+    ------
+    PushRejectedError, ConsistencyError
+        Naming the shards that have done it.
+    """
+    every = range(shards.meta.layout.n_shards)
+    what = "scale_lr", {"factor": factor, "run": run}, every
+    return await _each(shards, source, what, deadline)
+
+
+async def lr_factor(shards: ShardClient, deadline: Deadline) -> float:
+    """Return by what the learning rates of a store are multiplied, the least of all shards.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    float
+        1.0 where nobody has scaled them.
+    """
+    where = shards.meta.where
+    answers = await shards.control_each(
+        "lr_factor", lambda: {worker: {} for worker in {*where.owners}}, deadline
+    )
+    return min(float(factor) for answer in answers for factor in answer)
+
+
+async def _each(
+    shards: ShardClient,
+    source: Producer,
+    what: tuple[str, Mapping[str, Any], Sequence[int]],
+    deadline: Deadline,
+) -> Version:
+    """Have shards do something under one number, wherever they are and move to."""
+    meta, (method, more, wanted) = shards.meta, what
     if not source.id:
         await source.identify(shards.link)
     async with source.turn_async(deadline, shards.settle) as turn:
-        about = {
-            "applied": tuple(applied),
-            "identity": (source.id, turn.number, turn.floor),
-            "touched": touched,
-        }
+        about = {**more, "identity": (source.id, turn.number, turn.floor)}
 
         def plan() -> Mapping[str, Mapping[str, Any]]:
             where, of = meta.where, dict[str, list[tuple[int, int]]]()
@@ -77,7 +145,7 @@ async def apply(
                 of.setdefault(where.owners[shard], []).append(row)
             return {worker: {"shards": rows, **about} for worker, rows in of.items()}
 
-        answers = await shards.control_each("apply", plan, deadline)
+        answers = await shards.control_each(method, plan, deadline)
         rows = [row for answer in answers for row in answer]
         if failed := [(shard, packed) for shard, _, packed in rows if packed]:
             have = sorted(shard for shard, _, packed in rows if not packed)

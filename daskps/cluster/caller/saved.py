@@ -37,6 +37,9 @@ class OwnersSaid:
     came: Sequence[tuple[int, int]]
     #: Where the shard is that is furthest behind.
     epochs: Epochs
+    #: By what learning rates are multiplied, the least of all shards: who did so last
+    #: may have died half-way.
+    lr_factor: float
 
     @classmethod
     def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
@@ -47,10 +50,12 @@ class OwnersSaid:
         clocks: dict[int, int] = {}
         came: dict[int, tuple[int, int]] = {}
         epochs: list[Epochs] = []
+        factors: list[float] = []
         for reply in replies:
             files += [StoredFile(*row) for row in reply["files"]]
             begins |= dict(map(tuple, reply["begins"]))
-            for of_shard, of_tables, ids, at in reply["counted"]:
+            for of_shard, of_tables, ids, at, factor in reply["counted"]:
+                factors.append(factor)
                 epochs.append(Epochs(*at))
                 for index, n in of_shard:
                     steps[index] = max(n, steps.get(index, 0))
@@ -67,6 +72,7 @@ class OwnersSaid:
             clocks=[clocks[i] for i in every],
             came=[came[i] for i in every],
             epochs=min(epochs, key=lambda at: at.place),
+            lr_factor=min(factors),
         )
 
 

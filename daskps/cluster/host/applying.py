@@ -6,6 +6,7 @@ no update has come in between; where several have, it is called in the shard's t
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,9 +24,11 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import FLOATS
+from daskps.optim.factors import of_word
 from daskps.shards import producers
+from daskps.shards.memory.format import LR_FACTOR
 from daskps.shards.refusals import find_refusal
-from daskps.shards.steps import ASSIGN, Item, Ready, Step, Ticket
+from daskps.shards.steps import ASSIGN, SCALE, Item, Ready, Step, Ticket
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -99,6 +102,53 @@ async def apply(
             break
         found.append([hosted.index, version, None])
     return found
+
+
+@HOST.handles("scale_lr")
+async def scale_lr(
+    host: ShardHost,
+    *,
+    store: str,
+    shards: Sequence[tuple[int, int]],
+    factor: float,
+    identity: tuple[int, int, int],
+    run: int,
+) -> list[list[Any]]:
+    """Multiply the learning rates of some shards, each in one publication.
+
+    `shards` has each and its generation, `identity` producer, sequence number and floor
+    of the step that this is, `run` the run in rounds whose trainers wait for it, 0 for
+    none. Returns shard, version and error of each.
+    """
+    producer, sequence, floor = identity
+    if producer < 1 or not 0 <= floor <= sequence or not 0 < factor < math.inf:
+        raise ProtocolError(f"a factor {factor!r:.60} in step {identity!r:.60}")
+    hosted_shards, found = [host.get_shard(store, shard) for shard, _ in shards], []
+    for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
+        step = Step(SCALE, lr=float(factor), producer=producer, sequence=sequence)
+        step = step._replace(floor=floor, generation=generation, clock=run)
+        work = _Work(_nothing, (), False, step)
+        try:
+            version = await host.in_thread(partial(_apply, host, hosted, work))
+        except StaleGenerationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - its caller's
+            found.append([hosted.index, 0, pack_error(error)])
+            continue
+        found.append([hosted.index, version, None])
+    return found
+
+
+def _nothing(block: Array, name: str) -> Array:
+    """Stand for a function where there is none."""
+    return block
+
+
+@HOST.handles("lr_factor")
+async def lr_factor(host: ShardHost, store: str) -> list[float]:
+    """Return by what learning rates are multiplied, per shard held here."""
+    records = [hosted.shard.segment.current for hosted in host.of(store)]
+    return [of_word(record.plain[LR_FACTOR]) for record in records]
 
 
 def _apply(host: ShardHost, hosted: HostedShard, work: _Work) -> int:

@@ -204,6 +204,7 @@ class _Installing:
                 clocks=clocks,
                 came=mine,
                 epochs=Epochs(*manifest.epochs),
+                lr_factor=manifest.lr_factor,
             )
             counted.put(hosted.shard.segment)
 

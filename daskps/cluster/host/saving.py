@@ -227,4 +227,4 @@ def _counted(shard: int, copy: ShardCopy | HeldShard) -> list[Any]:
         raise ConsistencyError(f"the copy of shard {shard} is none of everything")
     steps = [*of.steps.items()]
     came = [list(one) for one in of.came]
-    return [steps, [*of.clocks], came, [*of.epochs]]
+    return [steps, [*of.clocks], came, [*of.epochs], of.lr_factor]

@@ -67,6 +67,8 @@ class UpdatePlanner:
         Its pieces of tables, whose positions come after those of `pieces`.
     cache_dir : str, optional
         Where compiled functions are kept.
+    factors : (sequence of memoryview, memoryview)
+        Of both records the word of the factor of learning rates, and the flip word.
     epoch : callable, optional
         Returns the epoch of the run in progress, None where there is none.
     weights : callable, optional
@@ -80,10 +82,11 @@ class UpdatePlanner:
         tables: Sequence[TablePiece] = (),
         cache_dir: str | None = None,
         *,
+        factors: tuple[Sequence[memoryview[int]], memoryview[int]],
         epoch: Callable[[], int | None] = lambda: None,
         weights: Callable[[int], Array] = lambda _: _NO_WEIGHTS,
     ) -> None:
-        self._weights = weights
+        (self._factors, self._flip), self._weights = factors, weights
         self._cache_dir, self._epoch = cache_dir, epoch
         self._pieces, self._tables = pieces, tables
         whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
@@ -220,7 +223,8 @@ class UpdatePlanner:
             if rule is None or isinstance(rule, BoundFunction):
                 return None
             epoch = self.epoch_of(tick) if rule.goes_by_epoch else None
-            scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch)
+            word = self._factors[self._flip[0] & 1][0]
+            scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch, word)
             if rule.ranks:
                 if not tick.run:
                     return None
@@ -279,7 +283,8 @@ class UpdatePlanner:
         if binding is None:
             raise self._no_rule(position)
         epoch = self.epoch_of(step) if binding.goes_by_epoch else None
-        scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch)
+        word = self._factors[self._flip[0] & 1][0]
+        scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch, word)
         if step.weight != 1.0:
             data = scaled(data, step.weight)
         by = step.producer
@@ -328,7 +333,8 @@ class UpdatePlanner:
             if binding is None:
                 raise self._no_rule(position)
             epoch = self.epoch_of() if binding.goes_by_epoch else None
-            scalars = binding.scalars(counts.item(position) + 1, None, epoch)
+            word = self._factors[self._flip[0] & 1][0]
+            scalars = binding.scalars(counts.item(position) + 1, None, epoch, word)
             ids, data = rows[position]
             planned.append((position, RowUpdate(ids, data, None, binding, scalars)))
         return planned
@@ -373,7 +379,8 @@ class UpdatePlanner:
             raise self._no_rule(position)
         lr = None if said is None else said.lr
         epoch = self.epoch_of(said) if binding.goes_by_epoch else None
-        scalars = binding.scalars(counts.item(position) + 1, lr, epoch)
+        word = self._factors[self._flip[0] & 1][0]
+        scalars = binding.scalars(counts.item(position) + 1, lr, epoch, word)
         if isinstance(binding, BoundFunction):
             what = binding, self._pieces[position], PieceUpdate(data, start)
             weights, number = self._weights(position), counts.item(position) + 1
@@ -388,12 +395,3 @@ class UpdatePlanner:
             f"parameter {self._names[position]!r} has no optimizer, so a gradient "
             f"cannot be applied; give create(optimizer=...) one, or use add or assign"
         )
-
-
-def count(planned: Operations, counts: Array) -> None:
-    """Note the optimizer steps of planned operations, one per piece they touch."""
-    seen = set()
-    for position, operation in planned:
-        if operation.binding is not None and position not in seen:
-            seen.add(position)
-            counts[position] += 1

@@ -8,11 +8,11 @@
                         counters, two words for a lock; the run that ended last; the
                         row that the record in force has changed; three words of tables;
                         11 words that are free
-    record      twice   version, rounds, run, counters, epochs; per piece, and per table, steps
-                        and last change; per piece the buffers of its slots and weights;
-                        per table how many entries its feed has, and its clock; one row
-                        per rank; one row per producer; the producers that lost their
-                        row last
+    record      twice   version, rounds, run, counters, epochs, factor of learning
+                        rates; per piece, and per table, steps and last change; per
+                        piece the buffers of its slots and weights; per table how many
+                        entries its feed has, and its clock; one row per rank; one row
+                        per producer; the producers that lost their row last
     weights     twice   for each dtype the shard's part of its flat vector, both buffers
                         from a page on
     slot0 ...           optimizer state, one for each slot of each piece; twice in a
@@ -59,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 14
+FORMAT = 15
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -85,11 +85,12 @@ N_TABLES_AT, ROWS_SEQUENCE, FORWARD = 18, 19, 20
 N_DROPPED, DELAYS, N_DELAYS = 21, 22, 10
 MAX_RANKS = 1024
 MAX_PRODUCERS = 1024
-#: Words at the head of a record; the names index them. The last but one three say where
+#: Words at the head of a record; the names index them. Three of the last ones say where
 #: the store is in its epochs: the first one of the run in progress, or of the last, its
 #: rounds of an epoch, and how many of them there were before the run, or in all, see
-#: `Epochs`. The last one has the bits of a float64.
-HEAD = 15
+#: `Epochs`. The last two are float64 numbers: the bits of one, and what
+#: :mod:`daskps.optim.factors` makes of the other.
+HEAD = 16
 (
     VERSION,
     ROUNDS,
@@ -106,6 +107,7 @@ HEAD = 15
     PER_EPOCH,
     TICKS,
     DAMPING,
+    LR_FACTOR,
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1

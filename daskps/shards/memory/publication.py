@@ -15,6 +15,7 @@ from daskps.shards.memory.feed import ON, Feed
 from daskps.shards.memory.format import (
     CHANGED_ROW,
     FLIP,
+    LR_FACTOR,
     MIXED,
     ROWS_SEQUENCE,
     SIDE,
@@ -265,6 +266,7 @@ class Publication:
         """
         self._resets = True
         self.record.steps[:] = 0
+        self.record.plain[LR_FACTOR] = 0
         for position, values in enumerate(self.segment.slot_init):
             now, slots = self._slots(position)
             if master := self.segment.has_master[position]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.reduction import reduce_all
-from daskps.shards.arrays.planning import count
+from daskps.shards.arrays.counting import count
 from daskps.shards.memory.growth import look_up, make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle

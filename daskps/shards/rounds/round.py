@@ -20,6 +20,7 @@ from daskps.shards import run_record
 from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
+    LR_FACTOR,
     N_APPLIED,
     RANK_WORDS,
     ROUNDS,
@@ -254,13 +255,17 @@ class Round:
 
     def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
         """Publish gradients for all pieces of a small shard; return how many pushed."""
-        counts, divisor = self._segment.current.steps, 1.0
+        now, divisor = self._segment.current, 1.0
+        counts, word = now.steps, now.plain[LR_FACTOR]
         if self.reduce == "mean":
             divisor = came.weight
         rules = enumerate(direct.rules)
         epoch = self._planner.epoch_of
         scalars = [
-            r.scalars(counts.item(p) + 1, None, epoch() if r.goes_by_epoch else None)
+            r.scalars(
+                *(counts.item(p) + 1, None),
+                *(epoch() if r.goes_by_epoch else None, word),
+            )
             for p, r in rules
         ]
         publication = Publication(self._segment)

@@ -22,7 +22,7 @@ TO_HOSTS = {
     "host.aggregating": "aggregate take_aggregate drop_aggregate",
     "host.allreduce": "allreduce reduced end_collectives",
     "host.stores": "hello create load drop give_up versions has_step locked stats",
-    "host.applying": "apply",
+    "host.applying": "apply lr_factor scale_lr",
     "host.changes": "row_changes",
     "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",

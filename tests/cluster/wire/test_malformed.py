@@ -113,6 +113,7 @@ async def live(c, folder):
     await store.snapshot()
     await store.stats()
     await store.apply(minus_one, ["w"])
+    await store.scale_lr(0.5)
     await store["w"].dot(np.ones((4, 3), "f4"))
     await store.versions
     await daskps.open("s", client=c, wait=SECONDS)

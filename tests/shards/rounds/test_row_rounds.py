@@ -517,7 +517,7 @@ def test_round_that_is_held_is_applied_or_withdrawn_with_its_rows():
 
 def test_round_that_cannot_be_applied_is_left_to_the_owner():
     class Raising(Momentum):
-        def scalars(self, step, lr=None, epoch=None):
+        def scalars(self, step, lr=None, epoch=None, factor=0):
             raise ArithmeticError("this schedule raises")
 
     store = Store(2)

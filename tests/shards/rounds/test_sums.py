@@ -178,7 +178,7 @@ class Failing(Momentum):
     def __init__(self, early: bool) -> None:
         self.early, self.fails = early, False
 
-    def scalars(self, step, lr=None, epoch=None):
+    def scalars(self, step, lr=None, epoch=None, factor=0):
         if self.early and step == 2:
             raise ArithmeticError("this schedule raises")
         self.fails = step == 2
