@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import daskps
+from daskps.codecs import TopK
 from daskps.combination import GRADIENTS, Combination, find_refusal
+from daskps.training import fit_job
 from tests.training.cells import Cell, attempt, every_cell, expected, store_of
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "combinations.md")
@@ -87,6 +89,41 @@ def test_what_cannot_be_asked_for_is_no_argument():
     of_train = inspect.signature(daskps.train).parameters
     assert not {"execution", "sync_every", "average", "pull_codec"} & {*of_run}
     assert "copy" not in of_train
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+@pytest.mark.parametrize(
+    ("codec", "table", "how", "execution"),
+    [
+        (None, "", {}, "graph"),
+        ("bf16", "", {}, "graph"),
+        (TopK(ratio=0.5), "", {}, "resident"),
+        (None, "emb", {}, "graph"),
+        # A gradient may have rows, and is not refused for what nobody asked for.
+        ("bf16", "emb", {}, "resident"),
+        ("bf16", "emb", {"sync_every": 2}, "graph"),
+        (None, "", {"sync": "asp"}, "resident"),
+        (None, "", {"average": "models"}, "graph"),
+    ],
+)
+def test_auto_is_the_graph_only_where_that_is_not_refused(
+    way, monkeypatch, codec, table, how, execution
+):
+    """Five trainers on one thread are more than four."""
+
+    async def one(*_):
+        return {"worker": 1}
+
+    monkeypatch.setattr(fit_job, "threads_of", one)
+    with store_of(Cell(Combination("train", table=table))) as store:
+        result = daskps.train(
+            store, no_gradient, np.zeros((5, 1)), trainers=5, codec=codec, **how
+        )
+    assert result.execution == execution
+
+
+def no_gradient(params, X, y):
+    return {"w": np.zeros(7, "f4"), "b": np.zeros(3)}
 
 
 # -- forty of them ------------------------------------------------------------------------
