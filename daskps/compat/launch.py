@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
     from daskps.store.store import ParameterStore
     from daskps.training.trainer import Trainer
+    from daskps.typing import Array
 
 #: Two trainers may share a process, and one may outlive another in its thread.
 _PARTICIPANT: ContextVar[Participant] = ContextVar("daskps_compat_participant")
 #: How long a trainer waits for a store that the first one has just made, in seconds.
 OPEN_SECONDS = 60.0
+#: How many bytes an error may take that is told to the others.
+_ERROR_NBYTES = 4096
 
 
 class Participant:
@@ -83,8 +87,8 @@ class Participant:
         ------
         ValueError
             In all trainers, where they do not ask for the same.
-        DaskPSError
-            Where rank 0 could not make it; rank 0 has the reason.
+        Exception
+            In all trainers, what rank 0 has met.
         """
         name = f"{self.name}/{self._n_stores}"
         self._n_stores += 1
@@ -96,7 +100,7 @@ class Participant:
             except Exception as failed:  # noqa: BLE001 - raised again below
                 error = failed
         try:
-            told = self.trainer.allreduce({what: np.array([error is not None])}, "max")
+            told = self.trainer.allreduce({what: pack_error(error)}, "max")
         except Exception:
             # The launch may be over already, and have freed what there was by then.
             if store is not None:
@@ -105,11 +109,42 @@ class Participant:
             raise
         if error is not None:
             raise error
-        if told[what].any():
-            raise DaskPSError(f"rank 0 could not make {what}; its own error says why")
+        raise_packed(told[what], what)
         if store is None:
             store = daskps.open(name, wait=OPEN_SECONDS)
         return store
+
+
+def pack_error(error: Exception | None) -> Array:
+    """Return an error as bytes for an all-reduce; zeros for none.
+
+    All trainers raise the same then: whose error is heard of first does not matter.
+    """
+    packed = np.zeros(_ERROR_NBYTES, "u1")
+    if error is not None:
+        try:
+            data = pickle.dumps(error)
+        except Exception:  # noqa: BLE001 - a user's, whatever it raises
+            data = b""
+        if not 0 < len(data) <= _ERROR_NBYTES:
+            told = f"{type(error).__name__}: {error}"[: _ERROR_NBYTES // 8]
+            data = pickle.dumps(DaskPSError(told))
+        packed[: len(data)] = np.frombuffer(data, "u1")
+    return packed
+
+
+def raise_packed(packed: Array, what: str) -> None:
+    """Raise what another trainer has met, if anything.
+
+    Raises
+    ------
+    Exception
+        That, with a note of where.
+    """
+    if packed.any():
+        error: Exception = pickle.loads(packed.tobytes())
+        error.add_note(f"met by another trainer, for {what}")
+        raise error
 
 
 def here(system: str) -> Participant:

@@ -360,7 +360,7 @@ def fail_at_one():
     kv.push("w", np.ones(1))
     try:
         kv.barrier()
-    except (ArithmeticError, daskps.DaskPSError) as error:
+    except ArithmeticError as error:
         return str(error)
     return ""
 
@@ -373,7 +373,7 @@ def refuse(key, received, stored):
 def test_all_workers_hear_of_an_updater_that_fails():
     first, second = launch(fail_at_one, 2)
     assert "not this" in first
-    assert "has failed at another worker" in second
+    assert first == second
 
 
 def other_keys():

@@ -11,8 +11,13 @@ from distributed import Client
 
 import daskps
 from daskps.compat.behind import behind
-from daskps.compat.launch import here, launch, name_of_ones_own
-from daskps.errors import DaskPSError
+from daskps.compat.launch import (
+    here,
+    launch,
+    name_of_ones_own,
+    pack_error,
+    raise_packed,
+)
 from tests.inprocess import cluster
 from tests.support import until
 
@@ -39,8 +44,8 @@ def fail(participant, part):
 
     try:
         participant.make_store(make, "w")
-    except (KeyError, DaskPSError) as error:
-        return type(error).__name__
+    except KeyError as error:
+        return repr(error)
     return None
 
 
@@ -137,7 +142,7 @@ def test_programs_on_two_processes(client):
 def test_programs_of_one_process():
     with cluster():
         check()
-        assert launch("some", fail, [0, 0]) == ["KeyError", "DaskPSError"]
+        assert launch("some", fail, [0, 0]) == ["KeyError('no')"] * 2
         assert launch("some", differ, [1, 2]) == [True, True]
         [made] = launch("some", make_ones_own, [1])
         assert made.startswith("some-")
@@ -154,6 +159,26 @@ def test_programs_of_one_process():
 def test_outside_of_a_launch():
     with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
         here("some")
+
+
+class UnpicklableError(Exception):
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (daskps.LayoutError("too large"), daskps.LayoutError),
+        (ValueError("x" * 9_000), daskps.DaskPSError),
+        (UnpicklableError("mine"), daskps.DaskPSError),
+    ],
+)
+def test_errors_that_all_hear_of(error, expected):
+    with pytest.raises(expected, match=str(error)[:100]) as caught:
+        raise_packed(pack_error(error), "a store")
+    assert caught.value.__notes__ == ["met by another trainer, for a store"]
+    raise_packed(pack_error(None), "a store")
 
 
 def wait_behind(participant, part):

@@ -430,6 +430,17 @@ def test_wrong_launches(options, error, said):
         mv.launch(**{"main": mv.init, "n_workers": 1} | options)
 
 
+def make_huge():
+    mv.init()
+    mv.ArrayTableHandler(10**15)
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_table_that_is_too_large():
+    with pytest.raises(daskps.LayoutError):
+        mv.launch(make_huge, 3)
+
+
 @pytest.mark.usefixtures("inside")
 def test_integers_take_the_default_updater_only():
     with pytest.raises(ValueError, match='takes updater="default" only'):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-import daskps
 from daskps.compat import launch as base
 from daskps.compat.behind import Behind, behind
 from daskps.store.arguments import whole
@@ -205,12 +204,9 @@ def told(crew: Crew, error: Exception | None, what: str) -> None:
     Raises
     ------
     Exception
-        What was given.
-    DaskPSError
-        Where another worker has the error.
+        What was given, or what the one worker has met that failed.
     """
-    failed = crew.gather({"failed": np.array([error is not None], "i8")})["failed"]
+    met = crew.gather({"met": base.pack_error(error)})["met"]
     if error is not None:
         raise error
-    if failed.any():
-        raise daskps.DaskPSError(f"{what} has failed at another worker, which says why")
+    base.raise_packed(met, what)
