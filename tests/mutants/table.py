@@ -15,6 +15,7 @@ from tests.mutants import (
     memory,
     plain_reads,
     pushes,
+    replicas,
     rounds,
     rows,
     rules,
@@ -43,5 +44,6 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "training": training.MUTANTS,
     "checkpoints": checkpoints.MUTANTS,
     "store": store.MUTANTS,
+    "replicas": replicas.MUTANTS,
 }
 MUTANTS: tuple[Mutant, ...] = tuple(m for room in ROOMS.values() for m in room)
