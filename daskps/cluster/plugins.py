@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -131,7 +132,8 @@ class DirectoryPlugin(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Make the directory, then give every worker, also later ones, its host."""
         if EXTENSION not in scheduler.extensions:
-            scheduler.extensions[EXTENSION] = Directory(scheduler)
+            keep = partial(HERE.keep, scheduler.id)
+            scheduler.extensions[EXTENSION] = Directory(scheduler, keep)
         self._directory: Directory = scheduler.extensions[EXTENSION]
         await scheduler.register_worker_plugin(
             None,
@@ -142,7 +144,7 @@ class DirectoryPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """Stop with the scheduler."""
-        self._directory.hosts.close()
+        self._directory.close()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Hear of a worker that came."""

@@ -21,7 +21,10 @@ import pytest
 import daskps
 from daskps import config, optim
 from daskps.cluster.directory import adopters, candidates, move
+from daskps.cluster.machine.machine import HERE
+from daskps.cluster.machine.sweeping import sweep_abandoned
 from daskps.cluster.runs import launch
+from tests.cluster.forks import child
 from tests.support import PATIENCE, local_cluster, until
 
 
@@ -302,10 +305,17 @@ async def silent(context, entry, worker, shards, **more):
     return [{"shard": shard, **why} for shard in shards]
 
 
+def join_another(pipe):
+    """Be the first worker of another cluster of this user."""
+    members = HERE.join("another")
+    assert members is not None
+    pipe.send(sweep_abandoned(config.load().shared_memory, seconds=0))
+    members.leave()
+
+
 def test_a_lost_shard_comes_back():
     """Its machine had no worker for so long; the one that comes finds its memory."""
     with (
-        # Of its own: who joins a directory removes those of others that have nobody.
         tempfile.TemporaryDirectory(dir=config.load().shared_memory) as base,
         dask.config.set({"daskps.shared-memory-directory": base}),
         local_cluster(n_workers=1, threads=1) as client,
@@ -316,6 +326,9 @@ def test_a_lost_shard_comes_back():
         with dask.config.set({"daskps.lost-after": "1ms"}):
             os.kill(pid_of(client, s.placement[0]), signal.SIGKILL)
             until(lambda: entry.lost)
+        with child(join_another) as other:
+            # It sweeps what has no worker; this scheduler keeps its own.
+            other.receive()
         with contextlib.suppress(daskps.ShardLostError):
             s.add({"w": one(7)})
         until(lambda: entry.generations == (2,))

@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "who-leaves-adopts",
         "daskps.cluster.machine.membership:Membership.rename",
-        "if not self._here().n_members:",
+        "if not self._here().n[Role.MEMBER]:",
         "if not self._here().is_open:",
         (
             "tests/cluster/machine/test_membership.py::test_a_visitor_makes_nothing_and_removes_nothing",
@@ -105,6 +105,24 @@ MUTANTS = (
         "if not regular or status.st_uid != os.getuid():",
         (
             "tests/cluster/machine/test_blocks.py::test_what_is_not_the_segment_is_refused",
+        ),
+    ),
+    Mutant(
+        "memory-without-workers-goes-at-once",
+        "daskps.cluster.machine.sweeping:sweep",
+        "if not try_lock(fd, KEPT_AT, fcntl.LOCK_EX, keep=True):",
+        "if try_lock(fd, KEPT_AT, fcntl.LOCK_EX, keep=True) is None:",
+        (
+            "tests/cluster/machine/test_membership.py::test_a_keeper_leaves_the_folder_to_its_members",
+        ),
+    ),
+    Mutant(
+        "who-comes-back-has-been-away-for-long",
+        "daskps.cluster.machine.registry:Registry.add",
+        "mark_joined(self.fd) if role is Role.MEMBER else mark_kept(self.fd)",
+        "role is Role.MEMBER or mark_kept(self.fd)",
+        (
+            "tests/cluster/machine/test_membership.py::test_workers_without_a_scheduler_here_may_be_away_for_a_while",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
 from daskps.cluster.directory.adopters import MoveContext
@@ -30,13 +30,36 @@ from daskps.cluster.wire.messages import identity
 from daskps.errors import RunCancelledError, StoreClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distributed import Scheduler
 
 
-class Directory:
-    """Stores, producers and runs of one cluster."""
+class Keeping(Protocol):
+    """What keeps shared memory on the scheduler's machine until it is left."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def leave(self) -> Any:
+        """Keep it no more."""
+
+
+class Directory:
+    """Stores, producers and runs of one cluster.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Knows the workers and the tasks.
+    keep : callable
+        Keeps the cluster's memory on this machine, also while no worker lives; returns
+        None where there is none. Nothing is kept by default.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, keep: Callable[[], Keeping | None] = lambda: None
+    ) -> None:
+        self._keep = keep
+        #: By store.
+        self._kept: dict[str, Keeping] = {}
         self.hosts = Hosts(scheduler)
         self.producers = Producers(scheduler)
         self.stores = Stores(
@@ -54,6 +77,13 @@ class Directory:
         # Any part may serve messages.
         self._owners = DIRECTORY.owners(self, *vars(self).values())
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
+
+    def close(self) -> None:
+        """Stop with the scheduler."""
+        self.hosts.close()
+        for kept in self._kept.values():
+            kept.leave()
+        self._kept.clear()
 
     async def handle(self, method: str, **kwargs: Any) -> dict[str, Any]:
         """Serve one message."""
@@ -100,11 +130,15 @@ class Directory:
     # -- what the cluster tells us -------------------------------------------
 
     def _store_made(self, entry: StoreEntry) -> None:
-        """Have workers ready that may come to adopt shards of a new store."""
+        """Keep the memory of a new store; have workers ready that may adopt shards."""
+        if entry.segments and (kept := self._keep()):
+            self._kept[entry.uid] = kept
         self.readiness.store_made(entry)
 
     def _store_gone(self, entry: StoreEntry, why: str) -> None:
         """End what goes on with a store that is gone; look for what nobody can free."""
+        if kept := self._kept.pop(entry.uid, None):
+            kept.leave()
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
         self.departures.store_gone(entry)

@@ -11,11 +11,17 @@ import hashlib
 import os
 import stat
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: The file of a folder that carries the locks.
 REGISTRY = "registry"
 #: Byte of the registry on which every member holds a shared lock.
 PRESENT_AT = 0
+#: Byte on which the cluster's scheduler holds a shared lock while it has stores.
+KEPT_AT = 1
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -130,7 +136,9 @@ def unlink(name: str, folder_fd: int) -> bool:
     return True
 
 
-def remove_without_members(path: str, folder_fd: int, fd: int) -> list[str] | None:
+def remove_without_members(
+    path: str, folder_fd: int, fd: int, *, only_if: Callable[[], bool] = lambda: True
+) -> list[str] | None:
     """Remove a folder that no other process is a member of.
 
     Parameters
@@ -139,17 +147,19 @@ def remove_without_members(path: str, folder_fd: int, fd: int) -> list[str] | No
         The folder.
     folder_fd, fd : int
         Descriptors of the folder and of its registry.
+    only_if : callable
+        Asked while nobody can become a member.
 
     Returns
     -------
     list of str or None
         Names of the files that went; None where another process is a member, or was
-        faster.
+        faster, and where it was not to be.
     """
     if not try_lock(fd, PRESENT_AT, fcntl.LOCK_EX, keep=True):
         return None
     try:
-        if not has_its_name(fd, folder_fd):
+        if not has_its_name(fd, folder_fd) or not only_if():
             return None
         names = [name for name in os.listdir(folder_fd) if name != REGISTRY]
         removed = [name for name in names if unlink(name, folder_fd)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from daskps import config
 from daskps.cluster.machine.folder import WayClosed, folder_of
 from daskps.cluster.machine.membership import Membership
-from daskps.cluster.machine.sweeping import sweep_abandoned
+from daskps.cluster.machine.sweeping import sweep_abandoned, sweep_later
 from daskps.cluster.machine.warnings import warn_private
 
 
@@ -20,11 +20,14 @@ class Machine:
         """Return a membership of a process with memory here.
 
         None where shared memory is closed, which is logged once per process. Folders
-        of this user in which nobody is left, as after a crash, are removed.
+        of this user whose cluster is over, as after a crash, are removed, now or when
+        it is certain.
         """
         base = config.load().shared_memory
         try:
-            sweep_abandoned(base, but=folder_of(base, cluster))
+            own = folder_of(base, cluster)
+            if sweep_abandoned(base, own).waits:
+                sweep_later(base, own)
             return Membership.join(base, cluster)
         except WayClosed as error:
             warn_private(str(error))
@@ -33,6 +36,13 @@ class Machine:
     def visit(self, cluster: str) -> Membership:
         """Return a membership of a process without memory here, or raise WayClosed."""
         return Membership.visit(config.load().shared_memory, cluster)
+
+    def keep(self, cluster: str) -> Membership | None:
+        """Return a membership of a scheduler with stores; None where none are here."""
+        try:
+            return Membership.keep(config.load().shared_memory, cluster)
+        except WayClosed:
+            return None
 
 
 HERE = Machine()

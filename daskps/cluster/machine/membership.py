@@ -6,7 +6,8 @@ an exclusive one on a byte of its own, whose offset is its *owner number*. So th
 kernel itself knows who lives, also after ``kill -9``. What a process makes is named
 ``<owner>-<random>``; files of an owner that does not live are orphans, and so is a
 folder without members. A *visitor* uses memory of others and has none there: the
-folder goes without it, and what it has mapped stays its own to read. Every host of
+folder goes without it, and what it has mapped stays its own to read. A *keeper* is the
+cluster's scheduler, where it is on this machine: the workers may all be away. Every host of
 the cluster is a member from its start, also without a shard: while one is there, what
 a dead one left can be adopted, and nobody else takes it for abandoned.
 
@@ -29,7 +30,7 @@ from daskps.cluster.machine.folder import (
     try_lock,
     unlink,
 )
-from daskps.cluster.machine.registry import Registry, enter, leave, locked
+from daskps.cluster.machine.registry import Registry, Role, enter, leave, locked
 from daskps.cluster.machine.warnings import warn_private
 from daskps.shards.memory.format import FORMAT, MAGIC
 
@@ -41,11 +42,11 @@ class Membership:
     """One membership; of one process they count. See :meth:`join` and :meth:`visit`."""
 
     def __init__(
-        self, base: str | os.PathLike[str], cluster_id: str, *, member: bool
+        self, base: str | os.PathLike[str], cluster_id: str, role: Role
     ) -> None:
-        self._member, self._left = member, False
+        self._role, self._left = role, False
         try:
-            self._registry = enter(folder_of(base, cluster_id), member)
+            self._registry = enter(folder_of(base, cluster_id), role)
         except OSError as error:
             raise WayClosed(
                 f"no shared memory in {os.fspath(base)}: {error}"
@@ -67,7 +68,7 @@ class Membership:
         WayClosed
             If there is no such base, or the folder is not safe to use.
         """
-        return cls(base, cluster_id, member=True)
+        return cls(base, cluster_id, Role.MEMBER)
 
     @classmethod
     def visit(cls, base: str | os.PathLike[str], cluster_id: str) -> Self:
@@ -80,7 +81,21 @@ class Membership:
         WayClosed
             If there is no such folder, or it is not safe to use.
         """
-        return cls(base, cluster_id, member=False)
+        return cls(base, cluster_id, Role.VISITOR)
+
+    @classmethod
+    def keep(cls, base: str | os.PathLike[str], cluster_id: str) -> Self:
+        """Keep a cluster's folder on this machine from those of other clusters.
+
+        For a scheduler that has stores there, whose workers may all die and come back.
+        The workers' own last one that leaves removes it all the same.
+
+        Raises
+        ------
+        WayClosed
+            If there is no such folder, or it is not safe to use.
+        """
+        return cls(base, cluster_id, Role.KEEPER)
 
     @property
     def path(self) -> str:
@@ -136,7 +151,7 @@ class Membership:
         """
         # Or the last member could remove what is there, and this one be missed.
         with locked():
-            if not self._here().n_members:
+            if not self._here().n[Role.MEMBER]:
                 raise WayClosed(f"this process is leaving {self.path}")
             new, at = self.new_name(), self.folder_fd
             os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
@@ -371,5 +386,5 @@ class Membership:
             return []
         self._left = True
         self._registry.keeps = keeps
-        leave(self._registry, self._member)
+        leave(self._registry, self._role)
         return self._registry.removed

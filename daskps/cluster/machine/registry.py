@@ -13,8 +13,10 @@ import os
 import secrets
 import time
 from contextlib import ExitStack, suppress
+from enum import Enum
 
 from daskps.cluster.machine.folder import (
+    KEPT_AT,
     PRESENT_AT,
     Inode,
     WayClosed,
@@ -28,7 +30,22 @@ from daskps.cluster.machine.folder import (
     unlock,
 )
 from daskps.cluster.machine.leases import DeferredEnds
+from daskps.cluster.machine.marks import mark_joined, mark_kept
 
+
+class Role(Enum):
+    """As what a process is in a folder; its values name those who are."""
+
+    #: With memory there: the folder goes with the last of them.
+    MEMBER = "members"
+    #: Uses memory of others.
+    VISITOR = "visitors"
+    #: A scheduler: while it is there nobody else takes the folder for abandoned.
+    KEEPER = "keepers"
+
+
+#: Byte that those of a role share a lock on.
+_LOCKED = {Role.MEMBER: PRESENT_AT, Role.KEEPER: KEPT_AT}
 #: An owner number: random bits, then the bits of a process id.
 PID_BITS, RANDOM_BITS = 22, 40
 #: Seconds to wait for a process that is just removing the folder.
@@ -41,7 +58,7 @@ class Registry:
     def __init__(self, path: str, folder_fd: int, fd: int) -> None:
         self.path, self.folder_fd, self.fd = path, folder_fd, fd
         self.pid, self.inode = os.getpid(), inode_of(folder_fd)
-        self.n_members = self.n_visitors = 0
+        self.n: dict[Role, int] = dict.fromkeys(Role, 0)
         #: What went with this process, where it was the last member to leave.
         self.removed: list[str] = []
         #: Whether it leaves what is there also as the last one, for members to come.
@@ -50,41 +67,49 @@ class Registry:
     @property
     def is_open(self) -> bool:
         """Whether this process is there by it; never in a forked child."""
-        return self.n_members + self.n_visitors > 0 and self.pid == os.getpid()
+        return any(self.n.values()) and self.pid == os.getpid()
 
     def lock_owner(self) -> bool:
         """Take a new owner number, and its lock."""
         self.owner = secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
         return try_lock(self.fd, self.owner, fcntl.LOCK_EX, keep=True)
 
-    def add(self, member: bool) -> bool:
+    def add(self, role: Role) -> bool:
         """Be there once more; return whether that was possible.
 
-        Visitors have no lock on the first byte: a folder goes with its members.
-        Nor do they remove it when these have died: a worker that comes now can adopt.
+        Visitors and keepers have no lock on the first byte: a folder goes with its
+        members. Nor do they remove it when these have died: a worker that comes now can
+        adopt.
         """
-        if not member:
-            self.n_visitors += 1
-            return True
-        if not self.n_members and not try_lock(
-            self.fd, PRESENT_AT, fcntl.LOCK_SH, keep=True
-        ):
-            return False
-        self.n_members += 1
+        if not self.n[role] and (at := _LOCKED.get(role)) is not None:
+            if not try_lock(self.fd, at, fcntl.LOCK_SH, keep=True):
+                return False
+            mark_joined(self.fd) if role is Role.MEMBER else mark_kept(self.fd)
+        self.n[role] += 1
         return True
 
-    def drop(self, member: bool) -> None:
+    def drop(self, role: Role) -> None:
         """Be there once less; without effect in a forked child."""
         if not self.is_open:
             return
-        if member:
-            self.n_members -= 1
-            if not self.n_members:
-                self.end_membership()
-        else:
-            self.n_visitors -= 1
-        if not self.n_members + self.n_visitors:
+        self.n[role] -= 1
+        if not self.n[role]:
+            self._end(role)
+        if not any(self.n.values()):
             self.close()
+
+    def drop_all(self) -> None:
+        """Be there no more, as at the end of this process."""
+        if self.n[Role.MEMBER]:
+            self._end(Role.MEMBER)
+        self.n = dict.fromkeys(Role, 0)
+        self.close()
+
+    def _end(self, role: Role) -> None:
+        if role is Role.MEMBER:
+            self.end_membership()
+        elif role is Role.KEEPER:
+            unlock(self.fd, KEPT_AT)
 
     def end_membership(self) -> None:
         """Leave the other members what is there; without any, remove all of it.
@@ -114,18 +139,18 @@ class Registry:
 #: Registries that this process has open, by the inode of their folder.
 _open: dict[Inode, Registry] = {}
 #: Held while any of this changes, with the memberships that are over.
-_ends = DeferredEnds[tuple[Registry, bool]](lambda over: over[0].drop(over[1]))
+_ends = DeferredEnds[tuple[Registry, Role]](lambda over: over[0].drop(over[1]))
 
 
-def enter(path: str, member: bool) -> Registry:
+def enter(path: str, role: Role) -> Registry:
     """Be in a folder, once more where this process is there already.
 
     Parameters
     ----------
     path : str
         The folder.
-    member : bool
-        Whether as a member, which makes it where there is none, or as a visitor.
+    role : Role
+        As what; members make it where there is none.
 
     Returns
     -------
@@ -141,15 +166,15 @@ def enter(path: str, member: bool) -> Registry:
     """
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() <= deadline:
-        if member:
+        if role is Role.MEMBER:
             with suppress(FileExistsError):
                 os.mkdir(path, 0o700)
         try:
             with locked():
-                registry = _try_enter(path, member)
+                registry = _try_enter(path, role)
         except FileNotFoundError:
             # The folder goes as this process comes; a visitor is too early or too late.
-            if not member:
+            if role is not Role.MEMBER:
                 raise
         else:
             if registry is not None:
@@ -158,15 +183,15 @@ def enter(path: str, member: bool) -> Registry:
     raise WayClosed(f"{path} does not stay: others remove it again and again")
 
 
-def leave(registry: Registry, member: bool) -> None:
+def leave(registry: Registry, role: Role) -> None:
     """Undo one :func:`enter`; the last member that leaves removes the folder.
 
     While another thread is at work here, that one does it before it returns.
     """
-    _ends.end((registry, member))
+    _ends.end((registry, role))
 
 
-def _try_enter(path: str, member: bool) -> Registry | None:
+def _try_enter(path: str, role: Role) -> Registry | None:
     """Take the locks; None where the folder was removed meanwhile."""
     with ExitStack() as opened:
         folder_fd = open_folder(path)
@@ -174,17 +199,13 @@ def _try_enter(path: str, member: bool) -> Registry | None:
         known = _open.get(inode_of(folder_fd))
         # Another process may have replaced the registry that a visitor has opened.
         if known is not None and has_its_name(known.fd, folder_fd):
-            return known if known.add(member) else None
-        fd = open_registry(folder_fd, create=member)
+            return known if known.add(role) else None
+        fd = open_registry(folder_fd, create=role is Role.MEMBER)
         opened.callback(os.close, fd)
         check_file(os.fstat(fd), f"{path}/registry")
         registry = Registry(path, folder_fd, fd)
         # While there was no lock yet, another process may have removed the file.
-        if (
-            registry.add(member)
-            and registry.lock_owner()
-            and has_its_name(fd, folder_fd)
-        ):
+        if registry.add(role) and registry.lock_owner() and has_its_name(fd, folder_fd):
             opened.pop_all()
             _open[registry.inode] = registry
             return registry
@@ -203,10 +224,7 @@ def is_in(inode: Inode) -> bool:
 def _leave_all() -> None:
     with locked():
         for registry in list(_open.values()):
-            if registry.n_members:
-                registry.end_membership()
-            registry.n_members = registry.n_visitors = 0
-            registry.close()
+            registry.drop_all()
 
 
 def _forget() -> None:

@@ -1,23 +1,65 @@
-"""Folders that nobody is a member of any more, as after a crash."""
+"""Folders that nobody is a member of any more, as after a crash.
+
+Workers that have all died may come back to their memory. So a folder without members
+stays while its cluster's scheduler keeps it. Once that has gone, it is over; where no
+scheduler was ever seen, because it is on another machine, a while says so.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import threading
 from contextlib import ExitStack, suppress
+from enum import Enum
+from typing import NamedTuple
 
+from daskps import config
 from daskps.cluster.machine.folder import (
+    KEPT_AT,
     WayClosed,
     inode_of,
     open_folder,
     open_registry,
     remove_without_members,
+    try_lock,
 )
+from daskps.cluster.machine.marks import seconds_alone, was_kept
 from daskps.cluster.machine.registry import is_in, locked
 
+#: Seconds that a folder without members stays at least, where nothing says that its
+#: cluster is over: longer than a worker takes to come back.
+LEAST_SECONDS = 60.0
 
-def sweep_abandoned(base: str | os.PathLike[str], but: str = "") -> list[str]:
-    """Remove this user's folders in which nobody is left.
+
+class Fate(Enum):
+    """What became of a folder."""
+
+    REMOVED = 1
+    #: It has no members; it goes once that has been so for long enough.
+    WAITS = 2
+    #: Somebody is there, or it is not this user's alone.
+    STAYS = 3
+
+
+class Swept(NamedTuple):
+    """What became of all of them: paths of those that went, and whether some wait."""
+
+    removed: list[str]
+    waits: bool
+
+
+def patience() -> float:
+    """Return for how many seconds workers may be away whose scheduler is not seen."""
+    wanted = max(LEAST_SECONDS, 2 * config.load().lost_after_seconds)
+    return min(wanted, threading.TIMEOUT_MAX)
+
+
+def sweep_abandoned(
+    base: str | os.PathLike[str], but: str = "", *, seconds: float | None = None
+) -> Swept:
+    """Remove this user's folders of clusters that are over.
 
     Parameters
     ----------
@@ -25,48 +67,82 @@ def sweep_abandoned(base: str | os.PathLike[str], but: str = "") -> list[str]:
         Where the folders of all clusters are.
     but : str
         A folder to leave alone.
+    seconds : float, optional
+        See :func:`sweep`; :func:`patience` by default.
 
     Returns
     -------
-    list of str
-        Paths of the folders that were removed; none where there is no such base.
+    Swept
+        Nothing where there is no such base.
     """
+    seconds = patience() if seconds is None else seconds
     pattern = re.compile(rf"daskps-{os.getuid()}-[0-9a-f]{{16}}")
-    removed = []
+    found = dict[str, Fate]()
     # What is somebody else's, or just goes, is left alone.
     with suppress(OSError):
         for entry in os.listdir(base):
             path = os.path.join(base, entry)
-            if pattern.fullmatch(entry) and path != but and sweep(path):
-                removed.append(path)
-    return removed
+            if pattern.fullmatch(entry) and path != but:
+                found[path] = sweep(path, seconds)
+    removed = [path for path, became in found.items() if became is Fate.REMOVED]
+    return Swept(removed, Fate.WAITS in found.values())
 
 
-def sweep(path: str) -> bool:
-    """Remove a folder of this user in which nobody is.
+def sweep_later(base: str | os.PathLike[str], but: str = "") -> None:
+    """Sweep again when what waits now may go, in a thread, until nothing waits.
+
+    Nobody else may ever look again: the cluster that begins may be there for weeks.
+    """
+
+    def again() -> None:
+        if sweep_abandoned(base, but).waits:
+            sweep_later(base, but)
+
+    timer = threading.Timer(patience(), again)
+    timer.name, timer.daemon = "daskps-sweep", True
+    timer.start()
+
+
+def sweep(path: str, seconds: float) -> Fate:
+    """Remove a folder of this user whose cluster is over.
 
     Parameters
     ----------
     path : str
         The folder.
+    seconds : float
+        For how long it must have been seen without members, where the cluster's
+        scheduler has never kept it.
 
     Returns
     -------
-    bool
-        False where somebody is there, this process included, and where it is not
-        this user's alone.
+    Fate
+        `STAYS` also where this process itself is there.
     """
     with locked(), suppress(OSError, WayClosed), ExitStack() as opened:
         folder_fd = open_folder(path)
         opened.callback(os.close, folder_fd)
         # Perhaps under another path. Opening its registry would drop our locks.
         if is_in(inode_of(folder_fd)):
-            return False
+            return Fate.STAYS
         try:
             fd = open_registry(folder_fd)
         except FileNotFoundError:
             os.rmdir(path)  # A process that is just making it tries again.
-            return True
+            return Fate.REMOVED
         opened.callback(os.close, fd)
-        return remove_without_members(path, folder_fd, fd) is not None
-    return False
+        # Until the file is closed: a scheduler that comes now tries again.
+        if not try_lock(fd, KEPT_AT, fcntl.LOCK_EX, keep=True):
+            return Fate.STAYS
+        waits = False
+
+        def is_over() -> bool:
+            nonlocal waits
+            waits = not was_kept(fd) and seconds_alone(fd) < seconds
+            return not waits
+
+        went = remove_without_members(path, folder_fd, fd, only_if=is_over)
+        if went is not None:
+            return Fate.REMOVED
+        return Fate.WAITS if waits else Fate.STAYS
+    return Fate.STAYS

@@ -30,6 +30,7 @@ from daskps.cluster.host.adoption import _Taker
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.folder import folder_of
 from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.registry import Role
 from daskps.errors import StaleGenerationError
 from daskps.shards.deputy import OPEN, RELEASED, NotHereError, gate_of, set_gate
 from daskps.shards.memory.format import GENERATION
@@ -97,7 +98,7 @@ def test_who_has_left_adopts_nothing(tmp_path):
     taken = other.rename(name)
     assert os.listdir(other.path).count(taken) == 1
     assert other.leave() == [taken]
-    assert not registry.n_members
+    assert not registry.n[Role.MEMBER]
     assert not os.listdir(tmp_path)
 
 

@@ -9,19 +9,22 @@ import threading
 import weakref
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
 import pytest
 
-from daskps.cluster.machine import folder
+from daskps.cluster.machine import folder, marks, sweeping
 from daskps.cluster.machine import registry as module
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import Membership
-from daskps.cluster.machine.sweeping import sweep, sweep_abandoned
+from daskps.cluster.machine.registry import Role
+from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
 from tests.cluster.forks import child, left
+from tests.support import until
 
 
 def make_file(registry: Membership) -> str:
@@ -151,7 +154,11 @@ def test_what_a_crashed_cluster_left_goes_when_the_next_begins(tmp_path: Path) -
         crashed.receive()
         with child(member, tmp_path, "b") as alive:
             alive.receive()
-            crashed.kill()
+            with child(keeper, tmp_path, "a") as scheduler:
+                scheduler.receive()
+                crashed.kill()
+                # Its workers may come back.
+                assert not sweep_abandoned(tmp_path, seconds=0).removed
             assert len(os.listdir(tmp_path)) == 2
             with dask.config.set({"daskps.shared-memory-directory": str(tmp_path)}):
                 memory = HERE.join("c")
@@ -160,11 +167,94 @@ def test_what_a_crashed_cluster_left_goes_when_the_next_begins(tmp_path: Path) -
             assert set(tmp_path.iterdir()) == found
             # And a directory that was just made, or half removed.
             Path(folder_of(tmp_path, "d")).mkdir(0o700)
-            assert sweep_abandoned(tmp_path) == [folder_of(tmp_path, "d")]
+            assert sweep_abandoned(tmp_path).removed == [folder_of(tmp_path, "d")]
             alive.send()
             assert alive.end() == 0
     memory.leave()
     assert not os.listdir(tmp_path)
+
+
+def keeper(pipe: Connection, base: Path, cluster_id: str) -> None:
+    """Keep a folder until told to go, as a scheduler does."""
+    kept = Membership.keep(base, cluster_id)
+    pipe.send(None)
+    pipe.recv()
+    kept.leave()
+
+
+def test_workers_without_a_scheduler_here_may_be_away_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, path = [1000.0], Path(folder_of(tmp_path, "a"))
+    monkeypatch.setattr(
+        marks, "time", SimpleNamespace(monotonic_ns=lambda: int(now[0] * 1e9))
+    )
+
+    def sweep_after(seconds: float) -> tuple[bool, bool]:
+        now[0] += seconds
+        found = sweep_abandoned(tmp_path)
+        return found.removed == [str(path)], found.waits
+
+    with child(member, tmp_path) as worker:
+        worker.receive()
+        assert sweep_after(0) == (False, False)
+        assert sweep_after(10 * LEAST_SECONDS) == (False, False)
+    assert sweep_after(10 * LEAST_SECONDS) == (False, True)
+    assert sweep_after(LEAST_SECONDS - 1) == (False, True)
+    # Whoever comes back begins that anew.
+    with child(member, tmp_path) as worker:
+        worker.receive()
+        assert sweep_after(LEAST_SECONDS) == (False, False)
+    assert sweep_after(0) == (False, True)
+    # So does a start of the machine.
+    now[0] = 10.0
+    assert sweep_after(0) == (False, True)
+    assert sweep_after(LEAST_SECONDS - 1) == (False, True)
+    assert len(list(path.iterdir())) == 3
+    with dask.config.set({"daskps.lost-after": "40s"}):
+        assert sweep_after(2) == (False, True)
+        assert sweep_after(20) == (True, False)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_waits_goes_though_no_other_cluster_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "LEAST_SECONDS", 0.01)
+    with child(member, tmp_path) as crashed:
+        crashed.receive()
+    conf = {"daskps.shared-memory-directory": str(tmp_path), "daskps.lost-after": "1ms"}
+    with dask.config.set(conf):
+        memory = HERE.join("c")
+        assert memory is not None
+        until(lambda: os.listdir(tmp_path) == [Path(memory.path).name])
+    memory.leave()
+
+
+def test_a_keeper_leaves_the_folder_to_its_members(tmp_path: Path) -> None:
+    with pytest.raises(WayClosed, match="No such file"):
+        Membership.keep(tmp_path, "a")
+    with child(member, tmp_path) as worker:
+        worker.receive()
+        kept, again = Membership.keep(tmp_path, "a"), Membership.keep(tmp_path, "a")
+        kept.leave()
+        worker.kill()
+        with child(sweeps, tmp_path) as other:
+            assert other.receive() == []
+        again.leave()
+        with child(sweeps, tmp_path) as other:
+            assert other.receive() == [folder_of(tmp_path, "a")]
+    with child(member, tmp_path) as worker:
+        worker.receive()
+        kept = Membership.keep(tmp_path, "a")
+        worker.send()
+        assert worker.end() == 0
+    assert not os.listdir(tmp_path)
+    kept.leave()
+
+
+def sweeps(pipe: Connection, base: Path) -> None:
+    pipe.send(sweep_abandoned(base).removed)
 
 
 def test_unsafe_directories_are_refused(
@@ -195,7 +285,7 @@ def test_unsafe_directories_are_refused(
     path.rename(folder_of(tmp_path, "a"))
     with pytest.raises(WayClosed, match=f"belongs to user {uid} "):
         Membership.join(tmp_path, "a")
-    assert sweep_abandoned(tmp_path) == []
+    assert not sweep_abandoned(tmp_path, seconds=0).removed
     assert left(tmp_path)[2] == before
 
 
@@ -226,7 +316,7 @@ def test_a_forked_child_is_no_member(tmp_path: Path) -> None:
         other.receive()
     here.leave()
     # Once more, as the last one was killed.
-    sweep_abandoned(tmp_path)
+    sweep_abandoned(tmp_path, seconds=0)
     assert not os.listdir(tmp_path)
 
 
@@ -235,7 +325,7 @@ def test_joining_keeps_the_locks_of_a_process(tmp_path: Path) -> None:
     here = Membership.join(tmp_path, "a")
     (tmp_path / "same").symlink_to(tmp_path)
     Membership.visit(tmp_path / "same", "a").leave()
-    sweep_abandoned(tmp_path / "same")
+    sweep_abandoned(tmp_path / "same", seconds=0)
     Membership.join(tmp_path / "same", "a").leave()
 
     with child(lives_here, tmp_path, here.owner) as other:
@@ -302,7 +392,7 @@ def clears(pipe: Connection, base: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rmdir", stops)
-        sweep(folder_of(base, "a"))
+        sweep(folder_of(base, "a"), 0)
     pipe.send("done")
 
 
@@ -379,7 +469,7 @@ def test_a_visitor_is_collected_while_somebody_enters(
     gc.disable()
     try:
         Guest(tmp_path)
-        assert here._registry.n_visitors == 1
+        assert here._registry.n[Role.VISITOR] == 1
         monkeypatch.setattr(module, "inode_of", collects)
         # A thread, so that a deadlock ends this test and not the session.
         thread = threading.Thread(
@@ -391,7 +481,7 @@ def test_a_visitor_is_collected_while_somebody_enters(
     finally:
         gc.enable()
     # The one who entered is there, and the one that was collected is not.
-    assert here._registry.n_visitors == 1
+    assert here._registry.n[Role.VISITOR] == 1
     guests.pop().leave()
     here.leave()
     assert left(tmp_path) == before
