@@ -155,8 +155,8 @@ def epoch_counter_not_saved() -> None:
     count = saving._counted  # noqa: SLF001 - what is broken here
 
     def count_some(shard: int, copy: Any) -> list[Any]:
-        *counted, _ = count(shard, copy)
-        return [*counted, Epochs()]
+        *counted, _, factor = count(shard, copy)
+        return [*counted, Epochs(), factor]
 
     put(saving, _counted=count_some)
 
