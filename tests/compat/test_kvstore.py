@@ -107,7 +107,7 @@ def push_rank(kind, shape, dtype, steps):
         seen.append(first)
     kv.barrier()
     assert repr(kv) == (
-        f"<daskps.compat.mxnet.KVStore {kind!r}: 2 keys, worker {kv.rank} of "
+        f"<daskps.compat.mxnet.kvstore.KVStore {kind!r}: 2 keys, worker {kv.rank} of "
         f"{kv.num_workers}>"
     )
     return kv.rank, kv.num_workers, kv.type, seen

@@ -15,14 +15,12 @@ array([4., 4.])
 from daskps.compat.mxnet import kvstore
 from daskps.compat.mxnet.binding import DataBatch
 from daskps.compat.mxnet.executor_group import DataParallelExecutorGroup
-from daskps.compat.mxnet.kvstore import KVStore
 from daskps.compat.mxnet.monitor import TensorMonitor
 from daskps.compat.mxnet.workers import launch
 
 __all__ = [
     "DataBatch",
     "DataParallelExecutorGroup",
-    "KVStore",
     "TensorMonitor",
     "kvstore",
     "launch",

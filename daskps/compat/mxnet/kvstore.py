@@ -112,7 +112,7 @@ class KVStore(KeyStores):
 
     def __repr__(self) -> str:
         return (
-            f"<daskps.compat.mxnet.KVStore {self._kind!r}: {len(self._keys)} keys, worker "
+            f"<daskps.compat.mxnet.kvstore.KVStore {self._kind!r}: {len(self._keys)} keys, worker "
             f"{self.rank} of {self.num_workers}>"
         )
 
