@@ -457,3 +457,26 @@ def test_a_folder_that_cannot_be_written(here, tmp_path):
         (tmp_path / "new").chmod(0o500)
         with pytest.raises(CheckpointError, match="cannot write"):
             daskps.create({"w": np.zeros(3)}, recover_from=tmp_path / "new")
+
+
+def test_a_replica_goes_on_with_what_has_the_place_of_its_store(here, tmp_path):
+    """What it had synced after the checkpoint is gone, what it had not goes on."""
+    store = daskps.create(
+        {"w": np.zeros(9)},
+        recover_from=str(tmp_path),
+        optimizer=optim.SGD(1.0),
+        shards=3,
+    )
+    replica = store.replica(every=100)
+    replica.step({"w": np.full(9, 1.0)})
+    replica.sync()
+    store.save(str(tmp_path))
+    replica.step({"w": np.full(9, 2.0)})
+    replica.sync()
+    replica.step({"w": np.full(9, 4.0)})
+    here.end(store.placement[1])
+    raises_once(replica.sync)
+    replica.step({"w": np.full(9, 8.0)})
+    replica.sync()
+    assert store.pull()["w"].tolist() == [-13.0] * 9
+    assert replica.params["w"].tolist() == [-13.0] * 9
