@@ -66,6 +66,12 @@ def holder_of(uid: str) -> str:
     return f"{OURS}{uid}"
 
 
+def is_ours(key: Any) -> bool:
+    """Return whether a key is that of a task of ours."""
+    name = key[0] if type(key) is tuple and key else key
+    return isinstance(name, str) and name.startswith(OURS)
+
+
 def trainer_key(store: str, run: int, rank: int, attempt: int) -> str:
     """Return the key of the task of a resident trainer."""
     return f"daskps-trainer-{store}-{run}-{rank}-{attempt}"

@@ -33,7 +33,7 @@ from daskps.cluster.host import (
 )
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.host.node import WorkerNode
-from daskps.cluster.keys import is_gradient
+from daskps.cluster.keys import is_gradient, is_ours
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
@@ -135,6 +135,7 @@ class DirectoryPlugin(SchedulerPlugin):
             keep = partial(HERE.keep, scheduler.id)
             scheduler.extensions[EXTENSION] = Directory(scheduler, keep)
         self._directory: Directory = scheduler.extensions[EXTENSION]
+        self._scheduler = scheduler
         await scheduler.register_worker_plugin(
             None,
             upstream.dumps(HostPlugin(scheduler.id)),
@@ -152,6 +153,9 @@ class DirectoryPlugin(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Hear of a worker that left."""
+        upstream.let_run_anywhere(
+            scheduler, filter(is_ours, upstream.unrunnable(scheduler))
+        )
         self._directory.worker_left(worker, "died or was removed")
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
@@ -161,8 +165,10 @@ class DirectoryPlugin(SchedulerPlugin):
     def transition(
         self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Hear of a task that is forgotten, and where gradients are computed."""
-        if finish == "forgotten":
+        """Hear of a task that is forgotten or has no worker, and where gradients are."""
+        if finish == "no-worker" and is_ours(key):
+            upstream.let_run_anywhere(self._scheduler, [key])
+        elif finish == "forgotten":
             self._directory.task_forgotten(key)
         elif finish == "memory" and is_gradient(key) and "worker" in kwargs:
             self._directory.trainers.note_contribution(key[1], kwargs["worker"])

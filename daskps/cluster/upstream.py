@@ -45,12 +45,13 @@ if TYPE_CHECKING:
         AsyncIterator,
         Awaitable,
         Callable,
+        Iterable,
         Iterator,
         Mapping,
         Sequence,
     )
 
-    from distributed import Nanny, Worker
+    from distributed import Nanny, Scheduler, Worker
     from distributed.utils import SyncMethodMixin
 
 _RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
@@ -131,6 +132,28 @@ def future_of(client: Client, key: Any) -> Future[Any]:
 def submit_graph(client: Client, graph: Any, keys: Any) -> Any:
     """Submit a graph and return futures in place of the keys."""
     return client.get(graph, keys, sync=False)
+
+
+def unrunnable(scheduler: Scheduler) -> list[Any]:
+    """Return the keys of tasks that wait for a worker they may run on."""
+    return [ts.key for ts in scheduler.unrunnable]
+
+
+def let_run_anywhere(scheduler: Scheduler, keys: Iterable[Any]) -> None:
+    """Have tasks that wait for a worker run on any, where those they prefer are gone.
+
+    A scheduler without workers sets tasks aside, and of a worker that comes then it gives
+    them none that prefer others (`allow_other_workers`): they would wait for ever.
+    """
+    found = [scheduler.tasks[key] for key in keys]
+    lost = [
+        ts.key
+        for ts in found
+        if ts.loose_restrictions
+        and ts.worker_restrictions
+        and ts.worker_restrictions.isdisjoint(scheduler.workers)
+    ]
+    scheduler.set_restrictions(worker=dict.fromkeys(lost, ()))
 
 
 async def computed(*futures: Future[Any]) -> None:

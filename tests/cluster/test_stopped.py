@@ -322,6 +322,7 @@ def test_a_lost_shard_comes_back():
     ):
         s = daskps.create({"w": np.zeros(8)})
         s.add({"w": one(6)})
+        snapshot = s.snapshot()
         entry = book(client).stores[s.uid]
         with dask.config.set({"daskps.lost-after": "1ms"}):
             os.kill(pid_of(client, s.placement[0]), signal.SIGKILL)
@@ -336,6 +337,9 @@ def test_a_lost_shard_comes_back():
         assert (found[6], s.version) == (1.0, found.sum())
         said = [e["action"] for _, e in client.get_events("daskps")]
         assert said == ["store-created", "shards-lost", "shards-adopted"]
+        # The copies do not: nobody waits for a worker of the old address.
+        with pytest.raises(daskps.SnapshotLostError, match="another one"):
+            client.compute(snapshot["w"]).result(timeout=PATIENCE)
         s.add({"w": one(7)})
 
 
