@@ -159,7 +159,8 @@ def create(  # noqa: PLR0913 - the public contract
     ShardLostError
         If a worker dies that was to hold a shard; nothing of the store stays.
     CheckpointError
-        If nothing can be written at `recover_from`.
+        If nothing can be written at `recover_from`, or it is in the memory of a process
+        that is not that of the workers.
     ValueError, TypeError
         For arguments that cannot be, and without a client.
 

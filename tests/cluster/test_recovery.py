@@ -154,3 +154,17 @@ def test_a_run_goes_on_with_the_same_bits(apart, tmp_path, execution):
     assert result.version == expected.version
     assert [e.epoch for e in result.history] == list(range(6))
     store.delete()
+
+
+def test_no_store_is_recovered_from_the_memory_of_another_process(client):
+    daskps.create({"w": np.zeros(3)}, name="there")
+    for again in (False, True):
+        with pytest.raises(daskps.CheckpointError, match="is another process"):
+            daskps.create(
+                {"w": np.ones(3)},
+                name="there" if again else "new",
+                overwrite=again,
+                recover_from="memory://here",
+            )
+    assert [info.name for info in daskps.list_stores()] == ["there"]
+    assert daskps.open("there")["w"].pull().tolist() == [0, 0, 0]
