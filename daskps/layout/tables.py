@@ -298,6 +298,8 @@ class UnboundedPiece(TablePiece):
         table = self.table
         if not ids.size or not isinstance(table, UnboundedTable):
             return not ids.size
+        if self.first_bucket == 0 and self.stop_bucket == table.n_buckets:
+            return True
         hashed = table.hash_seed, table.n_buckets
         found = id_hash.buckets(ids, *hashed, cache_dir=cache_dir)
         low, high = int(np.minimum.reduce(found)), int(np.maximum.reduce(found))

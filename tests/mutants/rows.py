@@ -12,9 +12,24 @@ _POLICY = "tests/shards/test_row_policy.py"
 _CHANGED = "tests/shards/test_row_changes.py"
 _CHANGES = "tests/cluster/test_changes.py"
 _ANY_CRASHES = "tests/shards/test_any_row_crashes.py"
+_READS = "tests/cluster/caller/test_row_reads.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
+    Mutant(
+        "rows-found-before-a-change",
+        "daskps.shards.arrays.any_rows:AnyRows.find_again",
+        "and looked.sequence == sequence",
+        "",
+        (f"{_READS}::test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are",),
+    ),
+    Mutant(
+        "rows-found-of-an-array-that-is-written",
+        "daskps.cluster.caller.row_source:RowSource._find_rows",
+        "kept[:] = ids",
+        "kept = ids",
+        (f"{_READS}::test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are",),
+    ),
     Mutant(
         "copies-of-rows-that-change",
         "daskps.shards.table_copies:copy_all_rows",

@@ -1,7 +1,8 @@
 """One shard that rows are read of without its lock: what stays, looked up once.
 
 Rows of any ids are found in the index of the shard first; which of them it has not is
-known when the copy is known to be whole. An update spoils such a copy; of a table of n rows
+known when the copy is known to be whole. What was found is kept then for a push of the same
+ids, the next call of a trainer as a rule. An update spoils such a copy; of a table of n rows
 its log says what the rows were that it has changed meanwhile.
 """
 
@@ -16,6 +17,7 @@ from daskps.cluster.caller.looks import wait
 from daskps.kernels import scratch
 from daskps.kernels.row_moves import FixedGather
 from daskps.layout.tables import UnboundedTable
+from daskps.shards.arrays.any_rows import FEWEST_LOOKED, MOST_LOOKED, Looked
 from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
 from daskps.shards.memory.undo import LOGGED, UNTOLD, is_logged
 from daskps.shards.reads import NOT_YET
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.near_shards import NearShards
+    from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.memory.segment import Segment
     from daskps.shards.reads import TrainerReads
     from daskps.typing import Array
@@ -84,17 +87,20 @@ class RowSource(NamedTuple):
         if sequence & UNTOLD == UNTOLD or header[FLIP] != flip:
             return BUSY
         missing: list[AbsentIds] = []
+        found: list[tuple[AnyRows, Array, Array, int]] = []
         for copy in copies:
             ordinal, ids, out, at = copy
             if self.any_ids[ordinal]:
                 if sequence & LOGGED:
                     return BUSY
-                ids, at = self._find_rows(copy, flip, missing)
+                ids, at = self._find_rows(copy, flip, missing, found)
             if not self.gathers[ordinal](ids, out, at):
                 return NEVER
         if header[ROWS_SEQUENCE] != sequence or sequence & LOGGED:
             return DONE if self._put_back(copies, flip, sequence) else SPOILED
         absent += missing
+        for any_rows, named, rows, since in found:
+            any_rows.looked = Looked(sequence, named, rows, since)
         return DONE
 
     def _put_back(self, copies: Sequence[RowCopy], flip: int, sequence: int) -> bool:
@@ -111,11 +117,23 @@ class RowSource(NamedTuple):
         return is_logged(sequence, header[ROWS_SEQUENCE])
 
     def _find_rows(
-        self, copy: RowCopy, flip: int, missing: list[AbsentIds]
+        self,
+        copy: RowCopy,
+        flip: int,
+        missing: list[AbsentIds],
+        found: list[tuple[AnyRows, Array, Array, int]],
     ) -> tuple[Array, Array | None]:
         """Return the numbers of the rows that ids have, and where these go."""
         ordinal, ids, out, at = copy
-        table, rows, n_absent = self._look_up(ordinal, ids, flip)
+        keeps = FEWEST_LOOKED <= len(ids) <= MOST_LOOKED
+        if keeps:
+            # Before they are looked up: another thread may write into the caller's array.
+            kept = scratch.empty(len(ids), np.int64)
+            kept[:] = ids
+            ids = kept
+        table, rows, n_absent, since = self._look_up(ordinal, ids, flip)
+        if keeps and (any_rows := self.segment.tables[ordinal].any_rows) is not None:
+            found.append((any_rows, ids, rows, since))
         if not n_absent:
             return rows, at
         there, gone = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
@@ -125,15 +143,15 @@ class RowSource(NamedTuple):
 
     def _look_up(
         self, ordinal: int, ids: Array, flip: int
-    ) -> tuple[UnboundedTable, Array, int]:
-        """Return a table, the row of each id or -1, and how many have none."""
+    ) -> tuple[UnboundedTable, Array, int, int]:
+        """Return a table, the row of each id or -1, how many have none, and since when."""
         memory = self.segment.tables[ordinal]
         table, any_rows = memory.piece.table, memory.any_rows
         if any_rows is None or not isinstance(table, UnboundedTable):
             raise TypeError(f"table {table.name!r} has a number of rows")
         rows = scratch.empty(len(ids), np.int64)
         since = memory.since(self.segment.record(flip))
-        return table, rows, any_rows.index.look_up(ids, rows, since=since)
+        return table, rows, any_rows.index.look_up(ids, rows, since=since), since
 
     def contains(self, ordinal: int, ids: Array) -> Array | None:
         """Return which ids have rows; None where an update is at them."""
@@ -141,7 +159,7 @@ class RowSource(NamedTuple):
         sequence = header[ROWS_SEQUENCE]
         if sequence & 1 or flip < 0 or header[FLIP] != flip:
             return None
-        _, rows, _ = self._look_up(ordinal, ids, flip)
+        _, rows, *_ = self._look_up(ordinal, ids, flip)
         found: Array = rows >= 0
         return found if header[ROWS_SEQUENCE] == sequence else None
 

@@ -12,7 +12,7 @@ another id has lost is logged first: readers of the publication before want it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,22 @@ SWEPT: Final = 64
 #: Entries of the log of words that an id takes which comes or goes, at most about.
 WORDS_OF_AN_ID: Final = 40
 SWEPT_WORDS: Final = SWEPT * WORDS_OF_AN_ID
+#: Of fewer ids a look-up is no more work than to see whether they are the same; what was
+#: found of more is too much memory to keep.
+FEWEST_LOOKED: Final = 256
+MOST_LOOKED: Final = 2**17
 _NOBODY = np.empty(0, np.int64)
+
+
+class Looked(NamedTuple):
+    """What a read has found, for a push of the same ids that comes next."""
+
+    #: The row sequence of the shard, before and after: every change of rows changes it.
+    sequence: int
+    #: A copy: the caller may write others into the array.
+    ids: Array
+    rows: Array
+    since: int
 
 
 class AnyRows:
@@ -81,6 +96,8 @@ class AnyRows:
         self.piece, self.of = piece, piece.of
         self.own, self.places = own, places
         self._words, self.log, self._slot_init = words, log, slot_init
+        #: What the last read by this process has found; whoever uses it takes it.
+        self.looked: Looked | None = None
         self.keys, self.state = (
             self._area(area) for area in (index_probe.KEYS, index_probe.STATE)
         )
@@ -177,6 +194,19 @@ class AnyRows:
         rows = np.empty(len(ids), np.int64)
         self.index.look_up(ids, rows, since=since)
         return rows
+
+    def find_again(self, ids: Array, since: int, sequence: int) -> Array:
+        """As :meth:`find`, under the lock at a row sequence; a read may have found them."""
+        looked, self.looked = self.looked, None
+        if (
+            looked is not None
+            and looked.sequence == sequence
+            and looked.since == since
+            and len(looked.ids) == len(ids)
+            and np.logical_and.reduce(looked.ids == ids)
+        ):
+            return looked.rows
+        return self.find(ids, since)
 
     def find_before(self, ids: Array, since: int = 0) -> Array:
         """As :meth:`find`, before the publication whose log there is."""

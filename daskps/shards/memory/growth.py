@@ -22,6 +22,7 @@ from daskps.shards.arrays.any_rows import (
     WORDS_ROOM,
 )
 from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.memory.room import (
     IDS_SLOTS,
     Need,
@@ -59,7 +60,8 @@ def look_up(segment: Segment, operations: Operations) -> Operations:
         if isinstance(operation, RowUpdate):
             table = _table(segment, position)
             if (any_rows := table.any_rows) is not None:
-                rows = any_rows.find(operation.ids, table.since(segment.current))
+                now = table.since(segment.current), segment.header[ROWS_SEQUENCE]
+                rows = any_rows.find_again(operation.ids, *now)
                 operation = operation._replace(rows=rows)
         found.append((position, operation))
     return found

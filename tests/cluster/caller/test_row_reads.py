@@ -14,12 +14,15 @@ from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.consistency import BSP, SSP
+from daskps.kernels.row_index import RowIndex
 from daskps.kernels.row_moves import FixedGather
+from daskps.shards.arrays.any_rows import FEWEST_LOOKED
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory import undo
-from daskps.shards.memory.format import ROWS_SEQUENCE
-from daskps.shards.steps import ADD, ASSIGN, Step, Ticket
+from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.withdrawal import Withdrawal
+from daskps.shards.steps import ADD, ASSIGN, REMOVE, Step, Ticket
 from tests.cluster.callers import Ways, counted
 from tests.shards import any_rowing
 from tests.shards.rowing import EMB, LAYOUT, make, rows, send
@@ -239,3 +242,56 @@ def test_rows_of_any_ids_are_read_as_others_are(
     assert found.tolist() == [True, not ttl, False]
     here.shard.segment.header[ROWS_SEQUENCE] += 1  # an update is at them
     assert here.reads.contains(table, asked) is None
+
+
+@pytest.mark.parametrize("between", ["nothing", "push", "withdrawn", "ids", "order"])
+def test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are(
+    monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """Only as long as nothing has changed, and of just these ids."""
+    layout = any_rowing.layout_of(room=4096)
+    shard = any_rowing.made(layout)
+    here, sent = Here(0, shard, layout), iter(range(9))
+    ids = np.arange(FEWEST_LOOKED) * 7919
+
+    def push(kind: str, ids: Any, value: int) -> None:
+        pairs = [(i, value) for i in ids.tolist()]
+        step = any_rowing.step(shard, kind, {EMB: pairs}, next(sent))
+        ticket = Ticket(step)
+        shard.submit([ticket])
+        assert ticket.version
+
+    push(ASSIGN, ids[1:], 5)
+    given = ids.copy()
+    here.pull(given)
+    expected = dict.fromkeys(ids.tolist(), 6.0)
+    expected[0] = 4.0  # was absent: 3, and 1 is added
+    if between == "push":
+        # The rows of two ids change places.
+        push(REMOVE, ids[1:3], 0)
+        push(ASSIGN, ids[2:3], 8)
+        push(ASSIGN, ids[1:2], 7)
+        expected |= {int(ids[2]): 9.0, int(ids[1]): 8.0}
+    elif between == "withdrawn":
+        push(REMOVE, ids[1:3], 0)
+        here.pull(given)
+        withdrawal = Withdrawal(shard.segment)
+        withdrawal.record.plain[VERSION] = 9
+        withdrawal.finish()
+    elif between == "ids":
+        given[:] = ids[::-1]  # the caller's array, written to
+    looks: list[int] = []
+    look_up = RowIndex.look_up
+
+    def counted_look(self: Any, ids: Any, *args: Any, **more: Any) -> int:
+        looks.append(len(ids))
+        return look_up(self, ids, *args, **more)
+
+    monkeypatch.setattr(RowIndex, "look_up", counted_look)
+    pushed = ids[::-1] if between in {"ids", "order"} else ids
+    push(ADD, pushed, 1)
+    assert looks == ([] if between == "nothing" else [len(ids)])
+    found = any_rowing.read(shard, EMB, ids.tolist())
+    assert found == {i: [value] * 2 for i, value in expected.items()}
+    push(ADD, ids, 1)  # what was found is used once
+    assert looks[-2:] == [len(ids)] * 2
