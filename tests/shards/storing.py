@@ -41,8 +41,9 @@ class Words:
     def __init__(self, words: Any, stores: Stores, label: str) -> None:
         self._words, self._stores, self._label = words, stores, label
 
-    def __getitem__(self, at: int) -> int:
-        return int(self._words[at])
+    def __getitem__(self, at: Any) -> Any:
+        found = self._words[at]
+        return found if isinstance(at, slice) else int(found)
 
     def __setitem__(self, at: int, value: int) -> None:
         self._words[at] = value
