@@ -18,7 +18,7 @@ import numpy as np
 
 from daskps.kernels import index_changes as changes
 from daskps.kernels import index_probe as at
-from daskps.kernels import words_log
+from daskps.kernels import scratch, words_log
 from daskps.kernels.index_memory import IndexMemory
 from daskps.kernels.words import plain
 
@@ -206,7 +206,7 @@ class RowIndex(IndexMemory):
         _check(ids, rows)
         words_log.check_log(log, log.begin)
         k = len(ids)
-        told, book = np.empty(2 + 3 * k, np.int64), _book(log, stamp, admit, since)
+        told, book = scratch.empty(2 + 3 * k, np.int64), _book(log, stamp, admit, since)
         loop = _module(self._cache_dir).function("take")
         _refuse(loop(self.words, self.places, ids, rows, log.entries, book, told))
         (n_fresh, n_gone), (fresh, kept, gone) = told[:2], told[2:].reshape(3, k)

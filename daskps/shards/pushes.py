@@ -27,7 +27,7 @@ from daskps.shards.memory.format import (
     ROWS_SEQUENCE,
     VERSION,
 )
-from daskps.shards.memory.growth import OwnerOnlyError, look_up, make_room
+from daskps.shards.memory.growth import OwnerOnlyError, make_room
 from daskps.shards.memory.publication import Publication, is_large, looks
 from daskps.shards.memory.undo import settle
 from daskps.shards.run_record import CODES
@@ -101,7 +101,6 @@ class Pushes:
             if rows:
                 of_rows = self._planner.rows(tick, rows, old.steps, check=check)
             if of_rows and self._segment.has_any_ids:
-                of_rows = look_up(self._segment, of_rows)
                 make_room(self._segment, of_rows)
         except Exception:  # noqa: BLE001  (a ticket gets the reason)
             return ASK
@@ -242,10 +241,8 @@ class Pushes:
                 planned = []  # it was fine, as an error should not depend on its age
             if not step.run and producers.lacks_room(record, step.producer):
                 raise producers.no_room(record)
-            if self._segment.has_any_ids:
-                planned = look_up(self._segment, planned)
-                if publication is None:
-                    make_room(self._segment, planned)
+            if self._segment.has_any_ids and publication is None:
+                make_room(self._segment, planned)
         except OwnerOnlyError:
             ticket.outcome = NotHereError()
             return None

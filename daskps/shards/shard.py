@@ -11,7 +11,7 @@ round in `rounds`, what a cut holds back in `cuts`.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
+from daskps.shards.memory.growth import look_up
 from daskps.shards.memory.undo import settle
 from daskps.shards.parked import ParkedTickets
 from daskps.shards.pushes import Pushes
@@ -83,7 +84,10 @@ class Shard:
     ) -> None:
         self.segment, self.generation = segment, generation
         segment.cache_dir = cache_dir
-        tables = [table.piece for table in segment.tables]
+        tables = [
+            (table.piece, partial(look_up, segment, table) if table.any_rows else None)
+            for table in segment.tables
+        ]
         words = [r.plain[LR_FACTOR : LR_FACTOR + 1] for r in segment.records]
         self._planner = UpdatePlanner(
             *(segment.pieces, bindings, tables, cache_dir),

@@ -314,9 +314,23 @@ MUTANTS = (
     Mutant(
         "second-of-repeats-is-lost",
         "daskps.shards.arrays.row_planning:each_once",
-        "return found.ids, found.sum(wide, at, empty=empty), None",
-        "return found.ids, wide, found.last(at)",
+        "return found.ids, found.sum(wide, at, empty=empty), None, numbers",
+        "return found.ids, wide, found.last(at), numbers",
         (f"{_ROWS}::test_repeats_are_one_update_and_in_assign_the_last_holds",),
+    ),
+    Mutant(
+        "repeats-have-the-rows-of-others",
+        "daskps.shards.arrays.row_planning:each_once",
+        "numbers = numbers[found.last()]",
+        "numbers = numbers[: len(found.ids)]",
+        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict",),
+    ),
+    Mutant(
+        "rows-of-any-ids-that-repeat",
+        "daskps.shards.arrays.row_planning:_are_distinct",
+        "return are_distinct(numbers, 0, end, cache_dir=cache_dir)",
+        "return True",
+        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict",),
     ),
     Mutant(
         "rows-changed-in-blocks-do-not-count-in-the-log",

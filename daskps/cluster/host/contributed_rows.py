@@ -92,7 +92,7 @@ def keep_rows(
         Makes the memory.
     """
     whole, kept_in = table.whole, cache_dir()
-    ids, rows, at = each_once(item, whole, GRADIENT, kept_in, empty=empty)
+    ids, rows, at, _ = each_once(item, whole, GRADIENT, kept_in, empty=empty)
     n = len(ids)
     if n < starts[-1]:
         # Sums. Those of each shard are still together, and fewer.

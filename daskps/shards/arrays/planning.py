@@ -63,8 +63,8 @@ class UpdatePlanner:
         The pieces of the shard.
     bindings : Bindings
         The update rule of each index of a parameter or table that has one.
-    tables : sequence of TablePiece, default ()
-        Its pieces of tables, whose positions come after those of `pieces`.
+    tables : sequence of (TablePiece, callable or None), default ()
+        Its pieces of tables, after `pieces`; of any ids with what finds rows of ids.
     cache_dir : str, optional
         Where compiled functions are kept.
     factors : (sequence of memoryview, memoryview)
@@ -79,7 +79,7 @@ class UpdatePlanner:
         self,
         pieces: Sequence[Piece],
         bindings: Bindings,
-        tables: Sequence[TablePiece] = (),
+        tables: Sequence[tuple[TablePiece, Callable[[Array], Array] | None]] = (),
         cache_dir: str | None = None,
         *,
         factors: tuple[Sequence[memoryview[int]], memoryview[int]],
@@ -88,9 +88,10 @@ class UpdatePlanner:
     ) -> None:
         (self._factors, self._flip), self._weights = factors, weights
         self._cache_dir, self._epoch = cache_dir, epoch
-        self._pieces, self._tables = pieces, tables
+        self._pieces, self._tables = pieces, [piece for piece, _ in tables]
+        self._finds = dict(enumerate((find for _, find in tables), len(pieces)))
         whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
-        whole += [piece.table for piece in tables]
+        whole += [piece.table for piece in self._tables]
         names = [one.dtype for one in whole]
         self._indices = [one.index for one in whole]
         self._names = [one.name for one in whole]
@@ -259,7 +260,9 @@ class UpdatePlanner:
         """
         position, kind = item.position, step.kind
         piece = self._tables[position - len(self._pieces)]
-        ids, data, at = each_once(item, piece, kind, self._cache_dir)
+        find = self._finds[position]
+        to = None if find is None or item.ids is None else find(item.ids)
+        ids, data, at, to = each_once(item, piece, kind, self._cache_dir, numbers=to)
         if len(ids) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
                 f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
@@ -267,7 +270,7 @@ class UpdatePlanner:
                 f"send them in parts"
             )
         if kind == REMOVE:
-            return RowUpdate(ids, data, forget=True, by=step.producer)
+            return RowUpdate(ids, data, forget=True, rows=to, by=step.producer)
         # Sums and products may be infinite where what was pushed is not.
         is_as_pushed = (
             step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
@@ -278,7 +281,7 @@ class UpdatePlanner:
             self._look(item, kind)
         if kind != GRADIENT:
             replace, by = kind == ASSIGN, step.producer
-            return RowUpdate(ids, data, at, replace=replace, check=fused, by=by)
+            return RowUpdate(ids, data, at, None, (), replace, fused, rows=to, by=by)
         binding = self._bindings.get(self._indices[position])
         if binding is None:
             raise self._no_rule(position)
@@ -288,14 +291,12 @@ class UpdatePlanner:
         if step.weight != 1.0:
             data = scaled(data, step.weight)
         by = step.producer
-        return RowUpdate(ids, data, at, binding, scalars, check=fused, by=by)
+        return RowUpdate(ids, data, at, binding, scalars, check=fused, rows=to, by=by)
 
-    def each_once(
-        self, item: Item, kind: str = GRADIENT
-    ) -> tuple[Array, Array, Array | None]:
+    def each_once(self, item: Item) -> tuple[Array, Array, Array | None]:
         """Return ids of rows, none twice, and their data; see `row_planning`."""
         piece = self._tables[item.position - len(self._pieces)]
-        return each_once(item, piece, kind, self._cache_dir)
+        return each_once(item, piece, GRADIENT, self._cache_dir)[:3]
 
     def check_rules(self, step: Step) -> None:
         """Refuse gradients of rows without an optimizer.
@@ -326,8 +327,10 @@ class UpdatePlanner:
                 op = PieceUpdate(data, replace=kind == MODEL)
             planned.append((position, op))
         for position in sorted(rows):
+            find, (ids, data) = self._finds[position], rows[position]
+            to = None if find is None else find(ids)
             if kind != GRADIENT:
-                planned.append((position, RowUpdate(*rows[position])))
+                planned.append((position, RowUpdate(ids, data, rows=to)))
                 continue
             binding = self.binding(position)
             if binding is None:
@@ -335,8 +338,8 @@ class UpdatePlanner:
             epoch = self.epoch_of() if binding.goes_by_epoch else None
             word = self._factors[self._flip[0] & 1][0]
             scalars = binding.scalars(counts.item(position) + 1, None, epoch, word)
-            ids, data = rows[position]
-            planned.append((position, RowUpdate(ids, data, None, binding, scalars)))
+            update = RowUpdate(ids, data, None, binding, scalars, rows=to)
+            planned.append((position, update))
         return planned
 
     def look(self, step: Step) -> None:

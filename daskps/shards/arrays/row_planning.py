@@ -80,12 +80,14 @@ def each_once(
     cache_dir: str | None,
     *,
     empty: Empty = scratch.empty,
-) -> tuple[Array, Array, Array | None]:
-    """Return the ids of rows, none twice, their data, and which is whose.
+    numbers: Array | None = None,
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Return the ids of rows, none twice, their data, which is whose, and their numbers.
 
     Of rows that are named again the data are added up, in the order in which they
     come and with the precision of gradients, in memory that `empty` makes; of those
-    that are assigned the last holds.
+    that are assigned the last holds. In a table of any ids `numbers` may say which row
+    each id has, -1 for none: where all have one, those tell quicker whether any repeats.
 
     Raises
     ------
@@ -96,29 +98,36 @@ def each_once(
     if ids is None:
         raise TypeError(f"rows of table {piece.table.name!r} without their ids")
     rows = data.reshape(-1, piece.table.dim)
-    if piece.table.is_bounded:
-        if _are_distinct(ids, piece, cache_dir):
-            return ids, rows, at
-        found = repeats(ids, cache_dir=cache_dir)
-    else:
-        if not piece.holds(ids, cache_dir=cache_dir):
-            raise _elsewhere(ids, piece)
-        found = repeats(ids, cache_dir=cache_dir)
-        if len(found.ids) == len(ids):
-            return ids, rows, at
+    if _are_distinct(ids, piece, numbers, cache_dir):
+        return ids, rows, at, numbers
+    found = repeats(ids, cache_dir=cache_dir)
+    if len(found.ids) == len(ids):
+        return ids, rows, at, numbers
+    if numbers is not None:
+        numbers = numbers[found.last()]
     if kind == ASSIGN:
-        return found.ids, rows, found.last(at)
+        return found.ids, rows, found.last(at), numbers
     if kind == REMOVE:
-        return found.ids, rows, None
+        return found.ids, rows, None, numbers
     wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
-    return found.ids, found.sum(wide, at, empty=empty), None
+    return found.ids, found.sum(wide, at, empty=empty), None, numbers
 
 
-def _are_distinct(ids: Array, piece: TablePiece, cache_dir: str | None) -> bool:
-    try:
-        return are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir)
-    except ValueError as error:
-        raise _elsewhere(ids, piece) from error
+def _are_distinct(
+    ids: Array, piece: TablePiece, numbers: Array | None, cache_dir: str | None
+) -> bool:
+    """Return whether no id repeats; False too where only a look at all of them tells."""
+    if piece.table.is_bounded:
+        try:
+            return are_distinct(ids, piece.first_row, piece.n_rows, cache_dir=cache_dir)
+        except ValueError as error:
+            raise _elsewhere(ids, piece) from error
+    if numbers is not None and len(ids) and np.minimum.reduce(numbers) >= 0:
+        end = int(np.maximum.reduce(numbers)) + 1
+        return are_distinct(numbers, 0, end, cache_dir=cache_dir)
+    if not piece.holds(ids, cache_dir=cache_dir):
+        raise _elsewhere(ids, piece)
+    return False
 
 
 def _elsewhere(ids: Array, piece: TablePiece) -> PushRejectedError:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from daskps.shards.memory.room import Memory
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.tables import TableMemory
+    from daskps.typing import Array
 
 #: Memory is taken in parts of about so many bytes: to make and clear 64 MiB took 80 ms.
 STEP_NBYTES: Final = 2**26
@@ -53,18 +54,12 @@ class OwnerOnlyError(Exception):
     """A push needs memory that only the owner of the shard takes; nothing was changed."""
 
 
-def look_up(segment: Segment, operations: Operations) -> Operations:
-    """Return operations that know which of their rows are there, in tables of any ids."""
-    found: Operations = []
-    for position, operation in operations:
-        if isinstance(operation, RowUpdate):
-            table = _table(segment, position)
-            if (any_rows := table.any_rows) is not None:
-                now = table.since(segment.current), segment.header[ROWS_SEQUENCE]
-                rows = any_rows.find_again(operation.ids, *now)
-                operation = operation._replace(rows=rows)
-        found.append((position, operation))
-    return found
+def look_up(segment: Segment, table: TableMemory, ids: Array) -> Array:
+    """Return the row of each id in a table of any ids, -1 for none; under the lock."""
+    if (any_rows := table.any_rows) is None:
+        raise TypeError(f"table {table.piece.table.name!r} has a number of rows")
+    now = table.since(segment.current), segment.header[ROWS_SEQUENCE]
+    return any_rows.find_again(ids, *now)
 
 
 def _table(segment: Segment, position: int) -> TableMemory:

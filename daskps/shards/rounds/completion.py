@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from daskps.reduction import reduce_all
 from daskps.shards.arrays.counting import count
-from daskps.shards.memory.growth import look_up, make_room
+from daskps.shards.memory.growth import make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
@@ -71,6 +71,8 @@ class Completion:
         kind = KINDS[came.code or table.words[words.KIND]]
         if kind == NOTHING:
             kind = GRADIENT
+        if self._segment.has_any_ids:
+            settle(self._segment)
         counts = self._segment.current.steps
         planned = self._planner.round(
             self._reduce(table, came, kind),
@@ -79,8 +81,6 @@ class Completion:
             self._merge(table, came, kind),
         )
         if self._segment.has_any_ids:
-            settle(self._segment)
-            planned = look_up(self._segment, planned)
             make_room(self._segment, planned)
         # Not before: it overwrites the round before the one in force.
         publication = Publication(self._segment)

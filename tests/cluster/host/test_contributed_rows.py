@@ -91,7 +91,7 @@ def in_an_arena(
             a, b = cut.starts[shard : shard + 2]
             rows = data[a:b] if at is None else data[at]
             item = Item(0, 0, rows.reshape(-1), cut.ids_of(shard))
-            came = RankRows(*each_once(item, piece, GRADIENT, kept()))
+            came = RankRows(*each_once(item, piece, GRADIENT, kept())[:3])
             scale = weight_of(rank) if mean else 1.0
             spans[rank] = arena.place(spans.values(), came, scale)
         weights = {rank: weight_of(rank) for rank in spans} if mean else None
