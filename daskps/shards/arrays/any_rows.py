@@ -278,6 +278,9 @@ class AnyRows:
         rows, ids, since = update.rows, update.ids, self.since(clock - 1)
         if rows is None:
             rows = self.find(ids, since)
+        is_there = not len(rows) or np.minimum.reduce(rows) >= 0
+        if is_there and not self.is_stamped:
+            return update._replace(ids=rows, rows=None), _NOBODY
         if since > 1:
             log = self._forget_old(ids[rows < 0], log)
         taken = self.index.take(
