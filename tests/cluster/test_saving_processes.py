@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from daskps import optim
 from daskps.bench.snapshot import Oracle, check
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.cluster.caller import creation, saving
+from daskps.cluster.machine import blocks
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import LayoutError
 from tests.cluster.saved import filled, link_of, push, restored, save
 from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
@@ -108,6 +111,27 @@ def test_a_restored_store_has_all_of_its_memory(machine_cluster, tmp_path):
                 s.push(gradient)
                 other.push(gradient)
             assert other["w"].pull().tobytes() == s["w"].pull().tobytes()
+        until(lambda: sum(client.run(held_nbytes).values()) == before)
+        # Somebody else takes what there was meanwhile.
+        client.run(lack, True)
+        try:
+            with pytest.raises(LayoutError, match=r"no .* bytes of shared memory more"):
+                restored(link_of(s), folder, 2)
+        finally:
+            client.run(lack, False)
+        assert sum(client.run(held_nbytes).values()) == before
+
+
+PIECES: Any = blocks._pieces
+
+
+def lack(lacks: bool) -> None:
+    """Have blocks find no memory for their second buffers."""
+    mock.patch.object(blocks, "_pieces", beyond if lacks else PIECES).start()
+
+
+def beyond(parts: Any) -> Any:
+    return [(at, 2**62) for at, _ in PIECES(parts)]
 
 
 def held_nbytes() -> int:

@@ -33,6 +33,7 @@ from daskps.epochs import Epochs
 from daskps.errors import (
     CheckpointError,
     DaskPSError,
+    LayoutError,
     ProtocolError,
     StoreClosedError,
 )
@@ -271,7 +272,13 @@ async def install(
 async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
     """Wait until shards have all of their memory: before anybody can push to them."""
     taken = [one.has_memory for one in hosted_shards if one.has_memory is not None]
-    await asyncio.gather(*taken)
+    if taken:
+        await asyncio.wait(taken)
+    # A new error: the futures', which shards refer to, would have frames that refer to
+    # these, and keep their memory until such circles are collected.
+    said = [str(error) for of in taken if (error := of.exception()) is not None]
+    if said:
+        raise LayoutError(said[0])
 
 
 def _check_layout(made: _Installing) -> None:
