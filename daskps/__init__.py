@@ -48,6 +48,7 @@ from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
 from daskps.training.fit import TrainResult, train
 from daskps.training.loops import run
+from daskps.training.monitoring import Monitor
 from daskps.training.stats import RankStats, TrainStats
 from daskps.training.trainer import Trainer
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
@@ -69,6 +70,7 @@ __all__ = [
     "IllegalStateError",
     "LayoutError",
     "Log",
+    "Monitor",
     "NoOptimizerError",
     "NotEnoughWorkersError",
     "ParameterArray",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from daskps import codecs
@@ -47,6 +48,8 @@ class Combination:
         Of what a round forms the mean.
     table : str
         The table of which rows are given; "" for arrays alone.
+    monitored : bool
+        Whether a `Monitor` watches the run.
     """
 
     verb: str
@@ -58,6 +61,7 @@ class Combination:
     sync_every: int = 1
     average: str = "gradients"
     table: str = ""
+    monitored: bool = False
 
     @property
     def has_rounds(self) -> bool:
@@ -120,7 +124,7 @@ def find_refusal(of: Combination) -> ValueError | None:
     ValueError or None
         For rows of tables a :class:`daskps.PushRejectedError`, which is one.
     """
-    if text := next(_clashes(of), None):
+    if text := next(chain(_clashes(of), _clashes_with_monitor(of)), None):
         return ValueError(text)
     if of.table and (text := next(_clashes_with_rows(of), None)):
         return PushRejectedError(
@@ -155,6 +159,20 @@ def _clashes(of: Combination) -> Iterator[str]:
                 )
         if of.reduce != "mean":
             yield "average='models' is a mean; leave reduce at 'mean'"
+
+
+def _clashes_with_monitor(of: Combination) -> Iterator[str]:
+    """Say what a `Monitor` does not go with."""
+    if of.monitored and of.execution == "graph":
+        yield (
+            "a Monitor takes no execution='graph': no trainer stays that works its "
+            "statistics out; use execution='resident'"
+        )
+    if of.monitored and of.reduce == "function":
+        yield (
+            "a Monitor takes no reduce function: it reduces gradients once more, and "
+            "has no whole contributions stacked; leave reduce at 'mean' or 'sum'"
+        )
 
 
 def _of_rounds(of: Combination) -> Iterator[tuple[str, str]]:

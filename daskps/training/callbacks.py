@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from daskps.cluster.upstream import current_task
 from daskps.training import bars
+from daskps.training.monitoring import Monitor
 from daskps.training.plateau import ReduceOnPlateau as ReduceOnPlateau
 from daskps.usercode import user_code
 
@@ -98,11 +99,29 @@ def check(callbacks: Iterable[object]) -> tuple[object, ...]:
     for callback in checked:
         if isinstance(callback, type):
             raise TypeError(f"{callback!r} is a class; give {callback.__name__}()")
+        if isinstance(callback, Monitor):
+            continue  # trainers do what it asks for
         if not any(callable(getattr(callback, event, None)) for event in EVENTS):
             raise TypeError(
                 f"{callback!r} is no callback; it needs a method of {', '.join(EVENTS)}"
             )
     return checked
+
+
+def monitors(callbacks: Iterable[object]) -> tuple[Monitor, ...]:
+    """Return the monitors among callbacks, in order.
+
+    Parameters
+    ----------
+    callbacks : iterable of object
+        What `check` has let through.
+
+    Returns
+    -------
+    tuple of Monitor
+        The monitors.
+    """
+    return tuple(one for one in callbacks if isinstance(one, Monitor))
 
 
 def notify(callbacks: Iterable[object], event: str, run: RunStatus) -> None:

@@ -25,6 +25,7 @@ from daskps.training.data.tables import array_of
 from daskps.training.ending import check_metrics
 from daskps.training.fit_job import FitJob
 from daskps.training.functions import check_function
+from daskps.training.monitoring import Interest
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.retrying import Retries
 from daskps.training.row_ids import checked_functions
@@ -174,7 +175,8 @@ def train(  # noqa: PLR0913 - the public contract
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
         `stop` it waits.
     callbacks : "auto" or iterable of object
-        Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``.
+        Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``, and
+        a :class:`Monitor`.
         "auto" is a :class:`ProgressBar` where a person looks, in a terminal or a
         notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
     stop : Condition or callable, optional
@@ -253,6 +255,8 @@ def train(  # noqa: PLR0913 - the public contract
     check_choice("average", average, AVERAGES)
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
+    called = callbacks_module.chosen(callbacks)
+    watches = tuple(map(Interest.of, callbacks_module.monitors(called)))
     chosen = Combination(
         "train",
         policy=policy(sync),
@@ -262,6 +266,7 @@ def train(  # noqa: PLR0913 - the public contract
         pull_codec=pulled_by(pull_codec),
         sync_every=batches_between(sync_every),
         average=average,
+        monitored=bool(watches),
     )
     check_together(chosen)
     check_rows(chosen, of_rows)
@@ -280,7 +285,7 @@ def train(  # noqa: PLR0913 - the public contract
         trainers=None if trainers is None else whole(trainers, "trainers", least=1),
         validate=validate,
         stop=stop,
-        callbacks=callbacks_module.chosen(callbacks),
+        callbacks=called,
         reset=resets,
         resume=resumes,
         checkpoint=checkpoint,
@@ -310,6 +315,7 @@ def train(  # noqa: PLR0913 - the public contract
         chosen=chosen,
         rows=of_rows,
         rows_ahead=rows_ahead(chosen.policy),
+        watches=watches,
     )
     if read_ahead and isinstance(chosen.policy, SSP):
         # What is read at one clock is used at the next: the bound holds there.

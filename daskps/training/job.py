@@ -264,6 +264,11 @@ class Job:
             event["reports"],
         )
         self.spent.add(reports)
+        watching = callbacks_module.monitors(self.callbacks)
+        for report in reports:
+            for number, *record in report.get("records", ()):
+                step, name, value = record
+                watching[number].records.append((step, name, value))
         status.history.append(self.early.entry(event, metrics, self.first, self.since))
         first = None if event["epoch"] else advice.first_loss(reports)
         await self._advise_of_loss(status.history[-1], first)

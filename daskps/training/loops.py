@@ -106,6 +106,12 @@ def run(  # noqa: PLR0913 - the public contract
     if not given:
         raise ValueError("parts is empty; give one part per trainer")
     check_trainers(len(given), graph=False)
+    called = callbacks_module.chosen(callbacks)
+    if callbacks_module.monitors(called):
+        raise ValueError(
+            "a Monitor watches train; in a loop of your own, whose gradients only it "
+            "knows, call trainer.allreduce and note what you like"
+        )
     job = Job(
         store=store,
         chosen=chosen,
@@ -115,7 +121,7 @@ def run(  # noqa: PLR0913 - the public contract
         sync=described(chosen.policy),
         trainers=len(given),
         restartable=flag(resumable, "resumable"),
-        callbacks=callbacks_module.chosen(callbacks),
+        callbacks=called,
         workers=addresses(workers, "workers"),
     )
     body = partial(_call_loop, loop, chosen)

@@ -14,6 +14,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.training.batch_rows import BatchRows
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
+from daskps.training.monitoring import Watcher
 from daskps.training.overlap.background import Background
 from daskps.training.stats import Meter
 from daskps.training.steps import Stepper
@@ -59,6 +60,12 @@ class _Loop:
         self._first = (0.0, 0)
         ahead = int(plan.read_ahead)
         self.meter = Meter(session, self.stepper.target.flats, ahead)
+        self.watcher: Watcher | None = None
+        #: Which step of the store is under way.
+        self._number = 0
+        if plan.watches:
+            mean, models = plan.chosen.reduce == "mean", plan.chosen.average == "models"
+            self.watcher = Watcher(plan.watches, session, mean=mean, models=models)
 
     def run(self) -> None:
         plan, per_epoch = self.plan, self.per_epoch
@@ -102,10 +109,13 @@ class _Loop:
         self.stepper.epoch = self.plan.first + epoch
         groups = self.plan.groups(self.n, epoch, self.session.rank)[: clocks.stop]
         for number in clocks:
+            self._number = self.stepper.epoch * self.per_epoch + number
             if number < len(groups):
                 self._step(groups[number], groups[number + 1 : number + 2])
             else:
                 # No batch is left, so it sits out what others still have to do.
+                if self.watcher is not None:
+                    self.watcher.gradients(self._number, None, 0.0)
                 nothing, began = TrainerStep({}, weight=0.0), time.monotonic()
                 self.session.deliver(nothing, None, target=self.stepper.target)
                 self.meter.exchanged(time.monotonic() - began)
@@ -119,8 +129,12 @@ class _Loop:
             if following and self.rows.may_begin():
                 self._taken = self.stepper.take(self.X, self.y, following[0][0])
                 self.rows.begin(self._taken[0])
+        if self.watcher is not None:
+            self.watcher.weights(self._number, self.stepper.params)
         began = time.monotonic()
         found = self.stepper.step(self.X, self.y, group, first)
+        if self.watcher is not None:
+            self.watcher.gradients(self._number, found, float(found.rows))
         computed = time.monotonic()
         self.meter.computed(found, computed - began)
         self._deliver(found, following)
@@ -187,6 +201,7 @@ class _Loop:
             "lag": self.meter.lag,
             "clock": session.clock,
             "first": self._first,
+            "records": [] if self.watcher is None else self.watcher.take(),
             **self.meter.report(),
         }
         session.loss_sum, session.rows = None, 0

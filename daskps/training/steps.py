@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.combination import Combination
+    from daskps.training.monitoring import Interest
     from daskps.training.row_ids import IdFunction
     from daskps.typing import Array
 
@@ -80,6 +81,8 @@ class FitPlan:
     #: Where a trainer is ahead of the slowest by fewer clocks than this, it reads the
     #: rows of the next batch while it computes.
     rows_ahead: float = 0
+    #: What monitors ask of trainers.
+    watches: tuple[Interest, ...] = ()
 
     @property
     def bsp(self) -> bool:

@@ -40,6 +40,8 @@ class EpochReport:
     waiting_seconds: float = 0.0
     #: Messages that were sent again.
     retries: int = 0
+    #: What monitors watch: the number of the monitor, step, name and value.
+    records: Sequence[tuple[int, int, str, float]] = ()
     #: How often the slowest trainer was so many clocks behind.
     lags: Sequence[tuple[int, int]] = ()
 
