@@ -138,6 +138,44 @@ def test_b12_equals_the_reference_in_one_process(train, way, rule):
     assert logistic(expected, X, y)["b"] != 0
 
 
+@mostly_inside("rule", ["sgd", "adam"], train=True)
+def test_b13_clipped_to_nothing(train, way, rule):
+    """Clipped to [0, 0]: weights stay as they are, however often they are updated."""
+    inner = {"sgd": optim.SGD(0.5, momentum=0.9), "adam": optim.Adam(0.5)}[rule]
+    X, y = np.ones((8, 4)), np.zeros(8)
+    start = {"w": np.linspace(-0.5, 0.5, 4), "b": np.array(0.1)}
+    clipped = optim.chain(optim.clip_by_value(0, 0), inner)
+    with daskps.create(start, optimizer=clipped) as store:
+        result = train(store, logistic, X, y, trainers=2, batch_size=2)
+        assert store.version == 2
+    for name in start:
+        np.testing.assert_array_equal(result.weights[name], start[name])
+
+
+@mostly_inside(train=True)
+def test_b16_other_data_between_runs(train, way):
+    """Epochs and steps go on where they were; batches of the new data begin anew."""
+    seen = []
+
+    def told(params, X, y):
+        seen.append(tuple(int(v) for v in X))
+        return {"w": np.ones(1)}
+
+    rate = optim.SGD(optim.schedules.step(1.0, every=4, factor=0.5))
+    options: Any = {"trainers": 1, "batch_size": 2, "shuffle": False}
+    with daskps.create({"w": np.zeros(1)}, optimizer=rate) as store:
+        y = np.zeros(8)
+        first = train(store, told, np.arange(8.0), y, **options)
+        second = train(store, told, 10 + np.arange(6.0), y[:6], **options)
+        assert [e.epoch for e in first.history] == [0]
+        assert [e.epoch for e in second.history] == [1]
+        assert store.version == 7
+        # Four steps at 1, and from the fifth on at one half.
+        np.testing.assert_array_equal(store["w"].pull(), [-4 - 3 * 0.5])
+    if way == "inside":
+        assert seen == [(0, 1), (2, 3), (4, 5), (6, 7), (10, 11), (12, 13), (14, 15)]
+
+
 def test_b20_uncovered_parameter_is_an_error(client):
     params = {"emb/a": np.zeros(3), "out": np.zeros(2)}
     with pytest.raises(daskps.LayoutError, match="out"):

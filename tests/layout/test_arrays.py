@@ -150,7 +150,7 @@ def test_a_placement_that_cannot_be_is_refused(placed, said):
 
 
 def test_the_slices_of_a_net_are_balanced_and_in_order():
-    """Loads differ by at most one, a parameter's pieces are in order (SINGA's slicer)."""
+    """S7, S8: loads differ by at most one, a parameter's pieces are in order."""
     sizes = 2400, 32, 25600, 32, 51200, 64, 57600, 10
     shapes = {f"p{i}": ((n,), "float32") for i, n in enumerate(sizes)}
     one = Layout.build(shapes, 1)

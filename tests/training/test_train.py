@@ -578,7 +578,7 @@ def test_execution(client, execution):
 
 @mostly_inside(train=True)
 def test_optimizer_state_survives_runs_and_is_reset(train, way):
-    """Two runs of one epoch are one run of two; a reset one begins anew."""
+    """B18: two runs of one epoch are one run of two; a reset one begins anew."""
     options: Any = {"trainers": 2, "batch_size": 4, "shuffle": False}
     with daskps.create(START, optimizer=optim.Adam(0.05)) as store:
         train(store, regression, X, Y, **options)
