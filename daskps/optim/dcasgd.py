@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.limits import MOST_TRAINERS
 from daskps.optim.base import Rule, learning_rate
 from daskps.optim.checks import check_numbers, store, whole
 
@@ -38,7 +39,8 @@ class DCASGD(Rule):
         Divide `lam` by the root of a running mean of squared gradients, of all trainers
         together (DC-ASGD-a).
     ranks : int
-        How many trainers a run may have: each has as much state as there are weights.
+        How many trainers a run may have, 1,024 at most: each has as much state as there
+        are weights.
 
     Raises
     ------
@@ -85,7 +87,13 @@ class DCASGD(Rule):
         given: object = self.adaptive
         if not isinstance(given, bool):
             raise TypeError(f"adaptive must be True or False, not {given!r}")
-        store(self, lr=learning_rate(self.lr), ranks=whole("ranks", self.ranks))
+        ranks = whole("ranks", self.ranks)
+        if ranks > MOST_TRAINERS:
+            raise ValueError(
+                f"ranks must be at most {MOST_TRAINERS:,}, as many trainers as a shard "
+                f"has room for; found {ranks:,}"
+            )
+        store(self, lr=learning_rate(self.lr), ranks=ranks)
 
     @property
     def slots(self) -> tuple[str, ...]:

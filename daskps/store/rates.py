@@ -50,7 +50,7 @@ class Rated(Replicable):
         ValueError, TypeError
             For a factor that is none.
         NoOptimizerError
-            Where nothing has a learning rate.
+            Where the store has no optimizer.
         PushRejectedError
             If no number is left of the rates; nothing was changed.
         ConsistencyError

@@ -156,6 +156,8 @@ def test_the_rule():
     for arguments, error, says in (
         ({}, TypeError, "ranks"),
         ({"ranks": 0}, ValueError, "at least 1"),
+        ({"ranks": 1025}, ValueError, "at most 1,024, .*; found 1,025"),
+        ({"ranks": 10**12}, ValueError, "at most 1,024"),
         ({"ranks": 2.0}, TypeError, "ranks must be an int"),
         ({"ranks": 2, "lam": -1}, ValueError, "lam"),
         ({"ranks": 2, "adaptive": 1}, TypeError, "adaptive"),
