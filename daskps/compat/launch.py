@@ -61,10 +61,17 @@ class Participant:
         """Number of trainers."""
         return self.trainer.size
 
-    def meet(self) -> None:
-        """Wait until all that have not ended have come as far, call by call."""
+    def meet(self, what: str = "a barrier") -> None:
+        """Wait until all that have not ended have come as far, call by call.
+
+        Raises
+        ------
+        ValueError
+            In all trainers, where another one meets them for something else: it would
+            wait for them in there, and they for it in here.
+        """
         self.trainer.tick()
-        self.trainer.barrier()
+        self.trainer.allreduce({what: _NOTHING}, "max")
 
     def make_store(
         self, make: Callable[[str], ParameterStore], what: str
@@ -113,6 +120,10 @@ class Participant:
         if store is None:
             store = daskps.open(name, wait=OPEN_SECONDS)
         return store
+
+
+#: What is brought along where all that counts is who comes.
+_NOTHING = np.zeros(1, "u1")
 
 
 def pack_error(error: Exception | None) -> Array:

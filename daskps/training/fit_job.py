@@ -142,6 +142,9 @@ class FitJob(Job):
         found, status = await last_round(link, self.store, None), self.status
         end = await self._place(link)
         await self._validated()
+        # Without rounds one may have ended for all, and is begun again where the slowest
+        # trainer of the shards is.
+        status.history[:] = [e for e in status.history if e.epoch < end.ended]
         for epoch in range(status.following, end.ended):
             # It ended while the run did, and nobody has heard of its losses.
             step = (epoch + 1) * end.per_epoch

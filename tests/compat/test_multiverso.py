@@ -445,3 +445,19 @@ def test_a_table_that_is_too_large():
 def test_integers_take_the_default_updater_only():
     with pytest.raises(ValueError, match='takes updater="default" only'):
         mv.launch(partial(integers, "int32"), 1, updater="sgd")
+
+
+def make_or_wait():
+    mv.init()
+    if mv.worker_id() == 0:
+        mv.ArrayTableHandler(3)
+    else:
+        mv.barrier()
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_table_of_one_worker_against_a_barrier_of_another():
+    """Each would wait for the other one for ever."""
+    with pytest.raises(ValueError, match="barrier"):
+        mv.launch(make_or_wait, 2, timeout=60)
+    assert not daskps.list_stores()

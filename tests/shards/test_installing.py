@@ -229,12 +229,13 @@ def test_ids_are_looked_at_by_loops_that_are_kept(monkeypatch):
         where.append(cache_dir)
         return buckets(*args, cache_dir=cache_dir)
 
-    segment = segments_of(layout_of(1, max_rows=129), durable=False)[0]
+    # Of two shards: one alone has all ids, and looks at none.
+    segment = segments_of(layout_of(2, max_rows=129), durable=False)[0]
     monkeypatch.setattr(segment, "cache_dir", kept())
-    monkeypatch.setattr(id_hash, "buckets", seen)
     table: Any = segment.tables[1].piece.table
-    ids = np.arange(9)
-    ids = ids[np.argsort(id_hash.hashes(ids, table.hash_seed))]
+    ids = np.arange(40)
+    ids = ids[np.argsort(id_hash.hashes(ids, table.hash_seed))][:9]
+    monkeypatch.setattr(id_hash, "buckets", seen)
     candidates = np.array([ids[:3], [1, 1, 1]])
     into, at = Installation(segment), len(segment.pieces) + 1
     into.begin_table(at, ids[3:], candidates)

@@ -212,7 +212,8 @@ def test_arrays_of_all_sizes_and_dtypes(client, n):
         for d in ("float32", "float64", "int64", "float16")
     }
     with store(client, params=values, optimizer=None) as s:
-        before = opened(s)
+        # Shards without elements are not asked.
+        before = opened(s, min(n, len(s.placement)))
         found = s.pull()
         for name, value in values.items():
             assert found[name].dtype == value.dtype

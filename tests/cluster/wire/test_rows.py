@@ -135,14 +135,17 @@ def test_ids_of_a_hash_are_looked_at_by_a_loop_that_is_kept(monkeypatch):
         where.append(cache_dir)
         return buckets(*args, cache_dir=cache_dir)
 
-    monkeypatch.setattr(id_hash, "buckets", seen)
     of = {"any": (0, 1, "float32", AnyIds(constant(0.0), 1))}
-    layout = Layout.build({}, 1, of)
+    # Of two shards: one alone has all ids, and looks at none.
+    layout = Layout.build({}, 2, of)
+    piece = layout.tables[0].cut(2, 0)
+    here = [i for i in range(40) if piece.holds(ids(i))]
+    monkeypatch.setattr(id_hash, "buckets", seen)
     pushed = Call(
-        "u", (Part(0, Step(GRADIENT, (Item(0, 0, np.ones(2, "f4"), ids(5, -5)),))),)
+        "u", (Part(0, Step(GRADIENT, (Item(0, 0, np.ones(2, "f4"), ids(*here[:2])),))),)
     )
     asked = Call(
-        "u", (Part(0, Step(), (), (RowsAsked(0, ids(7), 1, "float32", True),)),)
+        "u", (Part(0, Step(), (), (RowsAsked(0, ids(here[2]), 1, "float32", True),)),)
     )
     for call in (pushed, asked):
         unpack_call(**pack_call(call), layout=layout)
