@@ -33,6 +33,9 @@ class Relay:
             threading.Thread(target=self._run, args=args)
             for args in ((here, there, self.sent), (there, here, self.answered))
         ]
+
+    def start(self) -> None:
+        """Begin to pass bytes on."""
         for thread in self._threads:
             thread.start()
 
@@ -76,6 +79,7 @@ def relayed() -> Iterator[tuple[socket.socket, socket.socket, Relay]]:
     two, there = socket.socketpair()
     with here, there:
         relay = Relay(one, two)
+        relay.start()
         try:
             yield here, there, relay
         finally:
@@ -94,6 +98,8 @@ def listening(port: int) -> Iterator[tuple[int, list[Relay]]]:
                     here, _ = server.accept()
                     there = socket.create_connection(("127.0.0.1", port))
                     relays.append(Relay(here, there))
+                    # Last: who hears something through it finds it in the list.
+                    relays[-1].start()
 
         thread = threading.Thread(target=run)
         thread.start()
