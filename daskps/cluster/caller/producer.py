@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from daskps.cluster.wire.deadline import Deadline
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
 
+T = TypeVar("T")
 #: Tasks of one process that may push at once, each with an identity of its own.
 MOST_TASKS = 1024
 #: Called with identity and floor once pushes that were given up are below the floor.
@@ -29,11 +30,19 @@ def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Produce
     which nobody can say that they have ended.
     """
     known: dict[Any, Producer] = link.producers
-    if (found := known.get((uid, task))) is not None:
+    return _kept(known, (uid, task), lambda: Producer(task))
+
+
+def _kept(known: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """Return what is known by a key, made where it is new.
+
+    Nobody here hears that a task has ended: of too many the first is forgotten.
+    """
+    if (found := known.get(key)) is not None:
         return found
-    while len(known) >= MOST_TASKS and (uid, task) not in known:
+    while len(known) >= MOST_TASKS and key not in known:
         known.pop(next(iter(known)), None)
-    return known.setdefault((uid, task), Producer(task))
+    return known.setdefault(key, make())
 
 
 class Turn(NamedTuple):
@@ -219,7 +228,8 @@ class Repeated:
     def __init__(
         self, link: Link, uid: str, task: tuple[Any, float] | None = None
     ) -> None:
-        self._idle: list[Producer] = link.idle_producers.setdefault((uid, task), [])
+        idle: dict[Any, list[Producer]] = link.idle_producers
+        self._idle = _kept(idle, (uid, task), list[Producer])
         try:
             self._producer = self._idle.pop()
         except IndexError:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from daskps.cluster.caller.producer import HeldTurn, Producer, Turn
+from daskps.cluster.caller.producer import (
+    MOST_TASKS,
+    HeldTurn,
+    Producer,
+    Repeated,
+    Turn,
+    producer_of,
+)
 from daskps.cluster.wire.deadline import Deadline
 
 FOR_EVER = Deadline(None, "a push")
@@ -93,3 +102,17 @@ def test_a_turn_is_waited_for_as_long_as_was_said() -> None:
             assert turn == Turn(Producer.SPREAD, 1)
 
     asyncio.run(work())
+
+
+def test_of_tasks_that_nobody_hears_the_end_of_some_are_kept() -> None:
+    link: Any = SimpleNamespace(producers={}, idle_producers={})
+    last = MOST_TASKS + 10
+    for task in range(last + 1):
+        producer_of(link, "a", (task, 0.0))
+        Repeated(link, "a", (task, 0.0)).end()
+    assert len(link.producers) == len(link.idle_producers) == MOST_TASKS
+    key = "a", (last, 0.0)
+    assert producer_of(link, *key) is link.producers[key]
+    [kept] = link.idle_producers[key]
+    Repeated(link, *key).end()
+    assert link.idle_producers[key] == [kept]
