@@ -135,6 +135,7 @@ def pack_error(error: Exception | None) -> Array:
     if error is not None:
         try:
             data = pickle.dumps(error)
+            pickle.loads(data)  # which fails for one that takes other arguments
         except Exception:  # noqa: BLE001 - a user's, whatever it raises
             data = b""
         if not 0 < len(data) <= _ERROR_NBYTES:

@@ -166,10 +166,18 @@ class UnpicklableError(Exception):
         raise TypeError("no")
 
 
+class OfTwoError(Exception):
+    """Pickles, and cannot be made again of its text alone."""
+
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (daskps.LayoutError("too large"), daskps.LayoutError),
+        (OfTwoError("a fault", 3), daskps.DaskPSError),
         (ValueError("x" * 9_000), daskps.DaskPSError),
         (UnpicklableError("mine"), daskps.DaskPSError),
     ],
