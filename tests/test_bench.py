@@ -41,7 +41,7 @@ from daskps.bench.peers import (
     dask,
     gang,
     limit,
-    tables,
+    table_servers,
 )
 from daskps.bench.peers.tables import DIM, RATE, TableJob
 from tests.kernels.compiling import kept
@@ -460,14 +460,63 @@ def test_servers_of_tables_have_each_row_once() -> None:
         assert ids.min() >= 0
         assert ids.max() < job.rows
         assert (law == "zipf") == (len(np.unique(ids)) < len(ids))
-        servers = [tables.Served(job, i) for i in range(job.servers)]
+        servers = [table_servers.Served(job, i) for i in range(job.servers)]
         out = np.zeros((len(ids), DIM), "f4")
-        for part, server in zip(tables.parts(job, ids), servers, strict=True):
+        for part, server in zip(table_servers.parts(job, ids), servers, strict=True):
             server.push(ids[part], np.ones((len(ids[part]), DIM), "f4"))
             out[part] = server.pull(ids[part])
         times = np.array([(ids == one).sum() for one in ids])
         expected = np.repeat(1 - RATE * times[:, None], DIM, axis=1)
         np.testing.assert_allclose(out, expected, rtol=1e-6)
+
+
+class HashServer:
+    """As much of a connection to Redis as rows take."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, dict[bytes, bytes]] = {}
+
+    def delete(self, name: str) -> None:
+        self.hashes.pop(name, None)
+
+    def hset(self, name: str, mapping: dict[int, bytes]) -> None:
+        fields = {b"%d" % key: value for key, value in mapping.items()}
+        self.hashes.setdefault(name, {}).update(fields)
+
+    def hmget(self, name: str, keys: list[int]) -> list[bytes | None]:
+        return [self.hashes[name].get(b"%d" % key) for key in keys]
+
+
+def test_a_trainer_of_redis_updates_the_rows_that_it_has_read() -> None:
+    job = TableJob(rows=101, named=40, trainers=1, servers=3)
+    servers = [HashServer() for _ in range(job.servers)]
+    trainer = table_servers._ByRedis(job, 0, servers)
+    assert [len(server.hashes["rows"]) for server in servers] == [34, 34, 33]
+    times, turns = np.zeros(job.rows, int), job.turns(0)
+    for _ in range(5):
+        ids = next(turns)
+        trainer.step()
+        np.testing.assert_allclose(trainer.out[:, 0], 1 - 1e-6 * times[ids], rtol=1e-6)
+        times[ids] += 1
+    held = [server.hashes["rows"].values() for server in servers]
+    rows = np.array([np.frombuffer(value, "f4") for part in held for value in part])
+    expected = np.repeat(1 - 1e-6 * times[:, None], DIM, axis=1)
+    np.testing.assert_allclose(rows, expected, rtol=2e-7)
+    assert times.max() > 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=MARKS.get(n, [])) for n in ("mpi", "redis", "ray")],
+)
+def test_peers_pull_and_push_rows(name: str) -> None:
+    peer = table_servers.PEERS[name]
+    if reason := peer.missing():
+        pytest.skip(reason)
+    n = 1 if name == "mpi" else 2
+    with peer.opened(n, n, None) as measure:
+        job: Any = TableJob(rows=101, named=40, trainers=n, servers=n)
+        assert 0 < measure(job, 3) < 60
 
 
 def test_codecs_are_measured_beside_a_copy(capsys: pytest.CaptureFixture[str]) -> None:

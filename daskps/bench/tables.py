@@ -22,14 +22,8 @@ from daskps.bench.jobs import timed
 from daskps.bench.options import number, reported
 from daskps.bench.pairs import Comparison, alternate, steps_in
 from daskps.bench.peers import PeerError
-from daskps.bench.peers.tables import (
-    DIM,
-    PEERS,
-    RATE,
-    TableJob,
-    TableTrainer,
-    loops,
-)
+from daskps.bench.peers.table_servers import PEERS
+from daskps.bench.peers.tables import DIM, RATE, TableJob, TableTrainer, loops
 from daskps.bench.report import Report
 from daskps.bench.sides import ways_of
 

@@ -43,15 +43,17 @@ def _program() -> str | None:
 
 
 @contextmanager
-def opened(trainers: int, servers: int, client: Any) -> Iterator[Measure]:
-    """Start the servers, then the trainers."""
+def opened(
+    trainers: int, servers: int, client: Any, module: str = "redis"
+) -> Iterator[Measure]:
+    """Start the servers, then the trainers, which are of a module as `gang` names it."""
     folder = Path(tempfile.mkdtemp(prefix="daskps-bench-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for index in range(servers):
             stack.enter_context(_server(folder / f"{index}.sock"))
         sockets = {"DASKPS_BENCH_REDIS": str(folder)}
-        yield stack.enter_context(gang.launched("redis", trainers, environment=sockets))
+        yield stack.enter_context(gang.launched(module, trainers, environment=sockets))
 
 
 PEER = Peer("Redis, unix socket", opened, _missing)
@@ -107,20 +109,26 @@ class _Trainer(gang.SlicedTrainer):
 
 
 @contextmanager
-def joined(place: gang.Place) -> Iterator[Measure]:
-    """Do the jobs of one trainer."""
+def connected() -> Iterator[list[Any]]:
+    """Give a trainer its connections, one to each server."""
     import redis
 
     sockets = sorted(Path(os.environ["DASKPS_BENCH_REDIS"]).glob("*.sock"))
-    connections = [redis.Redis(unix_socket_path=str(path)) for path in sockets]
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(redis.Redis(unix_socket_path=str(path)))
+            for path in sockets
+        ]
+
+
+@contextmanager
+def joined(place: gang.Place) -> Iterator[Measure]:
+    """Do the jobs of one trainer."""
     clocks = gang.Clocks(place)
+    with connected() as connections:
 
-    def run(job: StepJob, steps: int) -> float:
-        side = _Trainer(connections, place.rank, clocks, job)
-        return gang.measured(job, side, place.rank, steps, barrier=side.barrier)
+        def run(job: StepJob, steps: int) -> float:
+            side = _Trainer(connections, place.rank, clocks, job)
+            return gang.measured(job, side, place.rank, steps, barrier=side.barrier)
 
-    try:
         yield run
-    finally:
-        for connection in connections:
-            connection.close()
