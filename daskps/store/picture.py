@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _SHAPES = {"array": "box", "table": "folder", "shard": "ellipse", "worker": "component"}
 #: Where the source alone is written, for which nothing need be installed.
 _SOURCES = (".dot", ".gv")
+#: What no line of a picture has, and no XML: shown by its code.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def dot_source(graph: Mapping[str, Any]) -> str:
@@ -32,9 +35,8 @@ def dot_source(graph: Mapping[str, Any]) -> str:
     """
     lines = [f"digraph {_quoted(graph['graph']['name'])} {{", "  rankdir=LR"]
     for node in graph["nodes"]:
-        label, shape = "\n".join(_label(node)), _SHAPES[node["kind"]]
-        name = _quoted(node["id"])
-        lines.append(f"  {name} [label={_quoted(label)} shape={shape}]")
+        label, shape = _shown("\n".join(_label(node))), _SHAPES[node["kind"]]
+        lines.append(f"  {_quoted(node['id'])} [label={label} shape={shape}]")
     for edge in graph["edges"]:
         line = f"  {_quoted(edge['source'])} -> {_quoted(edge['target'])}"
         if "start" in edge:
@@ -93,7 +95,12 @@ def _label(node: Mapping[str, Any]) -> Iterator[str]:
         yield format_bytes(node["nbytes"])
 
 
-def _quoted(text: str) -> str:
-    """Return a text as a string of the DOT language, with its lines."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + escaped.replace("\r", "").replace("\n", "\\n") + '"'
+def _shown(text: str) -> str:
+    """Return what is shown of a text: there `&` and a backslash begin escapes."""
+    return _quoted(text.replace("&", "&amp;"), code=r"\\x{:02x}")
+
+
+def _quoted(text: str, code: str = r"\x{:02x}") -> str:
+    """Return a text as a string of the DOT language; no two texts become one."""
+    escaped = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return '"' + _CONTROL.sub(lambda at: code.format(ord(at[0])), escaped) + '"'

@@ -41,6 +41,25 @@ def test_source() -> None:
     assert dot_source(GRAPH) == SOURCE
 
 
+@pytest.mark.parametrize(
+    ("name", "node", "shown"),
+    [
+        # As graphviz 16.1 reads them; it shows `&amp;` as `&`, and `\\\\x01` as `\\x01`.
+        ("&lt;", "&lt;", "&amp;lt;"),
+        ("<b>", "<b>", "<b>"),
+        ("a\rb", r"a\x0db", r"a\\x0db"),
+        ("\x01\x7f\t", "\\x01\\x7f\t", "\\\\x01\\\\x7f\t"),
+        (r"a\x0db", r"a\\x0db", r"a\\x0db"),
+        ("a\\", r"a\\", r"a\\"),
+        ("x" * 10_000, "x" * 10_000, "x" * 10_000),
+    ],
+)
+def test_no_name_is_taken_for_something_else(name, node, shown) -> None:
+    layout = Layout.build({name: ((3,), "float32")}, 1)
+    lines = dot_source(node_link(layout, OWNERS[:1], "s")).splitlines()
+    assert lines[2].startswith(f'  "parameter:{node}" [label="{shown}\\n(3,)')
+
+
 @pytest.mark.parametrize("ending", [".dot", ".gv", ".DOT"])
 def test_source_is_written_without_graphviz(tmp_path, ending) -> None:
     file = tmp_path / f"store{ending}"
