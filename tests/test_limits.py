@@ -14,7 +14,8 @@ import pytest
 import daskps
 from daskps import LayoutError, limits
 from daskps.cluster.directory.placement import StoreRequest, reserve
-from daskps.store.specs import Wanted, blueprint
+from daskps.store.created import blueprint
+from daskps.store.servers import Wanted
 
 OPTIONS: dict[str, Any] = {
     "name": None,

@@ -1,4 +1,4 @@
-"""Numbers and flags that a caller hands over, or the error that says what is one."""
+"""Numbers, flags and names that a caller hands over, or the error that says what is one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from daskps.limits import STORE_NAME_NBYTES
 from daskps.version import Version
 
 #: What the word that holds a version can count to.
@@ -45,6 +46,32 @@ def flag(value: Any, what: str) -> bool:
     return bool(value)
 
 
+def checked_name(name: Any) -> str:
+    """Return the name of a store, or refuse what can be none."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a store is a str, found {name!r:.60}")
+    if not name:
+        raise ValueError("name is empty; create a store without name= for a session")
+    nbytes = len(encoded(name, "name", ValueError))
+    if nbytes > STORE_NAME_NBYTES:
+        raise ValueError(
+            f"name has {nbytes} bytes, at most {STORE_NAME_NBYTES} are "
+            f"allowed; choose a shorter one"
+        )
+    return name
+
+
+def encoded(name: str, what: str, error: type[ValueError]) -> bytes:
+    """Return a name as it travels."""
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise error(
+            f"{what} {name[:60]!r} has half of a character (a lone surrogate) and "
+            f"cannot be sent; decode it with errors='replace' where it comes from"
+        ) from None
+
+
 def addresses(value: Any, what: str) -> tuple[str, ...]:
     """Return addresses of workers, none of them twice, or refuse what is none.
 
@@ -57,14 +84,14 @@ def addresses(value: Any, what: str) -> tuple[str, ...]:
         return ()
     given = [value] if isinstance(value, str) else value
     named = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
-    found = tuple(dict.fromkeys(given)) if named else ()
+    found = tuple(given) if named else ()
     if not named or not all(isinstance(one, str) for one in found):
         raise TypeError(
             f"{what} is the address of a worker or a list of them, found {value!r:.80}"
         )
     if not found:
         raise ValueError(f"{what} names no worker; leave it out for all of them")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def least_version(value: Any) -> int | None:

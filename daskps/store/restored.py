@@ -11,17 +11,11 @@ from daskps.errors import CheckpointError, UnknownParameterError
 from daskps.layout.arrays import FLOATS
 from daskps.layout.slots import has_master
 from daskps.limits import check_parameters
-from daskps.store.arguments import flag
+from daskps.store.arguments import checked_name, flag
+from daskps.store.created import most_rows
 from daskps.store.first_rows import first_rows
-from daskps.store.specs import (
-    checked_name,
-    checked_placement,
-    checked_servers,
-    checked_shards,
-    most_rows,
-    rules_of,
-    with_masters,
-)
+from daskps.store.rules import rules_of, with_masters
+from daskps.store.servers import checked_placement, checked_servers, checked_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.creation import CheckpointSource
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
-    from daskps.store.specs import Wanted
+    from daskps.store.servers import Wanted
 
 
 def restored(

@@ -15,7 +15,7 @@ from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND
 from daskps.store.awaiting import opening
 from daskps.store.checkpoints import recovery_target, try_out
 from daskps.store.restored import restored
-from daskps.store.specs import Wanted
+from daskps.store.servers import Wanted
 from daskps.store.store import ParameterStore
 
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
+from daskps.store.arguments import checked_name
 from daskps.store.awaiting import opening
 from daskps.store.checkpoints import recovery_target, try_out
+from daskps.store.created import blueprint
 from daskps.store.repr import html_tables, text_table
-from daskps.store.specs import Wanted, blueprint, checked_name
+from daskps.store.servers import Wanted
 from daskps.store.store import ParameterStore
 
 if TYPE_CHECKING:

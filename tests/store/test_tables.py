@@ -19,7 +19,8 @@ from daskps import (
 )
 from daskps.layout.arrays import Layout
 from daskps.store import intake, row_intake
-from daskps.store.specs import Wanted, blueprint
+from daskps.store.created import blueprint
+from daskps.store.servers import Wanted
 
 LAYOUT = Layout.build(
     {"w": ((2,), "float32")},

@@ -92,6 +92,7 @@ def rows():
     ("workers", "error", "says"),
     [
         (3, TypeError, "workers is the address of a worker or a list of them, found 3"),
+        ([["tcp://a:1"]], TypeError, "workers is the address of a worker or a list"),
         ([3], TypeError, r"found \[3\]"),
         (b"tcp://x", TypeError, "found b'tcp://x'"),
         ({"a": 1}, TypeError, "found {'a': 1}"),
