@@ -177,11 +177,20 @@ async def scatter(client: Client, values: list[Any], worker: str) -> list[Future
 
     In a list, because Dask scatters a list or dict element by element; unhashed,
     because hashing reads all of it.
+
+    Raises
+    ------
+    OSError
+        If the worker has gone.
     """
     # Shielded: of a scatter that is cut short the data stays, and nobody has futures.
-    found: list[Future[Any]] = await _shielded(
-        client._scatter(values, workers=[worker], hash=False)
-    )
+    sending = _shielded(client._scatter(values, workers=[worker], hash=False))
+    try:
+        found: list[Future[Any]] = await sending
+    except KeyError as error:  # what the scheduler raises where it knows it no more
+        if error.args != (worker,):
+            raise
+        raise OSError(f"worker {worker} has gone") from None
     return found
 
 

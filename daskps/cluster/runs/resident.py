@@ -83,7 +83,7 @@ class Trainers:
         part, worker = self.spec.parts[rank], workers[rank % len(workers)]
         if isinstance(part, DataPart):
             # Where its data went with a worker, it is anywhere by now.
-            worker = part.worker if part.worker and not attempt else worker
+            worker = part.worker if part.worker in workers and not attempt else worker
             part = await part.deliver(self.client, worker)
         elif not isinstance(part, Future):
             [part] = await upstream.scatter(self.client, [part], worker)
