@@ -50,6 +50,8 @@ class StoredParameter:
     #: Which of the rules updates it, None for none, and how often it has.
     rule: int | None = None
     steps: int = 0
+    #: By what the rule's learning rate is multiplied.
+    lr_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class StoredTable:
     any_ids: AnyIds | None = None
     rule: int | None = None
     steps: int = 0
+    lr_factor: float = 1.0
     #: How many pushes have named it.
     clock: int = 0
     #: Of any ids: rows and candidates that there are; ids that got rows, and lost them.
@@ -98,8 +101,6 @@ class Manifest:
     files: tuple[StoredFile, ...]
     #: Where it is in its epochs, as :class:`daskps.epochs.Epochs` has it.
     epochs: tuple[int, int, int] = (0, 0, 0)
-    #: By what the learning rates of its rules are multiplied.
-    lr_factor: float = 1.0
     #: How far training has come, and what was measured: plain values of JSON.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()

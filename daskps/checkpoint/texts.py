@@ -52,13 +52,13 @@ def to_bytes(manifest: Manifest) -> bytes:
                     "dtype": p.dtype,
                     "rule": p.rule,
                     "steps": p.steps,
+                    "lr_factor": p.lr_factor,
                 }
                 for p in manifest.parameters
             ],
             "tables": [_table(t) for t in manifest.tables],
             "rules": [rule.to_json() for rule in manifest.rules],
             "epochs": list(manifest.epochs),
-            "lr_factor": manifest.lr_factor,
             "progress": dict(manifest.progress),
             "history": [dict(entry) for entry in manifest.history],
             "files": [list(file) for file in manifest.files],
@@ -110,7 +110,6 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
         rules=rules,
         files=tuple(_file(f, file) for f in found.items("files")),
         epochs=_epochs(found),
-        lr_factor=_factor(found),
         progress=found.mapping("progress"),
         history=tuple(map(_entry(found), found.items("history"))),
         daskps=found.text("daskps"),
@@ -135,8 +134,8 @@ def _factor(found: Fields) -> float:
     factor = found.get("lr_factor")
     if type(factor) not in (int, float) or not 0 < factor <= sys.float_info.max:
         raise CheckpointError(
-            f"{found.file}: learning rates are multiplied by {factor!r:.60}, expected a "
-            f"number above 0; restore another checkpoint",
+            f"{found.file}: the learning rate of {found.where} is multiplied by "
+            f"{factor!r:.60}, expected a number above 0; restore another checkpoint",
             found.file,
         )
     return float(factor)
@@ -168,6 +167,7 @@ def _parameter(found: Fields, n_rules: int) -> StoredParameter:
         found.text("dtype"),
         _rule(found, n_rules),
         found.whole("steps"),
+        _factor(found),
     )
 
 
@@ -180,6 +180,7 @@ def _table_of(found: Fields, n_rules: int) -> StoredTable:
         any_ids=_any_ids(found),
         rule=_rule(found, n_rules),
         steps=found.whole("steps"),
+        lr_factor=_factor(found),
         clock=found.whole("clock"),
         n_rows=found.whole("n_rows"),
         n_candidates=found.whole("n_candidates"),

@@ -7,7 +7,7 @@ the shards that the state was taken from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from daskps.kernels.row_moves import scatter
 from daskps.layout.buckets import bucket_rows, n_buckets
 from daskps.layout.spans import ROWS, TOUCHED, slot_area
 from daskps.optim.factors import of_word, to_word
-from daskps.shards.memory.format import EPOCH, LR_FACTOR, PER_EPOCH, TICKS, VERSION
+from daskps.shards.memory.format import EPOCH, PER_EPOCH, TICKS, VERSION
 from daskps.shards.memory.growth import reserve
 from daskps.shards.row_reads import not_any, table_at
 from daskps.shards.run_record import epochs_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from daskps.epochs import Epochs
     from daskps.layout.spans import Span
     from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.tables import TableMemory
     from daskps.typing import Array
@@ -50,36 +51,48 @@ class Counted:
     came: Sequence[tuple[int, int]]
     #: Where it is in its epochs.
     epochs: Epochs
-    #: By what all learning rates are multiplied.
-    lr_factor: float = 1.0
+    #: By what learning rates are multiplied, by the same index; 1.0 of those left out.
+    factors: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segment: Segment, flip: int) -> Counted:
         """Return what a shard counts; for who holds back all that changes it."""
         record = segment.record(flip)
-        indices = [piece.parameter.index for piece in segment.pieces]
-        indices += [table.piece.table.index for table in segment.tables]
-        steps = dict(zip(indices, record.steps.tolist(), strict=True))
+        steps = dict(zip(_indices(segment), record.steps.tolist(), strict=True))
         came = [_came(table.any_rows) for table in segment.tables]
         at = epochs_of(record)
-        factor = of_word(record.plain[LR_FACTOR])
-        return cls(record.version, steps, record.clocks.tolist(), came, at, factor)
+        factors = factors_of(segment, flip)
+        return cls(record.version, steps, record.clocks.tolist(), came, at, factors)
 
     def put(self, segment: Segment) -> None:
         """Have a new shard count on from here; of others' parameters nothing is taken."""
         record = segment.current
         record.plain[VERSION] = self.version
         record.fixed[[EPOCH, PER_EPOCH, TICKS]] = self.epochs
-        record.plain[LR_FACTOR] = to_word(self.lr_factor)
         for position, piece in enumerate(segment.pieces):
-            record.steps[position] = self.steps.get(piece.parameter.index, 0)
+            self._count(record, position, piece.parameter.index)
         for position, table in enumerate(segment.tables, len(segment.pieces)):
-            record.steps[position] = self.steps.get(table.piece.table.index, 0)
+            self._count(record, position, table.piece.table.index)
             record.clocks[table.ordinal] = self.clocks[table.ordinal]
             if table.any_rows is not None:
                 admitted, evicted = self.came[table.ordinal]
                 table.any_rows.head[index_probe.ADMITTED] = admitted
                 table.any_rows.head[index_probe.EVICTED] = evicted
+
+    def _count(self, record: Record, position: int, index: int) -> None:
+        record.steps[position] = self.steps.get(index, 0)
+        record.factors[position] = to_word(self.factors.get(index, 1.0))
+
+
+def factors_of(segment: Segment, flip: int) -> dict[int, float]:
+    """Return by what learning rates are multiplied, by index, of those that are."""
+    words = zip(_indices(segment), segment.record(flip).factors, strict=True)
+    return {index: of_word(word) for index, word in words if word}
+
+
+def _indices(segment: Segment) -> list[int]:
+    indices = [piece.parameter.index for piece in segment.pieces]
+    return indices + [table.piece.table.index for table in segment.tables]
 
 
 def _came(any_rows: AnyRows | None) -> tuple[int, int]:

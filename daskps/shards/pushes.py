@@ -19,7 +19,6 @@ from daskps.shards.arrays.counting import count
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
     DELAYS,
-    LR_FACTOR,
     N_APPLIED,
     N_DROPPED,
     N_DUPLICATES,
@@ -234,9 +233,12 @@ class Pushes:
                 step = counts or step
             # Else the others would be refused with it.
             fused = step.check and alone and looks(self._segment, step.items)
-            planned = self._planner.step(step, record.steps, fused=fused, alone=alone)
             if step.kind == SCALE:
+                planned = []
                 _scaled(record, step)
+            else:
+                looked = {"fused": fused, "alone": alone}
+                planned = self._planner.step(step, record.steps, **looked)
             if ticket.dropped:
                 planned = []  # it was fine, as an error should not depend on its age
             if not step.run and producers.lacks_room(record, step.producer):
@@ -262,7 +264,9 @@ class Pushes:
         count(planned, record.steps)
         changes = bool(planned)
         if step.kind == SCALE:
-            record.plain[LR_FACTOR], changes = _scaled(record, step), True
+            for position, word in _scaled(record, step).items():
+                record.factors[position] = word
+            changes = True
         ticket.version = record.plain[VERSION] = record.version + changes
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
@@ -287,15 +291,18 @@ class Pushes:
                 header[N_APPLIED] += ticket.step.kind != NOTHING
 
 
-def _scaled(record: Record, step: Step) -> int:
-    """Return the word of the factor of learning rates that a step leads to."""
-    before, times = of_word(record.plain[LR_FACTOR]), step.lr or 0.0
-    if not 0 < before * times < math.inf:
-        raise PushRejectedError(
-            f"learning rates are {before:g} times those of the optimizers, and times "
-            f"{times:g} no number is left of them; nothing was changed"
-        )
-    return to_word(before * times)
+def _scaled(record: Record, step: Step) -> dict[int, int]:
+    """Return the factors of learning rates that a step leads to, as words."""
+    found, times = dict[int, int](), step.lr or 0.0
+    for position, *_ in step.items:
+        before = of_word(record.factors[position])
+        if not 0 < before * times < math.inf:
+            raise PushRejectedError(
+                f"a learning rate is {before:g} times that of its optimizer, and times "
+                f"{times:g} no number is left of it; nothing was changed"
+            )
+        found[position] = to_word(before * times)
+    return found
 
 
 def _repeats(step: Step, record: Record) -> bool:

@@ -26,7 +26,6 @@ from daskps.shards.memory.format import (
     FLIP,
     GATE,
     GENERATION,
-    LR_FACTOR,
     N_DUPLICATES,
     ROUNDS,
     ROWS_SEQUENCE,
@@ -88,7 +87,7 @@ class Shard:
             (table.piece, partial(look_up, segment, table) if table.any_rows else None)
             for table in segment.tables
         ]
-        words = [r.plain[LR_FACTOR : LR_FACTOR + 1] for r in segment.records]
+        words = [record.factors for record in segment.records]
         self._planner = UpdatePlanner(
             *(segment.pieces, bindings, tables, cache_dir),
             factors=(words, segment.header[FLIP : FLIP + 1]),

@@ -22,8 +22,8 @@ ADD: Final = "add"
 ASSIGN: Final = "assign"
 #: Rows of a table of any ids are forgotten: items of ids without data.
 REMOVE: Final = "remove"
-#: No arrays: all learning rates are multiplied by the step's. Its clock is the run in
-#: rounds whose trainers wait for it, 0 for none.
+#: Learning rates of pieces are multiplied by the step's: items without data. Its clock is
+#: the run in rounds whose trainers wait for it, 0 for none.
 SCALE: Final = "scale"
 #: What a step waits for after its arrays were accepted.
 NO_WAIT: Final = "no"

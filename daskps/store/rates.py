@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.caller import applying
+from daskps.cluster.caller.rates import Scaled, scale_lr
 from daskps.errors import NoOptimizerError
 from daskps.store.arguments import number
 from daskps.store.replicating import Replicable
+from daskps.store.targets import given_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
 
 DEFAULT = config.DEFAULT
@@ -26,8 +30,14 @@ class Rated(Replicable):
         Which store.
     """
 
-    def scale_lr(self, factor: float, *, timeout: Any = DEFAULT) -> Any:
-        """Multiply the learning rates of all parameters and tables, from here on.
+    def scale_lr(
+        self,
+        factor: float,
+        names: str | Iterable[str] | None = None,
+        *,
+        timeout: Any = DEFAULT,
+    ) -> Any:
+        """Multiply the learning rates of parameters and tables, from here on.
 
         Also those of schedules, and those that a push gives for once. It stays, over runs
         and in checkpoints, until optimizer state begins anew (``reset_optimizer=True``) or
@@ -37,20 +47,25 @@ class Rated(Replicable):
         ----------
         factor : float
             Larger than 0.
+        names : str or iterable of str, optional
+            Which parameters and tables; all by default.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
         Version
-            What the shards reached: it is a step of its own, between two pushes.
+            What the shards reached that have any of these: it is a step of its own,
+            between two pushes.
 
         Raises
         ------
         ValueError, TypeError
             For a factor that is none.
         NoOptimizerError
-            Where the store has no optimizer.
+            Where the store has no optimizer, or one of the names has none.
+        UnknownParameterError
+            For a name that is none.
         PushRejectedError
             If no number is left of the rates; nothing was changed.
         ConsistencyError
@@ -66,6 +81,8 @@ class Rated(Replicable):
         >>> _ = store.push({"w": np.ones(1)})
         >>> store["w"].pull()
         array([-1.5])
+
+        Of one parameter alone: ``store.scale_lr(0.1, "w")``.
         """
         by = number(factor, "factor")
         if by <= 0:
@@ -73,11 +90,28 @@ class Rated(Replicable):
         source = self._producer_here(self._bind())
 
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
-            if not shards.meta.optimizers:
+            meta = shards.meta
+            if not meta.optimizers:
                 raise NoOptimizerError(
                     f"store {self.name!r} has no optimizer, so no learning rate; give "
                     f"create(optimizer=...) one"
                 )
-            return await applying.scale_lr(shards, source, by, deadline=deadline)
+            scaled = Scaled(by, None if names is None else _indices(meta, names))
+            return await scale_lr(shards, source, scaled, deadline=deadline)
 
         return self._with_shards(work, timeout, "a scaling of learning rates")
+
+
+def _indices(meta: StoreMap, names: Any) -> list[int]:
+    """Return the indices of the parameters and tables that are named, each once."""
+    layout, found = meta.layout, dict[int, None]()
+    for name in given_names(names):
+        is_table = isinstance(name, str) and name in layout.table_by_name
+        index = (layout.table_by_name if is_table else layout)[name].index
+        if index not in meta.optimizers:
+            raise NoOptimizerError(
+                f"{name!r} of store {meta.name!r} has no optimizer, so no learning rate; "
+                f"leave it out of names, or give create(optimizer=...) one for it"
+            )
+        found[index] = None
+    return list(found)

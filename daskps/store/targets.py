@@ -79,15 +79,20 @@ def chosen_names(meta: StoreMap, names: Any) -> list[str]:
     """Return the parameters that are asked for, each once; all for None."""
     if names is None:
         return list(meta.layout.by_name)
+    given = given_names(names)
+    for name in given:
+        meta.layout[name]
+    return list(dict.fromkeys(given))
+
+
+def given_names(names: Any) -> list[Any]:
+    """Return names as a list, whatever they are; one may stand for itself."""
     try:
-        given = [names] if isinstance(names, str) else list(names)
+        return [names] if isinstance(names, str) else list(names)
     except TypeError:
         raise TypeError(
             f"names is the name of a parameter or a list of them, found {names!r:.60}"
         ) from None
-    for name in given:
-        meta.layout[name]
-    return list(dict.fromkeys(given))
 
 
 def checked_out(array: Any, p: Any) -> Array:

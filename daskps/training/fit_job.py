@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config, limits
-from daskps.cluster.caller.applying import lr_factor
+from daskps.cluster.caller.rates import lr_factors
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule
@@ -33,6 +33,7 @@ from daskps.training.saves import Saves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.parts import DataPart
     from daskps.training.steps import FitPlan
@@ -252,17 +253,16 @@ class FitJob(Job):
         if models or plan.sync_every != 1:
             what = "average='models'" if models else "sync_every"
             check_rules(load_rules(meta), meta.layout.names, what, rounds=models)
-            asked = Deadline(config.deadline(), "the factor of its learning rates")
-            factor = await lr_factor(shards, asked)
+            factors = set((await self._factors(shards)).values()) - {1.0}
             if self.plateaus:
                 raise ValueError(
                     f"{what} does not take {self.plateaus[0]!r}: trainers make own steps "
                     f"by the rates of the optimizers; leave one of them out"
                 )
-            if factor != 1 and not self.reset:
+            if factors and not self.reset:
                 raise ValueError(
                     f"{what} does not take store {meta.name!r}, whose learning rates are "
-                    f"scaled by {factor:g}: trainers make own steps by those of the "
+                    f"scaled by {min(factors):g}: trainers make own steps by those of the "
                     f"optimizers; leave it out, or begin with reset_optimizer=True"
                 )
 
@@ -271,13 +271,17 @@ class FitJob(Job):
         if not self.plateaus:
             return
         shards = await self.store._attach(link)
-        asked = Deadline(config.deadline(), "the factor of its learning rates")
-        times = 1.0 if self.reset else await lr_factor(shards, asked)
-        rules = load_rules(shards.meta).values()
+        rules = load_rules(shards.meta)
+        factors = {} if self.reset else await self._factors(shards)
+        rated = [(rule, factors.get(index, 1.0)) for index, rule in rules.items()]
         for plateau in self.plateaus:
             # Those of a run that is tried again it has seen.
             again = self.counted["retried_runs"]
-            plateau.begin(rules, times, () if again else self.status.history)
+            plateau.begin(rated, () if again else self.status.history)
+
+    async def _factors(self, shards: ShardClient) -> dict[int, float]:
+        asked = Deadline(config.deadline(), "the factors of its learning rates")
+        return await lr_factors(shards, asked)
 
     async def _follow(self, link: Link, *launched: Any) -> None:
         """Run the trainers to the end of the run, or to where it is stopped."""

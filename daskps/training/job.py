@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.caller import applying, snapshots
+from daskps.cluster.caller import rates, snapshots
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.cluster.runs.launch import launch
@@ -328,7 +328,8 @@ class Job:
         what = f"the learning rates of store {self.store.name!r} to be reduced"
         deadline = Deadline(config.deadline(), what)
         shards = await self._shards()
-        await applying.scale_lr(shards, source, by, deadline=deadline, run=self.run)
+        scaled = rates.Scaled(by)
+        await rates.scale_lr(shards, source, scaled, deadline=deadline, run=self.run)
 
     async def _validated(self) -> None:
         """Wait for the validation that is under way, if one is, or raise its error."""

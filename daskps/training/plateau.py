@@ -97,9 +97,8 @@ class ReduceOnPlateau:
         self.threshold = number(self.threshold, "threshold", least=0)
         self.min_lr = number(self.min_lr, "min_lr", least=0)
         self.eps = number(self.eps, "eps", least=0)
-        self._rates: list[float] = []
-        #: By what they are multiplied so far.
-        self._times = 1.0
+        #: Learning rates, and by what each is multiplied so far.
+        self._rates: list[tuple[float, float]] = []
         self._anew()
 
     def _anew(self) -> None:
@@ -110,16 +109,14 @@ class ReduceOnPlateau:
         return f"ReduceOnPlateau(factor={self.factor:g}, patience={self.patience})"
 
     def begin(
-        self, rules: Iterable[Rule], times: float, history: Sequence[Epoch]
+        self, rated: Iterable[tuple[Rule, float]], history: Sequence[Epoch]
     ) -> None:
         """Hear of the rules of a store, what multiplies their rates, and earlier epochs.
 
         Parameters
         ----------
-        rules : iterable of Rule
-            Of all parameters and tables.
-        times : float
-            By what their rates are multiplied.
+        rated : iterable of (Rule, float)
+            Of all parameters and tables, and by what the rate of each is multiplied.
         history : sequence of Epoch
             Epochs of a run that is gone on with, which are looked at again.
 
@@ -130,17 +127,18 @@ class ReduceOnPlateau:
 
         Examples
         --------
-        >>> ReduceOnPlateau().begin([daskps.optim.SGD(0.1)], 1.0, [])
+        >>> ReduceOnPlateau().begin([(daskps.optim.SGD(0.1), 1.0)], [])
         """
-        every = list(rules)
-        self._rates = sorted({rule.rate(0, 0) for rule in every})
-        schedules = any(callable(rule.lr) for rule in every)
+        # Thousands of parameters have few rules and factors.
+        every = dict.fromkeys(rated)
+        self._rates = sorted({(rule.rate(0, 0), factor) for rule, factor in every})
+        schedules = any(callable(rule.lr) for rule, _ in every)
         if self.min_lr and (len(self._rates) != 1 or schedules):
+            rates = [rate * factor for rate, factor in self._rates]
             raise ValueError(
                 f"min_lr={self.min_lr:g} needs one learning rate that is no schedule, "
-                f"found {'a schedule' if schedules else self._rates!r:.80}; leave it at 0"
+                f"found {'a schedule' if schedules else rates!r:.80}; leave it at 0"
             )
-        self._times = times
         if history:
             self._anew()
             for epoch in history:
@@ -174,18 +172,20 @@ class ReduceOnPlateau:
         --------
         >>> from types import SimpleNamespace
         >>> plateau = ReduceOnPlateau(factor=0.5, patience=0)
-        >>> plateau.begin([daskps.optim.SGD(0.1)], 1.0, [])
+        >>> plateau.begin([(daskps.optim.SGD(0.1), 1.0)], [])
         >>> [plateau.reduction(SimpleNamespace(loss=loss)) for loss in (3.0, 2.0, 2.0)]
         [None, None, 0.5]
         """
         if not self._look(self._value(epoch)) or not self._rates:
             return None
-        times = self._times * self.factor
+        current = [rate * factor for rate, factor in self._rates]
+        by = self.factor
         if self.min_lr:
-            times = max(times, self.min_lr / self._rates[0])
-        if self._rates[-1] * (self._times - times) <= self.eps:
+            by = max(by, self.min_lr / current[0])
+        if max(current) * (1 - by) <= self.eps:
             return None
-        by, self._times = times / self._times, times
+        # As shards do it: who resumes hears of these very factors.
+        self._rates = [(rate, factor * by) for rate, factor in self._rates]
         return by
 
     def _value(self, epoch: Epoch) -> float:

@@ -181,16 +181,18 @@ def test_pushes_that_come_in_between_are_not_lost(here, monkeypatch):
     """The function is called again; in the end the shard is held for it."""
     with daskps.create({"w": np.zeros(4)}, shards=1) as store:
         [hosted] = [s for h in here.hosts for s in h.shards.values()]
-        called = applying._called
+        made = applying._made
         calls: list[float] = []
 
-        def pushed(hosted_: Any, work: Any, blocks: Any) -> Any:
-            calls.append(float(blocks[0][0]))
+        def pushed(hosted_: Any, work: Any, flip: int) -> Any:
+            items = made(hosted_, work, flip)
+            assert items is not None
+            calls.append(items[0].data[0] / 10)
             if len(calls) <= applying.TRIES:
                 store.add({"w": np.ones(4)})
-            return called(hosted_, work, blocks)
+            return items
 
-        monkeypatch.setattr(applying, "_called", pushed)
+        monkeypatch.setattr(applying, "_made", pushed)
         store.apply(lambda b, name: b * 10)
         assert calls == [0.0, 1.0, 2.0, 3.0, 4.0]
         assert store["w"].pull().tolist() == [40.0] * 4

@@ -12,7 +12,6 @@ from daskps.errors import ConsistencyError
 from daskps.layout.arrays import Layout
 from daskps.optim import SGD, bind
 from daskps.optim.factors import of_word, to_word
-from daskps.shards.memory.format import LR_FACTOR
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, SCALE, Item, Step, Ticket
@@ -28,7 +27,7 @@ def make(buffer: Any = None) -> Shard:
 def ticket(producer: int, by: float | None = None, *, clock: int = 0) -> Ticket:
     said: dict[str, Any] = {"producer": producer, "generation": 0, "clock": clock}
     if by is not None:
-        return Ticket(Step(SCALE, lr=by, **said))
+        return Ticket(Step(SCALE, [Item(0, 0, np.empty(0))], lr=by, **said))
     return Ticket(Step(GRADIENT, [Item(0, 0, np.ones(3))], **said))
 
 
@@ -62,7 +61,7 @@ def test_within_rounds_only_for_the_run_that_waits():
         refused = ticket(1, 0.5, clock=clock)
         shard.submit([refused])
         assert isinstance(refused.outcome, ConsistencyError)
-    assert shard.segment.current.plain[LR_FACTOR] == 0
+    assert shard.segment.current.factors[0] == 0
     shard.submit([ticket(2, 0.5, clock=7)])
     step = Step(GRADIENT, [Item(0, 0, np.ones(3))], run=7, rank=0, tick=True)
     shard.submit([Ticket(step._replace(generation=0))])

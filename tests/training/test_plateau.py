@@ -13,6 +13,7 @@ from daskps import (
     NoOptimizerError,
     PushRejectedError,
     ReduceOnPlateau,
+    UnknownParameterError,
     optim,
 )
 from daskps.training.result import Epoch
@@ -50,7 +51,7 @@ def test_the_same_rates_as_torch(arguments):
     named = {"threshold": 1e-4, "patience": 10, **arguments}
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, **named)
     mine, rate = ReduceOnPlateau(**arguments), 0.1
-    mine.begin([optim.SGD(0.1)], 1.0, [])
+    mine.begin([(optim.SGD(0.1), 1.0)], [])
     rng = np.random.default_rng(5)
     losses = [3.0, 2.0, 2.0, 1.9, 2.5, 2.0, *(1.8 + 0.3 * rng.standard_normal(60))]
     for loss in [*losses, float("nan"), 0.5]:
@@ -63,10 +64,10 @@ def test_the_same_rates_as_torch(arguments):
 def test_epochs_of_a_history_are_looked_at_again():
     losses = [3.0, 2.0, 2.5, 2.0, 2.5, 2.5, 2.5]
     one, two = (ReduceOnPlateau(patience=1, cooldown=1) for _ in range(2))
-    one.begin([optim.SGD(1.0)], 1.0, [])
+    one.begin([(optim.SGD(1.0), 1.0)], [])
     found = [one.reduction(epoch(loss)) for loss in losses]
     assert found == [None, None, None, 0.1, None, None, pytest.approx(0.1)]
-    two.begin([optim.SGD(1.0)], 0.1, [epoch(loss) for loss in losses[:5]])
+    two.begin([(optim.SGD(1.0), 0.1)], [epoch(loss) for loss in losses[:5]])
     assert [two.reduction(epoch(loss)) for loss in losses[5:]] == found[5:]
 
 
@@ -87,11 +88,12 @@ def test_arguments_that_cannot_be():
             untyped(**arguments)
     mine = ReduceOnPlateau(min_lr=0.1)
     for rules in (
-        [optim.SGD(1.0), optim.SGD(0.5)],
-        [optim.SGD(optim.schedules.step(1.0, 3))],
+        [(optim.SGD(1.0), 1.0), (optim.SGD(0.5), 1.0)],
+        [(optim.SGD(1.0), 1.0), (optim.SGD(1.0), 0.5)],
+        [(optim.SGD(optim.schedules.step(1.0, 3)), 1.0)],
     ):
         with pytest.raises(ValueError, match=r"min_lr=0\.1 needs one learning rate"):
-            mine.begin(rules, 1.0, [])
+            mine.begin(rules, [])
     with pytest.raises(ValueError, match="returns none"):
         mine.reduction(epoch(None))
     with pytest.raises(
@@ -120,6 +122,39 @@ def test_rates_are_scaled_once(way, dtype):
         store.scale_lr(0.25)
         store.push({"w": g["w"]}, lr=2.0)
         assert store["w"].pull().tolist() == [[-1.75] * 5] * 3
+
+
+@mostly_inside("shards", [2])
+def test_rates_of_some_are_scaled(way, shards, tmp_path):
+    """Each has its own factor: in a checkpoint too, on other shards, until it is reset."""
+    params: dict[str, Any] = {name: np.zeros(3) for name in ("w", "b")}
+    params["n"] = np.zeros(3, "i8")
+    params["emb"] = daskps.TableSpec(4, 2)
+    rules = {name: optim.SGD(1.0) for name in ("w", "b", "emb")}
+    grads: dict[str, Any] = {"w": np.ones(3), "b": np.ones(3)}
+    grads["emb"] = daskps.RowGrad([1], np.ones((1, 2), "f4"))
+    with daskps.create(params, optimizer=rules, shards=shards) as store:
+        store.scale_lr(0.5, "w")
+        store.scale_lr(0.25, ["emb", "w", "emb"])
+        assert store.scale_lr(2.0, []) == 0
+        for names, error, says in (
+            ("n", NoOptimizerError, "'n' of store .* leave it out of names"),
+            (["w", "x"], UnknownParameterError, "no parameter 'x'"),
+            (3, TypeError, "names is the name of a parameter"),
+        ):
+            with pytest.raises(error, match=says):
+                store.scale_lr(0.5, names)
+        store.push(grads)
+        assert store["w"].pull().tolist() == [-0.125] * 3
+        assert store["b"].pull().tolist() == [-1.0] * 3
+        assert store["emb"].pull([1]).tolist() == [[-0.25] * 2]
+        url = store.save(str(tmp_path)).url
+    with daskps.restore(url, shards=3) as store:
+        store.scale_lr(2.0)
+        store.push(grads)
+        assert store["w"].pull().tolist() == [-0.375] * 3
+        assert store["b"].pull().tolist() == [-3.0] * 3
+        assert store["emb"].pull([1]).tolist() == [[-0.75] * 2]
 
 
 @pytest.mark.parametrize("way", INSIDE, indirect=True)

@@ -62,18 +62,16 @@ async def apply(
         return Version.of([])
     touched = None if len(wanted) == meta.layout.n_shards else runs_of(wanted)
     about = {"applied": tuple(applied), "touched": touched}
-    return await _each(shards, source, ("apply", about, wanted), deadline)
+    return await take_each(shards, source, ("apply", about, wanted), deadline)
 
 
-async def scale_lr(
+async def take_each(
     shards: ShardClient,
     source: Producer,
-    factor: float,
-    *,
+    what: tuple[str, Mapping[str, Any], Sequence[int]],
     deadline: Deadline,
-    run: int = 0,
 ) -> Version:
-    """Have all shards multiply their learning rates, each once.
+    """Have shards do something under one number, wherever they are and move to.
 
     Parameters
     ----------
@@ -81,12 +79,10 @@ async def scale_lr(
         The store.
     source : Producer
         Whose step it is.
-    factor : float
-        By what.
+    what : (str, mapping, sequence of int)
+        What hosts are asked, what it says to all of them, and the shards.
     deadline : Deadline
         Its end.
-    run : int, default 0
-        The run in rounds whose trainers wait for it.
 
     Returns
     -------
@@ -95,43 +91,9 @@ async def scale_lr(
 
     Raises
     ------
-    PushRejectedError, ConsistencyError
-        Naming the shards that have done it.
+    DaskPSError
+        What the first shard says that has not done it, naming those that have.
     """
-    every = range(shards.meta.layout.n_shards)
-    what = "scale_lr", {"factor": factor, "run": run}, every
-    return await _each(shards, source, what, deadline)
-
-
-async def lr_factor(shards: ShardClient, deadline: Deadline) -> float:
-    """Return by what the learning rates of a store are multiplied, the least of all shards.
-
-    Parameters
-    ----------
-    shards : ShardClient
-        The store.
-    deadline : Deadline
-        When to give up.
-
-    Returns
-    -------
-    float
-        1.0 where nobody has scaled them.
-    """
-    where = shards.meta.where
-    answers = await shards.control_each(
-        "lr_factor", lambda: {worker: {} for worker in {*where.owners}}, deadline
-    )
-    return min(float(factor) for answer in answers for factor in answer)
-
-
-async def _each(
-    shards: ShardClient,
-    source: Producer,
-    what: tuple[str, Mapping[str, Any], Sequence[int]],
-    deadline: Deadline,
-) -> Version:
-    """Have shards do something under one number, wherever they are and move to."""
     meta, (method, more, wanted) = shards.meta, what
     if not source.id:
         await source.identify(shards.link)

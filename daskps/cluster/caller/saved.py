@@ -37,9 +37,9 @@ class OwnersSaid:
     came: Sequence[tuple[int, int]]
     #: Where the shard is that is furthest behind.
     epochs: Epochs
-    #: By what learning rates are multiplied, the least of all shards: who did so last
-    #: may have died half-way.
-    lr_factor: float
+    #: By what their learning rates are multiplied, the least of all shards: who did so
+    #: last may have died half-way.
+    factors: Mapping[int, float]
 
     @classmethod
     def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
@@ -50,15 +50,15 @@ class OwnersSaid:
         clocks: dict[int, int] = {}
         came: dict[int, tuple[int, int]] = {}
         epochs: list[Epochs] = []
-        factors: list[float] = []
+        factors: dict[int, float] = {}
         for reply in replies:
             files += [StoredFile(*row) for row in reply["files"]]
             begins |= dict(map(tuple, reply["begins"]))
-            for of_shard, of_tables, ids, at, factor in reply["counted"]:
-                factors.append(factor)
+            for of_shard, of_tables, ids, at in reply["counted"]:
                 epochs.append(Epochs(*at))
-                for index, n in of_shard:
+                for index, n, factor in of_shard:
                     steps[index] = max(n, steps.get(index, 0))
+                    factors[index] = min(factor, factors.get(index, factor))
                 for i, n in enumerate(of_tables):
                     clocks[i] = max(n, clocks.get(i, 0))
                 for i, (admitted, evicted) in enumerate(ids):
@@ -72,7 +72,7 @@ class OwnersSaid:
             clocks=[clocks[i] for i in every],
             came=[came[i] for i in every],
             epochs=min(epochs, key=lambda at: at.place),
-            lr_factor=min(factors),
+            factors=factors,
         )
 
 
@@ -93,7 +93,8 @@ def contents(
         number[index] = seen[id(rule)]
     parameters = tuple(
         StoredParameter(
-            p.name, p.shape, p.dtype, number.get(p.index), said.steps.get(p.index, 0)
+            *(p.name, p.shape, p.dtype, number.get(p.index)),
+            *(said.steps.get(p.index, 0), said.factors.get(p.index, 1.0)),
         )
         for p in layout.parameters
     )
@@ -124,6 +125,7 @@ def _table(
     said: OwnersSaid,
 ) -> StoredTable:
     known: dict[str, Any] = {"steps": said.steps.get(table.index, 0)}
+    known["lr_factor"] = said.factors.get(table.index, 1.0)
     known["clock"] = said.clocks[ordinal]
     if isinstance(table, UnboundedTable):
         known["any_ids"] = table.of

@@ -216,7 +216,6 @@ async def _write(
             version=max((version for _, version, *_ in cut.copies), default=0),
             **contents(meta.layout, rules, counts, said),
             epochs=said.epochs,
-            lr_factor=said.lr_factor,
             progress=training.progress or run,
             history=history,
             files=(),

@@ -6,7 +6,6 @@ no update has come in between; where several have, it is called in the shard's t
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +23,9 @@ from daskps.errors import (
     StaleGenerationError,
 )
 from daskps.layout.arrays import FLOATS
-from daskps.optim.factors import of_word
 from daskps.shards import producers
-from daskps.shards.memory.format import LR_FACTOR
 from daskps.shards.refusals import find_refusal
-from daskps.shards.steps import ASSIGN, SCALE, Item, Ready, Step, Ticket
+from daskps.shards.steps import ASSIGN, Item, Ready, Step, Ticket
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -38,6 +35,8 @@ if TYPE_CHECKING:
     from daskps.cluster.host.hosted import HostedShard
     from daskps.shards.shard import Shard
     from daskps.typing import Array
+
+    Make = Callable[[int], "Sequence[Item] | None"]
 
 #: How often the function is called for nothing before the shard is held for it.
 TRIES = 4
@@ -53,8 +52,6 @@ class _Work(NamedTuple):
     #: Of the pieces.
     positions: Sequence[int]
     finite: bool
-    #: Without items.
-    step: Step
 
 
 @HOST.handles("apply", user_code=True)
@@ -92,9 +89,9 @@ async def apply(
             generation=generation,
             touched=runs,
         )
-        work = _Work(called, positions, finite, step)
+        make = partial(_made, hosted, _Work(called, positions, finite))
         try:
-            version = await host.in_thread(partial(_apply, host, hosted, work))
+            version = await host.in_thread(partial(take, host, hosted, step, make))
         except StaleGenerationError:
             raise
         except Exception as error:  # noqa: BLE001 - its caller's
@@ -104,75 +101,49 @@ async def apply(
     return found
 
 
-@HOST.handles("scale_lr")
-async def scale_lr(
-    host: ShardHost,
-    *,
-    store: str,
-    shards: Sequence[tuple[int, int]],
-    factor: float,
-    identity: tuple[int, int, int],
-    run: int,
-) -> list[list[Any]]:
-    """Multiply the learning rates of some shards, each in one publication.
+def take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
+    """Have a shard take a step whose items are made of what is in force.
 
-    `shards` has each and its generation, `identity` producer, sequence number and floor
-    of the step that this is, `run` the run in rounds whose trainers wait for it, 0 for
-    none. Returns shard, version and error of each.
+    Parameters
+    ----------
+    host, hosted : ShardHost, HostedShard
+        Whose shard.
+    step : Step
+        Without items.
+    make : callable
+        ``make(flip) -> items``, None where the next publication but one overwrites what
+        it was made of. It may be called again, after a few times in the shard's turn.
+
+    Returns
+    -------
+    int
+        The version that the shard has come to.
+
+    Raises
+    ------
+    ShardBusyError
+        Where a cut holds the shard for too long.
+    DaskPSError
+        For what the step was refused.
     """
-    producer, sequence, floor = identity
-    if producer < 1 or not 0 <= floor <= sequence or not 0 < factor < math.inf:
-        raise ProtocolError(f"a factor {factor!r:.60} in step {identity!r:.60}")
-    hosted_shards, found = [host.get_shard(store, shard) for shard, _ in shards], []
-    for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
-        step = Step(SCALE, lr=float(factor), producer=producer, sequence=sequence)
-        step = step._replace(floor=floor, generation=generation, clock=run)
-        work = _Work(_nothing, (), False, step)
-        try:
-            version = await host.in_thread(partial(_apply, host, hosted, work))
-        except StaleGenerationError:
-            raise
-        except Exception as error:  # noqa: BLE001 - its caller's
-            found.append([hosted.index, 0, pack_error(error)])
-            continue
-        found.append([hosted.index, version, None])
-    return found
-
-
-def _nothing(block: Array, name: str) -> Array:
-    """Stand for a function where there is none."""
-    return block
-
-
-@HOST.handles("lr_factor")
-async def lr_factor(host: ShardHost, store: str) -> list[float]:
-    """Return by what learning rates are multiplied, per shard held here."""
-    records = [hosted.shard.segment.current for hosted in host.of(store)]
-    return [of_word(record.plain[LR_FACTOR]) for record in records]
-
-
-def _apply(host: ShardHost, hosted: HostedShard, work: _Work) -> int:
-    """Return the version that the shard has come to."""
     known: int | None
     ticket: Ticket | None
-    host.make_room(hosted, work.step.producer, LOCK_SECONDS)
-    known = _under(hosted, partial(_known, step=work.step))
+    host.make_room(hosted, step.producer, LOCK_SECONDS)
+    known = _under(hosted, partial(_known, step=step))
     if known is not None:
         return known
     segment, end = hosted.shard.segment, time.monotonic() + HELD_SECONDS
     n = 0
     while True:
-        held = n >= TRIES
-        if held:
-            ticket = _under(hosted, partial(_now, hosted, work))
+        if n >= TRIES:
+            ticket = _under(hosted, partial(_now, step, make))
         else:
             flip = segment.flip
-            blocks = _copies(hosted, work, flip)
-            if segment.writing > flip + 1:
+            items = make(flip)
+            if items is None:
                 n += 1
                 continue
-            items = _called(hosted, work, blocks)
-            ticket = _under(hosted, partial(_publish, work.step, items, flip))
+            ticket = _under(hosted, partial(_publish, step, items, flip))
         if ticket is None:  # another update came first
             n += 1
         elif isinstance(ticket.outcome, Exception):
@@ -182,7 +153,7 @@ def _apply(host: ShardHost, hosted: HostedShard, work: _Work) -> int:
         elif time.monotonic() > end:
             raise ShardBusyError(
                 f"shard {hosted.index} of store {hosted.name!r} was held by a snapshot for "
-                f"{HELD_SECONDS:g} s; nothing was changed there, apply again"
+                f"{HELD_SECONDS:g} s; nothing was changed there, do it again"
             )
         else:
             time.sleep(AGAIN_SECONDS)
@@ -199,17 +170,13 @@ def _known(shard: Shard, step: Step) -> int | None:
     return record.version if done else None
 
 
-def _copies(hosted: HostedShard, work: _Work, flip: int) -> list[Array]:
-    segment = hosted.shard.segment
-    record = segment.record(flip)
-    copy = segment.payload.duplicate
-    return [copy(segment.weights_of(record, p)) for p in work.positions]
-
-
-def _called(
-    hosted: HostedShard, work: _Work, blocks: Sequence[Array]
-) -> tuple[Item, ...]:
+def _made(hosted: HostedShard, work: _Work, flip: int) -> list[Item] | None:
     """Call the function for each piece; return what it makes of them."""
+    segment = hosted.shard.segment
+    record, copy = segment.record(flip), segment.payload.duplicate
+    blocks = [copy(segment.weights_of(record, p)) for p in work.positions]
+    if segment.writing > flip + 1:
+        return None
     items = []
     for position, block in zip(work.positions, blocks, strict=True):
         name = hosted.layout.pieces[hosted.index][position].parameter.name
@@ -233,14 +200,14 @@ def _called(
         if work.finite and dtype.name in FLOATS and not np.isfinite(array).all():
             raise PushRejectedError(f"{_WHAT} returned NaN or Inf for {where}")
         items.append(Item(position, 0, array))
-    return tuple(items)
+    return items
 
 
-def _now(hosted: HostedShard, work: _Work, shard: Shard) -> Ticket | None:
-    """Call the function in the shard's turn, and publish what it returns."""
+def _now(step: Step, make: Make, shard: Shard) -> Ticket | None:
+    """Make the items in the shard's turn, and publish them."""
     flip = shard.segment.flip
-    items = _called(hosted, work, _copies(hosted, work, flip))
-    return _publish(work.step, items, flip, shard)
+    items = make(flip)
+    return None if items is None else _publish(step, items, flip, shard)
 
 
 def _publish(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from daskps.checkpoint.arrays import StoredArray
-    from daskps.checkpoint.manifest import Manifest, StoredTable
+    from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
     from daskps.checkpoint.plan import ChunkPart, ChunkRead
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -192,8 +192,8 @@ class _Installing:
     def count(self) -> None:
         """Have the shards count on from where they were saved."""
         manifest = self.manifest
-        steps = [of.steps for of in manifest.parameters]
-        steps += [of.steps for of in manifest.tables]
+        every: list[StoredParameter | StoredTable] = [*manifest.parameters]
+        every += manifest.tables
         clocks = [table.clock for table in manifest.tables]
         came = [(table.admitted, table.evicted) for table in manifest.tables]
         for shard, hosted in self.hosted.items():
@@ -201,11 +201,11 @@ class _Installing:
             mine = came if shard == 0 else [(0, 0)] * len(came)
             counted = Counted(
                 version=manifest.version,
-                steps=dict(enumerate(steps)),
+                steps={i: of.steps for i, of in enumerate(every)},
                 clocks=clocks,
                 came=mine,
                 epochs=Epochs(*manifest.epochs),
-                lr_factor=manifest.lr_factor,
+                factors={i: of.lr_factor for i, of in enumerate(every)},
             )
             counted.put(hosted.shard.segment)
 

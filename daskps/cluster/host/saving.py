@@ -225,6 +225,6 @@ def _counted(shard: int, copy: ShardCopy | HeldShard) -> list[Any]:
     of = copy.counted
     if of is None:
         raise ConsistencyError(f"the copy of shard {shard} is none of everything")
-    steps = [*of.steps.items()]
+    steps = [(i, n, of.factors.get(i, 1.0)) for i, n in of.steps.items()]
     came = [list(one) for one in of.came]
-    return [steps, [*of.clocks], came, [*of.epochs], of.lr_factor]
+    return [steps, [*of.clocks], came, [*of.epochs]]

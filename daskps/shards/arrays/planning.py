@@ -68,7 +68,7 @@ class UpdatePlanner:
     cache_dir : str, optional
         Where compiled functions are kept.
     factors : (sequence of memoryview, memoryview)
-        Of both records the word of the factor of learning rates, and the flip word.
+        Of both records the factors of learning rates, as words, and the flip word.
     epoch : callable, optional
         Returns the epoch of the run in progress, None where there is none.
     weights : callable, optional
@@ -224,7 +224,7 @@ class UpdatePlanner:
             if rule is None or isinstance(rule, BoundFunction):
                 return None
             epoch = self.epoch_of(tick) if rule.goes_by_epoch else None
-            word = self._factors[self._flip[0] & 1][0]
+            word = self._factors[self._flip[0] & 1][position]
             scalars = rule.scalars(counts.item(position) + 1, tick.lr, epoch, word)
             if rule.ranks:
                 if not tick.run:
@@ -286,7 +286,7 @@ class UpdatePlanner:
         if binding is None:
             raise self._no_rule(position)
         epoch = self.epoch_of(step) if binding.goes_by_epoch else None
-        word = self._factors[self._flip[0] & 1][0]
+        word = self._factors[self._flip[0] & 1][position]
         scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch, word)
         if step.weight != 1.0:
             data = scaled(data, step.weight)
@@ -336,7 +336,7 @@ class UpdatePlanner:
             if binding is None:
                 raise self._no_rule(position)
             epoch = self.epoch_of() if binding.goes_by_epoch else None
-            word = self._factors[self._flip[0] & 1][0]
+            word = self._factors[self._flip[0] & 1][position]
             scalars = binding.scalars(counts.item(position) + 1, None, epoch, word)
             update = RowUpdate(ids, data, None, binding, scalars, rows=to)
             planned.append((position, update))
@@ -382,7 +382,7 @@ class UpdatePlanner:
             raise self._no_rule(position)
         lr = None if said is None else said.lr
         epoch = self.epoch_of(said) if binding.goes_by_epoch else None
-        word = self._factors[self._flip[0] & 1][0]
+        word = self._factors[self._flip[0] & 1][position]
         scalars = binding.scalars(counts.item(position) + 1, lr, epoch, word)
         if isinstance(binding, BoundFunction):
             what = binding, self._pieces[position], PieceUpdate(data, start)

@@ -59,7 +59,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 15
+FORMAT = 16
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -88,9 +88,8 @@ MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them. Three of the last ones say where
 #: the store is in its epochs: the first one of the run in progress, or of the last, its
 #: rounds of an epoch, and how many of them there were before the run, or in all, see
-#: `Epochs`. The last two are float64 numbers: the bits of one, and what
-#: :mod:`daskps.optim.factors` makes of the other.
-HEAD = 16
+#: `Epochs`. The last one is the bits of a float64 number.
+HEAD = 15
 (
     VERSION,
     ROUNDS,
@@ -107,12 +106,11 @@ HEAD = 16
     PER_EPOCH,
     TICKS,
     DAMPING,
-    LR_FACTOR,
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1
 #: Words of a record per piece, and per table.
-PIECE_WORDS, TABLE_WORDS = 4, 4
+PIECE_WORDS, TABLE_WORDS = 5, 5
 #: Columns of a rank's row: ticks, next sequence number, whether it is waited for, the
 #: sequence number its open clock began with, and below which number all its steps were
 #: answered or given up.
@@ -140,8 +138,9 @@ class Record:
         #: All of it, and the same as plain integers.
         self.words, self.plain = words, integers(words)
         #: Head, then for each piece and each table the steps applied and the flip of its
-        #: last change, for each piece the buffers of its slots and of its weights, and
-        #: for each table how many entries its feed has, and its clock.
+        #: last change and the factor of its learning rate, for each piece the buffers of
+        #: its slots and of its weights, and for each table how many entries its feed
+        #: has, and its clock.
         self.fixed = words[:at]
         #: Where the rows of the ranks begin.
         self.ranks_at = at
@@ -150,7 +149,9 @@ class Record:
         at -= 2 * n_tables
         #: As plain integers, which every update looks at.
         self.told = self.plain[at : at + n_tables]
-        self.steps, self.changed = words[HEAD : at - 2 * n_pieces].reshape(2, -1)
+        self.steps, self.changed, _ = words[HEAD : at - 2 * n_pieces].reshape(3, -1)
+        #: By what learning rates are multiplied, see :mod:`daskps.optim.factors`.
+        self.factors = self.plain[HEAD + 2 * len(self.steps) : at - 2 * n_pieces]
         self.slot_sides = words[at - 2 * n_pieces : at - n_pieces]
         self.weight_sides = self.plain[at - n_pieces : at]
         at = self.ranks_at

@@ -15,7 +15,6 @@ from daskps.shards.memory.feed import ON, Feed
 from daskps.shards.memory.format import (
     CHANGED_ROW,
     FLIP,
-    LR_FACTOR,
     MIXED,
     ROWS_SEQUENCE,
     SIDE,
@@ -266,7 +265,8 @@ class Publication:
         """
         self._resets = True
         self.record.steps[:] = 0
-        self.record.plain[LR_FACTOR] = 0
+        for position in range(len(self.record.factors)):
+            self.record.factors[position] = 0
         for position, values in enumerate(self.segment.slot_init):
             now, slots = self._slots(position)
             if master := self.segment.has_master[position]:

@@ -20,7 +20,6 @@ from daskps.shards import run_record
 from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
-    LR_FACTOR,
     N_APPLIED,
     RANK_WORDS,
     ROUNDS,
@@ -256,7 +255,7 @@ class Round:
     def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
         """Publish gradients for all pieces of a small shard; return how many pushed."""
         now, divisor = self._segment.current, 1.0
-        counts, word = now.steps, now.plain[LR_FACTOR]
+        counts, words = now.steps, now.factors
         if self.reduce == "mean":
             divisor = came.weight
         rules = enumerate(direct.rules)
@@ -264,7 +263,7 @@ class Round:
         scalars = [
             r.scalars(
                 *(counts.item(p) + 1, None),
-                *(epoch() if r.goes_by_epoch else None, word),
+                *(epoch() if r.goes_by_epoch else None, words[p]),
             )
             for p, r in rules
         ]

@@ -124,7 +124,7 @@ def words_of(buffer, **words):
 @pytest.mark.parametrize(
     ("buffer", "durable", "message"),
     [
-        (words_of(held(), FORMAT_AT=9), False, "a shard in format 9.*format 15"),
+        (words_of(held(), FORMAT_AT=9), False, "a shard in format 9.*format 16"),
         (words_of(held(), N_PIECES_AT=9), False, "9 pieces"),
         (words_of(held(), MAGIC_AT=0x7F), False, "no shard.*0x7f"),
         (held(), True, "1 slot buffers, expected were 3 and 2"),
