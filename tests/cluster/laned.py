@@ -35,6 +35,7 @@ from daskps.cluster.lane.frames import (
 from daskps.cluster.lane.served import views_of
 from daskps.cluster.lane.tail import Tail
 from daskps.cluster.wire.messages import Answer, Call
+from daskps.cluster.wire.read_words import read_codec_of
 from daskps.config import cache_dir
 from daskps.layout.arrays import Layout
 from daskps.optim import Rule
@@ -183,11 +184,14 @@ class Caller:
             return []
         at = ROW_NBYTES * len(call.parts)
         shards = [part.shard for part in call.parts]
-        found = []
+        found, name = [], call.read_codec
+        codec = read_codec_of(name) if name else None
         for row, part in zip(unpack_rows(body[:at], shards), call.parts, strict=True):
             arrays = []
-            for dtype, start, stop in () if row.parked else part.ranges:
-                array = np.frombuffer(body, dtype, stop - start, at)
+            part = part.in_words(codec) if codec is not None else part
+            sent = [(d, n) for d, n, _ in part.sent]
+            for dtype, n in () if row.parked else sent:
+                array = np.frombuffer(body, dtype, n, at)
                 arrays.append(array)
                 at += array.nbytes
             found.append(row._replace(arrays=tuple(arrays)))

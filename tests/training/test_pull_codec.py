@@ -33,12 +33,13 @@ def seen(params, X, y):
 @mostly_inside("codec,sync", [("bf16", "bsp"), ("fp16", "asp"), ("truncated", "bsp")])
 def test_trainers_see_rounded_weights_by_every_way(way, codec, sync):
     """With steps of what was seen: 1.111111 - r(w), twice; the store keeps all digits."""
+    trainers = 2 if sync == "bsp" else 1  # of which all see the same
     with daskps.create(START, optimizer=optim.SGD(0.5), shards=3) as store:
         result = daskps.train(
             store,
             seen,
-            np.zeros((2, 1)),
-            trainers=1,
+            np.zeros((2 * trainers, 1)),
+            trainers=trainers,
             batch_size=1,
             sync=sync,
             pull_codec=CODECS[codec],
@@ -55,6 +56,58 @@ def test_trainers_see_rounded_weights_by_every_way(way, codec, sync):
             expected[name] = expected[name] - expected[name].dtype.type(0.5) * pulled
     for name, array in expected.items():
         np.testing.assert_array_equal(result.weights[name], array)
+
+
+# -- bytes ------------------------------------------------------------------------------
+
+
+def read_in(trainer, name):
+    """Have a trainer of `run` pull in words, as those of `train` do."""
+    of = trainer._session._codecs
+    of.reads_in, of._read_codec = name, codecs.named(name)
+
+
+def count_pulls(trainer, name):
+    """Return messages, calls by lane and bytes of three pulls, and of three pushpulls."""
+    counters, found = trainer._session.shards.counters, []
+    read_in(trainer, name)
+    grads = {"w": np.ones(8001, "f4")}
+    verbs = (trainer.pull, lambda: trainer.pushpull(grads))
+    for verb in verbs:
+        verb()
+        before = counters.messages, counters.lane_calls
+        nbytes = counters.nbytes + counters.lane_nbytes
+        pulled = [verb()["w"] for _ in range(3)][-1]
+        words = np.empty(8001, "u2")
+        codecs.named(name).encode(pulled, words)
+        assert (pulled == decoded(name, words, "f4")).all()
+        assert pulled[0] != GIVEN
+        calls = counters.messages - before[0], counters.lane_calls - before[1]
+        found.append((*calls, counters.nbytes + counters.lane_nbytes - nbytes))
+    return found
+
+
+def decoded(name, words, dtype):
+    out = np.empty(len(words), dtype)
+    codecs.named(name).decode(words, out)
+    return out
+
+
+#: Of arrays of two shards, one of whose lengths is odd: float32, float64, and integers.
+PULLED = {"w": np.full(8001, GIVEN, "f4"), "b": np.full(7, GIVEN), "n": np.arange(5)}
+
+
+@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_bytes_of_a_pull_are_those_of_the_words(way, request, sync, codec):
+    """By message and by lane: two for each number, and integers as they are."""
+    with daskps.create(PULLED, optimizer=optim.SGD(0.01), shards=2) as store:
+        [found] = daskps.run(store, count_pulls, [codec], sync=sync)
+    by_lane = "lane" in request.node.callspec.id.split("-")
+    calls = (0, 3 * 2) if by_lane else (3 * 2, 0)
+    words = 2 * (8001 + 7) + 8 * 5
+    assert found == [(*calls, 3 * words), (*calls, 3 * (words + 4 * 8001))]
 
 
 @pytest.mark.parametrize("execution", ["resident", "graph"])

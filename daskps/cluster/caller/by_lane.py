@@ -77,6 +77,7 @@ class FarByLane(Far):
             *shards,
             *told_once(step),
             request.codec,
+            request.read_codec,
             target is None,
             looks,
         )
@@ -90,14 +91,11 @@ class FarByLane(Far):
 def carries_words(request: Request) -> bool:
     """Return whether forms say of words how many there are: the same each time.
 
-    And none of those that come: what is read by lane is sent as it is.
+    And how many come, of arrays.
     """
-    if request.read_codec and request.target is not None:
+    if request.rows or (request.target and request.target.rows):
         return False
-    if not request.codec:
-        return True
-    has_rows = request.rows or (request.target and request.target.rows)
-    return not has_rows and codecs.named(request.codec).is_fixed
+    return not request.codec or codecs.named(request.codec).is_fixed
 
 
 def call_of(

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.lane import LaneRefusedError, LaneSilentError, reason_of
-from daskps.cluster.caller.lane_rows import put
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
@@ -88,6 +89,10 @@ class LaneCall:
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> None:
+        if route.words:
+            # They are counted from the end: see `LaneRoute`.
+            words = [np.empty(n, dtype) for dtype, n in reversed(route.words)]
+            said = said._replace(outs=[*said.outs, *words])
         self._far, self._route, self._said, self._make = far, route, said, make
         self._deadline = deadline
         #: Lanes that have the call and have not answered yet.
@@ -216,8 +221,8 @@ class LaneCall:
             if codes == form.applied or not any(code & PARKED for code in codes):
                 self._versions += zip(form.shards, rows[1::4], strict=True)
                 self._lag = max(self._lag, *rows[2::4])
-                if form.moves:
-                    put(form.moves, outs)
+                for move in form.moves:
+                    move.put(outs)
             else:
                 self._leave(form, codes)
 

@@ -20,12 +20,15 @@ from daskps.cluster.caller.routes import at_least
 from daskps.cluster.lane.channel import BUFFER_NBYTES
 from daskps.cluster.lane.forms import LEAST, say_form
 from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES
+from daskps.config import cache_dir
+from daskps.kernels.row_moves import scatter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.messages import Call
+    from daskps.cluster.wire.read_words import ReadWords
     from daskps.typing import Array
 
 #: What of a step makes a form another one.
@@ -51,6 +54,26 @@ class RowMove(NamedTuple):
     #: What has come, by row.
     rows: Array
 
+    def put(self, outs: Sequence[Array]) -> None:
+        """Put rows where they belong, all of which have come."""
+        out = outs[self.number].reshape(-1, self.rows.shape[1])
+        scatter(out, self.at, self.rows, cache_dir=cache_dir())
+
+
+class WordMove(NamedTuple):
+    """Words that come, and the numbers that they stand for."""
+
+    #: Which of the arrays of a call they come to.
+    come: int
+    how: ReadWords
+    #: To which array of a target the numbers go, and to which of its elements.
+    number: int
+    where: slice
+
+    def put(self, outs: Sequence[Array]) -> None:
+        """Put the numbers where they belong, all of whose words have come."""
+        self.how.decode(outs[self.come], outs[self.number][self.where])
+
 
 class LaneForm:
     """What one host is told: all but the numbers of a call, and its arrays.
@@ -65,6 +88,8 @@ class LaneForm:
         Which elements of the caller's arrays its arrays are, in their order.
     reads : mapping of int to sequence of ReadSlice, optional
         What it reads of a shard and where that goes.
+    moves : sequence of WordMove
+        Words among what is read.
     tables : (sequence of int, sequence of int), optional
         Tables of which its frames bring rows, and of which they read some; see
         :mod:`daskps.cluster.caller.lane_rows`.
@@ -98,6 +123,7 @@ class LaneForm:
         slices: Sequence[LaneSlice] = (),
         reads: Mapping[int, Sequence[ReadSlice]] | None = None,
         *,
+        moves: Sequence[WordMove] = (),
         tables: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         self.worker, self.store = worker, call.store
@@ -113,10 +139,10 @@ class LaneForm:
         self.call_nbytes = call.nbytes
         self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
         self.shards = self.asked = tuple(part.shard for part in call.parts)
-        #: Of frames with rows how many there are of each shard and table, and rows that
-        #: come one after the other and belong elsewhere.
+        #: Of frames with rows how many there are of each shard and table, and what has
+        #: come that belongs elsewhere: words, and rows one after the other.
         self.counts = b""
-        self.moves: Sequence[RowMove] = ()
+        self.moves: Sequence[RowMove | WordMove] = moves
         n_shards = len(self.shards)
         #: The rows of an answer, and what they say where nothing is waited for.
         self.rows = struct.Struct(f"<{4 * n_shards}q")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.cluster.caller.lane_form import LaneForm
+from daskps.cluster.caller.lane_form import LaneForm, WordMove
+from daskps.cluster.caller.targets import ReadSlice
 from daskps.shards.steps import GRADIENT
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.caller.targets import ReadSlice, Target
+    from daskps.cluster.caller.targets import Target
     from daskps.cluster.wire.messages import Call
 
 #: Of the arrays of a call to one host.
@@ -70,6 +71,7 @@ class LaneRoute:
         "rest",
         "run",
         "slices",
+        "words",
     )
 
     def __init__(
@@ -93,7 +95,7 @@ class LaneRoute:
         hosts: dict[str, list[int]] = {}
         for shard in shards:
             hosts.setdefault(owners[shard], []).append(shard)
-        forms = []
+        forms, words = [], list[tuple[str, int]]()
         for worker, of in hosts.items():
             given = [
                 (name, start, stop)
@@ -104,8 +106,14 @@ class LaneRoute:
             call = request.call(meta, of, 0.0, "")
             if looks:
                 call = unlooked(call)
-            forms.append(LaneForm(worker, call, given, self.slices))
+            reads, moves = self.slices, list[WordMove]()
+            if call.read_codec:
+                reads, moves = _in_words(call, reads, words)
+            forms.append(LaneForm(worker, call, given, reads, moves=moves))
         self.forms = tuple(forms)
+        #: Dtype and length of the arrays that words come to. A call makes them, behind
+        #: those of its target, the first one last: so none has to know how many there are.
+        self.words = tuple(words)
         #: Whether its calls cost their hosts little but the interpreter's lock.
         self.is_small = all(form.call_nbytes <= SMALL_NBYTES for form in forms)
 
@@ -114,3 +122,29 @@ class LaneRoute:
         if target is None:
             return True
         return self.slices is target.slices or self.slices == target.slices
+
+
+def _in_words(
+    call: Call,
+    slices: Mapping[int, tuple[ReadSlice, ...]],
+    words: list[tuple[str, int]],
+) -> tuple[dict[int, tuple[ReadSlice, ...]], list[WordMove]]:
+    """Return where goes what comes in words and as it is, and what words then say.
+
+    The arrays that words come to are added to `words`.
+    """
+    reads, moves = {}, []
+    for part in call.parts:
+        found = []
+        for one, how in zip(slices.get(part.shard, ()), part.words, strict=True):
+            if how is None:
+                found.append(one)
+                continue
+            words.append((how.codec.dtype, how.n_words))
+            come = ReadSlice(
+                (how.codec.dtype, 0, how.n_words), -len(words), slice(how.n_words)
+            )
+            moves.append(WordMove(come.number, how, one.number, one.where))
+            found.append(come)
+        reads[part.shard] = tuple(found)
+    return reads, moves

@@ -25,8 +25,6 @@ from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.row_forms import ID, given_in
-from daskps.config import cache_dir
-from daskps.kernels.row_moves import scatter
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.run_record import changes
 
@@ -229,7 +227,7 @@ class RowRoute(LaneRoute):
     ) -> None:
         self.lanes, self.run, self.looks = lanes, run, False
         self.may_wait, self.is_small = run != 0, False
-        self.slices, self.rest = {}, {}
+        self.slices, self.rest, self.words = {}, {}, ()
         self.forms: tuple[LaneForm, ...] = ()
         #: What goes, by what frames call it, and where goes what comes.
         self.brings: dict[Any, Array] = dict(arrays)
@@ -340,10 +338,3 @@ def _tables_of(
         for one in of
     }
     return tuple(sorted(found))
-
-
-def put(moves: Sequence[RowMove], outs: Sequence[Array]) -> None:
-    """Put rows where they belong, all of which have come."""
-    for number, at, rows in moves:
-        out = outs[number].reshape(-1, rows.shape[1])
-        scatter(out, at, rows, cache_dir=cache_dir())

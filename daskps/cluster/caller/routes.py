@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps import codecs
 from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.messages import Answer, Call, Part
@@ -203,6 +204,7 @@ class Request(NamedTuple):
     ) -> Call:
         """Return the message that says it to the shards of one host."""
         of = meta.where.generations
+        codec = codecs.named(self.read_codec) if self.read_codec else None
         parts = []
         for shard in shards:
             rows = tuple([g.item(meta.layout, shard, sent=True) for g in self.rows])
@@ -211,7 +213,10 @@ class Request(NamedTuple):
                 parts.append(Part(*said))
             else:
                 asked = target.ranges(shard), target.rows_asked(shard)
-                parts.append(Part(*said, *asked))
+                part = Part(*said, *asked)
+                if codec is not None:
+                    part = part.in_words(codec)
+                parts.append(part)
         return Call(
             meta.uid, tuple(parts), wait_seconds, token, self.codec, self.read_codec
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from daskps.cluster.wire.messages import CODED, WORD_NBYTES
+from daskps.cluster.wire.read_words import CODED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:
     for array in arrays:
         plain += array.nbytes
         coded = in_words and str(array.dtype) in CODED
-        encoded += array.size * WORD_NBYTES if coded else array.nbytes
+        encoded += array.size * 2 if coded else array.nbytes
     return plain, encoded
 
 

@@ -89,7 +89,8 @@ class CompiledReads:
         """
         self.forget(form)
         parts = [*zip(template.parts, hosted_shards, strict=True)]
-        if template.codec or not all(_is_plain(*pair) for pair in parts):
+        in_words = template.codec or template.read_codec
+        if in_words or not all(_is_plain(*pair) for pair in parts):
             return False
         step = template.step
         entry, nbytes = [len(parts), step.run, 0], HEAD_NBYTES + ROW_NBYTES * len(parts)

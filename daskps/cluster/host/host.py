@@ -142,7 +142,7 @@ class ShardHost(NearShards):
         try:
             answers = await self.call(call)
             if call.read_codec:
-                work = partial(in_words, answers, call)
+                work = partial(in_words, answers, call.parts)
                 small = call.nbytes <= self.inline_nbytes
                 answers = work() if small else await self.in_thread(work)
             return pack_answers(answers)

@@ -13,6 +13,7 @@ import numpy as np
 from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane.frames import APPLIED, AnswerHead
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
+from daskps.cluster.wire.read_words import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +46,11 @@ class FormAnswers:
             for part in parts
             for dtype, start, stop in part.ranges
         )
-        self._is_small = self._nbytes <= SMALL_NBYTES
-        self._head = AnswerHead(len(parts), self._nbytes)
+        #: Whether any of it is answered in words of a codec.
+        self._is_coded = any(part.words for part in parts)
+        self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
+        answered = sum(part.answer_nbytes for part in parts)
+        self._head = AnswerHead(len(parts), answered)
         #: What reads of each shard, as they were found last.
         self._reads: list[ShardRead | None] = []
 
@@ -103,17 +107,33 @@ class FormAnswers:
                 lag = read.looks.lag
             rows += (shard, version, lag, APPLIED)
         if not self._is_small:
-            return [head.pack(number, rows), out]
+            sent = self._in_words(out) if self._is_coded else [out]
+            return [head.pack(number, rows), *sent]
         head.pack_into(whole, number, rows)
         return [whole]
+
+    def _in_words(self, read: Array) -> list[Array]:
+        """Return what is sent of numbers that were read one after the other."""
+        found, at = list[Any](), 0
+        for part in self._parts:
+            arrays = []
+            for dtype, n in part.answered:
+                end = at + n * np.dtype(dtype).itemsize
+                arrays.append(read[at:end].view(dtype))
+                at = end
+            found += [a for a in encoded(arrays, part.words, self._empty) if a.nbytes]
+        return found
 
     def _read_straight(
         self, number: int, bounds: Iterable[int], versions: Iterable[int]
     ) -> list[Any] | None:
         """Return the same without a copy: the weights, and an end that is held back.
 
-        None where a copy is to be made: updates may run into it, but not for long.
+        None where a copy is to be made: updates may run into it, but not for long. Also
+        of what words are to be made of.
         """
+        if self._is_coded:
+            return None
         rows: list[int] = []
         weights: list[Array] = []
         looked = []

@@ -23,7 +23,7 @@ from daskps.cluster.lane.frames import (
     pack_answers,
 )
 from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import Part
+from daskps.cluster.wire.messages import Part, in_words
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
@@ -72,6 +72,8 @@ class HostForm:
         #: By part the pieces of a step that may be taken as it is; else None.
         self._positions = _positions(form.template) if self._is_plain else None
         self._answers = FormAnswers(parts, host.empty)
+        #: Whether what it reads is answered in words of a codec.
+        self._is_coded = bool(form.template.read_codec)
         #: The shards as they were found last; none before the first call.
         self._found: list[HostedShard] = []
         #: Whether these shards are asked without tickets at first.
@@ -175,7 +177,7 @@ class HostForm:
         """Return what is left of a call whose step the shards have taken: to read."""
         run, rank, said = self._run, self._step.rank, head.clock + self._step.tick
         found = []
-        for (shard, step, ranges, _), bound in zip(
+        for (shard, step, ranges, _, _), bound in zip(
             self.form.template.parts, bounds, strict=False
         ):
             least = 0 if run else bound
@@ -289,6 +291,9 @@ class HostForm:
                 return frame
         try:
             answers = answers_of(started, self._host.empty, seconds=seconds)
+            if self._is_coded:
+                parts = self.form.template.parts
+                answers = in_words(answers, parts, self._host.empty)
             return pack_answers(answers, head.number)
         except ShardBusyError:
             raise  # with no time to wait

@@ -154,7 +154,7 @@ class Form:
         lr = head.lr if head.flags & HAS_LR else None
         parts = []
         # By position: this is done for each call, and `_replace` takes thrice as long.
-        for (shard, step, ranges, _), bound in zip(
+        for (shard, step, ranges, _, _), bound in zip(
             self.template.parts, least or repeat(0), strict=False
         ):
             said = Step(
@@ -210,8 +210,6 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     layout = layout_of(str(head[0]), parts[0][0])
     # No call has a codec but for gradients; `unpack_call` says so.
     kind, codec = head[1], codecs.named(head[-2]) if head[-2] else None
-    if head[-1]:
-        raise ProtocolError("a form of a call answered in words, which go by message")
     for part, rows in zip(parts, sizes, strict=True):
         part[3] = []
         pieces = layout.pieces[part[0]]
@@ -240,11 +238,7 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         if array is not None
     )
     nbytes = sum(np.dtype(dtype).itemsize * n for dtype, n in arrays)
-    answer = sum(
-        np.dtype(dtype).itemsize * (stop - start)
-        for part in template.parts
-        for dtype, start, stop in part.ranges
-    )
+    answer = sum(part.answer_nbytes for part in template.parts)
     return Form(template, arrays, nbytes, answer, _places(arrays))
 
 

@@ -190,7 +190,7 @@ class RowForm(Form):
         found: list[Part] = []
         lr = head.lr if head.flags & HAS_LR else None
         for part, at_least, items, ids in zip(self.template.parts, *said, strict=True):
-            shard, step, ranges, _ = part
+            shard, step, ranges, _, _ = part
             asked = tuple(
                 [
                     RowsAsked(

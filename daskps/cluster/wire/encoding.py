@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from daskps import codecs
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import CODED
+from daskps.cluster.wire.read_words import CODED
 from daskps.config import cache_dir
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from itertools import zip_longest
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,12 @@ from daskps.cluster.wire.packing import (
     unpack_error,
     unpack_reply,
 )
+from daskps.cluster.wire.read_words import (
+    ReadWords,
+    encoded,
+    read_codec_of,
+    words_of,
+)
 from daskps.cluster.wire.rows import (
     RowsAsked,
     pack_rows,
@@ -29,7 +36,6 @@ from daskps.cluster.wire.rows import (
     unpack_rows_item,
 )
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.config import cache_dir
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.limits import MOST_RANGES
 from daskps.shards.steps import (
@@ -52,13 +58,11 @@ if TYPE_CHECKING:
 
     from daskps.codecs import Codec
     from daskps.layout.parameters import Piece
+    from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
 PROTOCOL = 13
-
-#: What weights are that a codec may round on their way, and what that makes of each.
-CODED, WORD_NBYTES = ("float32", "float64"), 2
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
@@ -77,10 +81,14 @@ class Part(NamedTuple):
     ranges: tuple[Range, ...] = ()
     #: Rows of tables, read with them.
     rows: tuple[RowsAsked, ...] = ()
+    #: How the arrays that are read travel, where a codec makes words of them.
+    words: tuple[ReadWords | None, ...] = ()
 
     @property
     def answer_nbytes(self) -> int:
-        """Bytes of the arrays that are read."""
+        """Bytes of the arrays that are read, as they travel."""
+        if self.words:
+            return sum(nbytes for _, _, nbytes in self.sent)
         dense = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in self.ranges)
         return dense + sum(asked.nbytes for asked in self.rows)
 
@@ -94,9 +102,23 @@ class Part(NamedTuple):
         ]
 
     @property
+    def sent(self) -> list[tuple[str, int, int]]:
+        """Dtype, length and bytes of each array of the answer, as it travels."""
+        return [
+            (dtype, n, n * np.dtype(dtype).itemsize)
+            if words is None
+            else (words.codec.dtype, words.n_words, words.nbytes)
+            for (dtype, n), words in zip_longest(self.answered, self.words)
+        ]
+
+    @property
     def reads(self) -> bool:
         """Whether anything is read."""
         return bool(self.ranges or self.rows)
+
+    def in_words(self, codec: Codec) -> Part:
+        """Return the same, answered in words of a codec."""
+        return self._replace(words=words_of(codec, self.ranges, self.rows))
 
 
 class Call(NamedTuple):
@@ -125,17 +147,7 @@ class Call(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
-        given = sum(part.step.nbytes for part in self.parts)
-        return given + sum(map(self._answered, self.parts))
-
-    def _answered(self, part: Part) -> int:
-        """Bytes of the arrays that are read of one shard."""
-        if not self.read_codec:
-            return part.answer_nbytes
-        return sum(
-            n * (WORD_NBYTES if dtype in CODED else np.dtype(dtype).itemsize)
-            for dtype, n in part.answered
-        )
+        return sum(part.step.nbytes + part.answer_nbytes for part in self.parts)
 
 
 class Answer(NamedTuple):
@@ -232,8 +244,7 @@ def unpack_call(
     if common.touched is not None:
         common = common._replace(touched=tuple((a, b) for a, b in common.touched))
     known = _codec(codec, common.kind)
-    if read_codec and not codecs.is_plain(codecs.named(read_codec)):
-        raise errors.ProtocolError(f"an answer in words of {read_codec!r:.60}")
+    read_in = read_codec_of(read_codec) if read_codec else None
     _check_parts(parts, layout)
     unpacked = []
     for shard, generation, at_least, given, ranges, wait, rows in parts:
@@ -246,7 +257,8 @@ def unpack_call(
         )
         asked = tuple(_range(layout, shard, r) for r in ranges)
         asked_rows = tuple(unpack_rows(layout, shard, r) for r in rows)
-        unpacked.append(Part(shard, step, asked, asked_rows))
+        part = Part(shard, step, asked, asked_rows)
+        unpacked.append(part.in_words(read_in) if read_in else part)
     return Call(store, tuple(unpacked), wait_seconds, token, codec, read_codec)
 
 
@@ -392,45 +404,35 @@ def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
 def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
     """Rebuild the answers to `call`; anything but an acknowledgement raises."""
     found = []
-    asked = {p.shard: p.answered for p in call.parts}
-    codec = codecs.named(call.read_codec) if call.read_codec else None
+    asked = {p.shard: [*zip_longest(p.answered, p.words)] for p in call.parts}
     for shard, packed, *said, rows in unpack_reply(reply, where):
         error = None if packed is None else unpack_error(packed)
         arrays = tuple(
-            _unpack_read(data, dtype, codec)
-            for data, (dtype, _) in zip(rows, asked[shard], strict=False)
+            unpack_array(data, dtype) if words is None else _unpack_read(data, words)
+            for data, ((dtype, _), words) in zip(rows, asked[shard], strict=False)
         )
         found.append(Answer._make((shard, error, *said, arrays)))
     return found
 
 
-def in_words(answers: Sequence[Answer], call: Call) -> list[Answer]:
-    """Return answers with words of the call's codec for what is float32 or float64."""
-    codec, asked = codecs.named(call.read_codec), {p.shard: p for p in call.parts}
+def in_words(
+    answers: Sequence[Answer], parts: Sequence[Part], empty: Empty = np.empty
+) -> list[Answer]:
+    """Return answers to parts with words for what travels in words."""
+    asked = {part.shard: part.words for part in parts}
     return [
-        answer._replace(
-            arrays=tuple(
-                _read_in_words(array, codec) if dtype in CODED else array
-                for array, (dtype, _) in zip(
-                    answer.arrays, asked[answer.shard].answered, strict=False
-                )
-            )
-        )
+        answer._replace(arrays=encoded(answer.arrays, asked[answer.shard], empty))
         for answer in answers
     ]
 
 
-def _read_in_words(array: Array, codec: Codec) -> Array:
-    whole = [(0, len(array))]
-    [words] = codec.encode_pieces(array, whole, cache_dir=cache_dir()).words
-    return words
-
-
-def _unpack_read(data: Any, dtype: str, codec: Codec | None) -> Array:
-    """Rebuild an array of an answer."""
-    if codec is None or dtype not in CODED:
-        return unpack_array(data, dtype)
-    words = unpack_array(data, codec.dtype)
-    out = np.empty(len(words), dtype)
-    codec.decode_piece(words, out, cache_dir=cache_dir())
+def _unpack_read(data: Any, how: ReadWords) -> Array:
+    """Rebuild an array of an answer that has come in words."""
+    words, out = unpack_array(data, how.codec.dtype), np.empty(how.n, how.dtype)
+    if len(words) != how.n_words:
+        raise errors.ProtocolError(
+            f"an answer of {len(words):,} words of codec={how.codec.name!r}, which makes "
+            f"{how.n_words:,} of {how.n:,} numbers"
+        )
+    how.decode(words, out)
     return out

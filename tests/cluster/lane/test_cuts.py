@@ -219,7 +219,11 @@ class Model:
         form = LaneForm("a", call, SLICES, reads)
         self.out[:] = -1
         route: Any = SimpleNamespace(
-            lanes=self.pool, forms=[form], run=step.run, may_wait=bool(step.run)
+            lanes=self.pool,
+            forms=[form],
+            run=step.run,
+            may_wait=bool(step.run),
+            words=(),
         )
         said = LaneSaid(
             step.clock,

@@ -356,7 +356,8 @@ def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
         pool: Any = SimpleNamespace(
             take=lambda *_: lane, end=lambda _, lane, **__: ended.append(lane)
         )
-        route: Any = SimpleNamespace(lanes=pool, forms=[form], run=7, may_wait=True)
+        about: Any = {"lanes": pool, "forms": [form], "words": ()}
+        route: Any = SimpleNamespace(**about, run=7, may_wait=True)
         host.send(pack_head(Head(ANSWER, number=1)))
         call = LaneCall(
             far,
