@@ -30,6 +30,9 @@ def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Produce
     which nobody can say that they have ended.
     """
     known: dict[Any, Producer] = link.producers
+    # Here too: each push of a handle asks.
+    if (found := known.get((uid, task))) is not None:
+        return found
     return _kept(known, (uid, task), lambda: Producer(task))
 
 
