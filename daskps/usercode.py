@@ -2,7 +2,9 @@
 
 A process of the cluster serves others too. An exception that is no `Exception` would
 leave its thread, its event loop and the process with it: `SystemExit` of a call of
-`sys.exit`, `KeyboardInterrupt` raised by hand, `asyncio.CancelledError`.
+`sys.exit`, `KeyboardInterrupt` raised by hand, `asyncio.CancelledError`. `StopIteration`,
+of `next()` at an iterator's end, is one; but no future takes it, and who waits for one
+would wait for ever.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def is_main() -> bool:
 class user_code(ContextDecorator):  # noqa: N801  (named like those of contextlib)
     """The context in which code of the user's runs; called with a function it guards that.
 
-    Exceptions pass; all else becomes a RuntimeError. Only in the main thread, and not
-    where Ctrl-C is held, a KeyboardInterrupt passes too: it is the user's Ctrl-C.
+    Exceptions pass, but `StopIteration`; all else becomes a RuntimeError. Only in the main
+    thread, and not where Ctrl-C is held, a KeyboardInterrupt passes too: it is the user's.
 
     Parameters
     ----------
@@ -66,6 +68,11 @@ class user_code(ContextDecorator):  # noqa: N801  (named like those of contextli
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StopIteration):
+            raise RuntimeError(
+                f"{self._what} {_deed(error)}, as next() does at the end of an iterator; "
+                f"begin a new one there, or raise an error of your own"
+            ) from error
         if error is None or isinstance(error, Exception):
             return
         if isinstance(error, KeyboardInterrupt) and is_main() and not _held:

@@ -25,6 +25,8 @@ CASES = [
     (KeyboardInterrupt(), r"raised KeyboardInterrupt;"),
     (asyncio.CancelledError("so"), r"raised CancelledError \(so\)"),
     (GeneratorExit(), "raised GeneratorExit"),
+    (StopIteration(4), r"raised StopIteration \(4\), as next\(\) does at the end"),
+    (StopIteration(), "raised StopIteration, as next"),
 ]
 
 

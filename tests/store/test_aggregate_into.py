@@ -64,6 +64,19 @@ def test_what_fails_on_one_owner_changes_none(way):
 
 
 @inside
+@pytest.mark.parametrize("error", [TimeoutError, daskps.StaleGenerationError])
+def test_what_a_function_raises_is_not_taken_for_a_host_out_of_reach(way, error):
+    def fails(stacked, weights):
+        raise error("mine")
+
+    with store_of(shards=1) as store:
+        for into in (None, store):
+            with pytest.raises(daskps.DaskPSError, match=f"{error.__name__}: mine"):
+                store.aggregate(GIVEN[:1], reduce=fails, into=into, timeout=20)
+        assert store.version == 0
+
+
+@inside
 def test_where_a_part_was_lost_it_is_reduced_again(way, monkeypatch):
     find = KeptAggregates.find
     lost: list[str] = []

@@ -111,6 +111,15 @@ def exits(name, weights, gradient, step):
     return weights - gradient
 
 
+def raising(kind):
+    def fails(name, weights, gradient, step):
+        if gradient.ravel()[0] > 5:
+            raise kind("mine")
+        return weights - gradient
+
+    return fails
+
+
 def where(name, weights, gradient, step):
     """Return 1 where an event loop would wait for it."""
     try:
@@ -141,6 +150,10 @@ WRONG: Any = [
     (lambda n, w, g, t: [[1], [1, 2], 3], ValueError, "inhomogeneous"),
     (lambda n, w, g, t: 1 // 0, ZeroDivisionError, "division"),
     (exits, RuntimeError, r"Function\(exits\) called sys.exit\(3\)"),
+    (raising(StopIteration), RuntimeError, r"raised StopIteration \(mine\)"),
+    # No time-out of the call, and no host out of reach; by message a DaskPSError.
+    (raising(TimeoutError), TimeoutError, "^mine"),
+    (raising(OSError), (OSError, daskps.DaskPSError), "mine"),
 ]
 
 

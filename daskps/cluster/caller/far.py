@@ -181,21 +181,23 @@ class Far:
         Where its shards have moved it goes to those that have them now.
         """
         while True:
+            failed: Exception | None
             try:
                 left = deadline.left()
                 answers = await self._send(worker, request, shards, left)
-                for answer in answers:
-                    if answer.error is not None:
-                        raise answer.error
             except TimeoutError:
                 raise await self.late(deadline, request, shards) from None
             except (OSError, StaleGenerationError) as error:
+                failed = error
+            else:
+                failed = _stale(answers)
+            if failed is not None:
                 try:
                     tries = await self.relocate(
-                        shards, error, tries=tries, deadline=deadline
+                        shards, failed, tries=tries, deadline=deadline
                     )
                 except TimeoutError:
-                    raise await self.late(deadline, request, shards) from error
+                    raise await self.late(deadline, request, shards) from failed
                 if [*self._hosts_of(shards)] != [worker]:
                     return await self.call(request, shards, deadline, tries)
                 continue
@@ -330,6 +332,20 @@ class Far:
         for shard, why in sorted(self._waits.items()):
             return f"shard {shard} at worker {self.meta.owners[shard]}, which {why}"
         return ""
+
+
+def _stale(answers: Sequence[Answer]) -> StaleGenerationError | None:
+    """Return what says that a shard has moved, if one does; raise any other error.
+
+    One of the user's code is raised as it is: a TimeoutError of a rule was no time-out
+    of this call, and after an OSError of it the host is not out of reach.
+    """
+    for answer in answers:
+        if isinstance(answer.error, StaleGenerationError):
+            return answer.error
+        if answer.error is not None:
+            raise answer.error
+    return None
 
 
 def _fill(target: Target | None, answers: Sequence[Answer]) -> None:

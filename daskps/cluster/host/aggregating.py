@@ -14,13 +14,18 @@ from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import Call, Part, unpack_item
 from daskps.cluster.wire.packing import pack_array
-from daskps.errors import ProtocolError, PushRejectedError
+from daskps.errors import (
+    ConsistencyError,
+    DaskPSError,
+    ProtocolError,
+    PushRejectedError,
+)
 from daskps.layout.arrays import FLOATS
 from daskps.reduction import Node, check_reduce, reduce_all
 from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.kept_aggregates import ReducedPieces
@@ -63,7 +68,7 @@ async def aggregate(
                 arrays[keys.index((shard, position))] = np.array(item.data)
             nodes[rank] = arrays, dict.fromkeys(arrays, 1.0)
         with np.errstate(all="ignore"):
-            reduced = reduce_all(nodes, len(contributions), function)
+            reduced = _reduced(nodes, len(contributions), function)
         found = {keys[key]: array for key, array in reduced.items()}
         return _fitted(host, store, found) if token else found
 
@@ -72,6 +77,22 @@ async def aggregate(
         host.aggregates.keep(token, reduced)
         return []
     return [(*key, pack_array(array)) for key, array in reduced.items()]
+
+
+def _reduced(nodes: Mapping[int, Node], size: int, function: Any) -> dict[int, Any]:
+    """Return what contributions come to by a name or a function of the user's.
+
+    Raises
+    ------
+    DaskPSError
+        For what the function raises that a caller would take for a host out of reach,
+        or shards that have moved, and ask again until its time is over.
+    """
+    try:
+        return reduce_all(nodes, size, function)
+    except (OSError, ConsistencyError) as error:
+        raised = f"the reduce function raised {type(error).__name__}: {error}"
+        raise DaskPSError(raised) from error
 
 
 def _fitted(host: ShardHost, store: str, found: ReducedPieces) -> ReducedPieces:

@@ -23,6 +23,7 @@ from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
 from daskps.training.data.rows import check_lengths, n_rows, rows, take_rows
 from daskps.training.data.tables import LazyTable
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -221,7 +222,8 @@ def _numbers(index: Any, n: int) -> Any:
 
 
 def _each(array: Any, which: Sequence[Any]) -> list[Any]:
-    return [take_rows(array, index) for index in which]
+    with user_code("taking rows of the data"):
+        return [take_rows(array, index) for index in which]
 
 
 def _assembled(link: Link, part: Any) -> Any:
