@@ -3,8 +3,9 @@
 Ids are random, and each look-up names others, so that few entries are still in a cache. The
 peer of a look-up reads one entry an id, at random and asked for ahead of its turn, and knows
 neither ids nor homes. Rows come in pushes of so many new ids, as they do in a shard: the
-words that change go to their log, and the index grows a part at a time. Times are those of
-the thread on the CPU, but the longest push, which is by the clock.
+words that change go to their log, and the index grows a part at a time. Of ids that have
+rows a push looks up which, and with `ttl` or `max_rows` says of each that it was pushed.
+Times are those of the thread on the CPU, but the longest push, which is by the clock.
 """
 
 from __future__ import annotations
@@ -62,16 +63,16 @@ def _module(cache_dir: str | None) -> Module:
 def run(options: Namespace) -> None:
     """Measure and print a table."""
     print(
-        f"{'rows':>11}{'look-up':>9}{'absent':>8}{'limit':>7}{'push':>7}{'longest':>9}"
-        f"{'rebuild':>9}{'index':>7}   ns an id, but ms of the longest push and of a "
-        f"rebuild in one go, and bytes a row"
+        f"{'rows':>11}{'look-up':>9}{'absent':>8}{'limit':>7}{'first':>7}{'later':>7}"
+        f"{'longest':>9}{'rebuild':>9}{'index':>7}   ns an id, but ms of the longest push "
+        f"and of a rebuild in one go, and bytes a row"
     )
     for rows in (options.rows or _ROWS).split(","):
         print(_line(int(rows), options), flush=True)
 
 
 def _line(rows: int, options: Namespace) -> str:
-    rng, named = np.random.default_rng(0), min(options.named, int(rows))
+    named = min(options.named, int(rows))
     index, log = _made(rows, named, options.cache_dir)
     # Odd numbers times the number of a row: all different, and in no order.
     ids = np.arange(1, rows + 1) * 0x5851F42D4C957F2D
@@ -83,11 +84,11 @@ def _line(rows: int, options: Namespace) -> str:
     cpu, clock = zip(*pushes, strict=True)
     side = int(index.head[at.SIDE])
     slots = int(index.head[at.SLOTS_0 + side])
-    found, missing, bare = _looks(index, ids, rng, options)
+    found, missing, bare, later = _looks(index, log, ids, options)
     rebuild = _rebuild(index, slots)
     return (
         f"{rows:>11,}{found:9.1f}{missing:8.1f}{bare:7.1f}{1e9 * sum(cpu) / rows:7.0f}"
-        f"{1e3 * max(clock):9.0f}{1e3 * rebuild:9.0f}{16 * slots / rows:7.1f}"
+        f"{later:7.1f}{1e3 * max(clock):9.0f}{1e3 * rebuild:9.0f}{16 * slots / rows:7.1f}"
     )
 
 
@@ -132,15 +133,16 @@ def _clear(index: RowIndex) -> None:
 
 
 def _looks(
-    index: RowIndex, ids: Array, rng: Any, options: Namespace
-) -> tuple[float, float, float]:
-    """Return ns an id of those that are there, of others, and of bare reads."""
+    index: RowIndex, log: WordsLog, ids: Array, options: Namespace
+) -> list[float]:
+    """Return ns an id: of those that are there, of others, of bare reads, of a later push."""
+    rng = np.random.default_rng(0)
     n, out = min(options.named, len(ids)), np.empty(options.named, np.int64)[: len(ids)]
     side = at.SIDE_0 + int(index.head[at.SIDE])
     start, slots = int(index.places[2 * side]), int(index.head[side + at.SLOTS_0 - 3])
     loop = _module(options.cache_dir).function("limit")
-    times: list[list[float]] = [[], [], []]
-    for _ in range(options.looks + 3):
+    times: list[list[float]] = [[], [], [], []]
+    for clock in range(1, options.looks + 4):
         named = rng.choice(ids, n)
         others, entries = named ^ 1, start + 2 * rng.integers(0, slots, n)
         for mine, act in zip(
@@ -149,14 +151,21 @@ def _looks(
                 functools.partial(index.look_up, named, out),
                 functools.partial(index.look_up, others, out),
                 functools.partial(loop, index.words, entries, out),
+                functools.partial(_again, index, log, named, clock),
             ),
             strict=True,
         ):
             began = time.thread_time()
             act()
             mine.append(1e9 * (time.thread_time() - began) / n)
-    found, missing, bare = (statistics.median(mine[3:]) for mine in times)
-    return found, missing, bare
+    return [statistics.median(mine[3:]) for mine in times]
+
+
+def _again(index: RowIndex, log: WordsLog, ids: Array, clock: int) -> None:
+    """Push ids that have rows, in a table that keeps when each was pushed."""
+    rows = np.empty(len(ids), np.int64)
+    index.look_up(ids, rows)
+    index.take(ids, rows, log, stamp=clock)
 
 
 def _rebuild(index: RowIndex, slots: int) -> float:

@@ -8,6 +8,7 @@ step of other rows. What one call costs is told for few rows: a pull of 64, and 
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from daskps import optim
 from daskps.bench import clusters, command
 from daskps.bench.jobs import timed
 from daskps.bench.options import number, reported
-from daskps.bench.pairs import Comparison, alternate, steps_in
+from daskps.bench.pairs import Comparison, alternate, seconds, steps_in
 from daskps.bench.peers import PeerError
 from daskps.bench.peers.table_servers import PEERS
 from daskps.bench.peers.tables import DIM, RATE, TableJob, TableTrainer, loops
@@ -50,6 +51,8 @@ OPTIONS = (
 )
 #: Rows of the table of 1 MiB, and rows that a table of any ids gets at a time.
 _SMALL, _PART = 2**12, 2**16
+#: Pushes of a sample that gives ids their rows, or of one of the same ids later.
+_STEPS = 20
 
 
 class _Ours(TableTrainer):
@@ -112,6 +115,30 @@ def _any_ids(client: Client, job: TableJob, options: Namespace) -> Comparison:
         theirs = partial(limit, steps_in(options.seconds, limit))
         found = alternate(mine, theirs, options.pairs)
     return Comparison(f"{job.title}, any ids", PEERS["limit"].title, *found, ways)
+
+
+def _pushes(store: Any, job: TableJob, first: int, seed: int) -> float:
+    """Push some ids from a first one on, in an order of chance; seconds of one push."""
+    order = np.random.default_rng(seed).permutation(_STEPS * job.named)
+    sets = iter((first + order).reshape(_STEPS, job.named))
+    grads = np.full((job.named, DIM), 1e-3, np.float32)
+    return seconds(lambda: store["emb"].push(next(sets), grads), _STEPS)
+
+
+def _first_pushes(client: Client, job: TableJob, options: Namespace) -> Comparison:
+    """Set pushes that give ids their rows beside later ones of the same ids."""
+    here, there = clusters.places(client, 1, 1)
+    with _store(client, None, there) as store:
+
+        def pushed(starts: Iterator[int], seed: int) -> float:
+            work = _pushes, store, job, next(starts), seed
+            return float(client.submit(*work, workers=here, pure=False).result())
+
+        new, known = (itertools.count(0, _STEPS * job.named) for _ in range(2))
+        pushed(new, 0)  # ahead of the later ones, and what compiles
+        first, later = partial(pushed, new, 0), partial(pushed, known, 1)
+        found = alternate(first, later, options.pairs)
+    return Comparison(f"first push of {job.named:,} ids", "later push", *found)
 
 
 def _beside_peers(client: Client, job: TableJob, options: Namespace) -> Iterator[Any]:
@@ -203,7 +230,7 @@ def _few_rows(client: Client, options: Namespace) -> Iterator[Comparison]:
         yield Comparison(title, f"into {_SMALL:,}", *found, ways)
 
 
-def _store(client: Client, rows: int, servers: list[str]) -> Any:
+def _store(client: Client, rows: int | None, servers: list[str]) -> Any:
     spec = {"emb": daskps.TableSpec(rows, DIM, init=1.0)}
     rule = optim.SGD(float(RATE))
     return daskps.create(spec, client=client, optimizer=rule, shards=1, servers=servers)
@@ -226,6 +253,7 @@ def run(options: Namespace) -> None:
     if options.job in f"{jobs[0].title}, any ids":
         with command.cluster(options, 2) as client:
             report.add(_any_ids(client, jobs[0], options))
+            report.add(_first_pushes(client, jobs[0], options))
     if options.job in "zipf":
         with command.cluster(options, 2) as client:
             for found in _zipf(client, jobs[0], options):

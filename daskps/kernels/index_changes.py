@@ -64,6 +64,10 @@ _IS_FRESH = 7
 _KEPT = 8
 _LOST = 9
 BOOK_WORDS: Final = 10
+#: In place of these, how many rows are forgotten with one look at the log, and how many
+#: entries that has to have room for.
+PART: Final = 7
+ROOM: Final = 8
 
 
 def log_counts(words: Any, places: Any, entries: Any, book: Any) -> None:
@@ -297,17 +301,22 @@ def expire(
 ) -> Any:
     """Forget the rows of a range that nobody has pushed for too long; 0, or why not.
 
-    `told` gets how many they are, and their ids.
+    It stops where the log has no room for as many of them as the book says. `told` gets the
+    row that it has come to, how many are forgotten, and their ids.
     """
     keys, state, n = places[2 * KEYS], places[2 * STATE], 0
+    told[0] = high
     for row in range(low, high):
         if 0 < words[state + row] < book[SINCE]:
+            if n % book[PART] == 0 and entries.size - 2 * book[N] < 2 * book[ROOM]:
+                told[0] = row
+                break
             if n == 0:
                 log_counts(words, places, entries, book)
-            told[1 + n] = words[keys + row]
+            told[2 + n] = words[keys + row]
             n += 1
             free_row(words, places, row, entries, book)
-    told[0] = n
+    told[1] = n
     return 0 if book[N] >= 0 else NO_LOG
 
 

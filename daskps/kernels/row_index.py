@@ -246,7 +246,14 @@ class RowIndex(IndexMemory):
         return rows, int(book[words_log.N])
 
     def expire(
-        self, low: int, high: int, since: int, log: WordsLog
+        self,
+        low: int,
+        high: int,
+        since: int,
+        log: WordsLog,
+        *,
+        part: int = 1,
+        room: int = 0,
     ) -> tuple[Array, int]:
         """Forget rows of a range whose state is below one.
 
@@ -258,13 +265,16 @@ class RowIndex(IndexMemory):
             The lowest state that stays.
         log : WordsLog
             Where the words go that change.
+        part, room : int
+            Before each so many rows that it forgets it stops where the log has room for
+            fewer entries than that.
 
         Returns
         -------
         ids : ndarray, int64
             Those that were forgotten.
-        n : int
-            Entries of the log.
+        stop : int
+            The first row that was not looked at.
 
         Raises
         ------
@@ -273,10 +283,15 @@ class RowIndex(IndexMemory):
         """
         words_log.check_log(log, log.begin)
         low, high = max(0, low), min(high, self.end)
-        told, book = np.zeros(1 + max(0, high - low), np.int64), _book(log, since=since)
+        told, book = (
+            scratch.empty(2 + max(0, high - low), np.int64),
+            _book(log, 0, 1, since),
+        )
+        book[changes.PART], book[changes.ROOM] = part, room
         loop = _module(self._cache_dir).function("expire")
         _refuse(loop(self.words, self.places, low, high, log.entries, book, told))
-        return told[1 : 1 + told[0]], int(book[words_log.N])
+        stop, n = told[:2].tolist()
+        return told[2 : 2 + n], stop
 
     def restore(self, log: WordsLog, n: int) -> None:
         """Put back what words were before the first `n` entries of a log.

@@ -157,6 +157,30 @@ def test_rows_nobody_pushes_read_as_absent_and_begin_anew(stamp: int) -> None:
     assert set(validate(index)) == ({2, 3, 9} if stamp else {2})
 
 
+def test_rows_are_forgotten_as_far_as_the_log_has_room() -> None:
+    index, log = made(log=100)
+    push(index, range(20), log, stamp=3)
+    free = len(log.entries) // 2
+    how: Any = {"part": 4, "room": free}
+    gone, stop = index.expire(0, 99, 4, log, **how)
+    # With one look at the log four rows go.
+    assert gone.tolist() == [0, 1, 2, 3]
+    assert stop == 4
+    assert set(validate(index)) == {*range(4, 20)}
+    gone, stop = index.expire(stop, 99, 4, log._replace(begin=1), **how)
+    assert not len(gone)
+    assert stop == 4
+    gone, stop = index.expire(stop, 12, 4, log)
+    assert gone.tolist() == [*range(4, 12)]
+    assert stop == 12
+    # Rows that were pushed in time are looked at, and stay.
+    push(index, [15], log, stamp=4)
+    gone, stop = index.expire(12, 99, 4, log)
+    assert gone.tolist() == [12, 13, 14, 16, 17, 18, 19]
+    assert stop == index.end == 20
+    assert set(validate(index)) == {15}
+
+
 def test_a_row_that_was_given_up_in_this_publication_is_in_force_still() -> None:
     index, log = made()
     push(index, [1, 2], log)

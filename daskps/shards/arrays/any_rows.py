@@ -41,7 +41,7 @@ READY: Final = 4
 SIDE_ROOM: Final = 5
 SWITCHED: Final = 7
 #: Rows that a push looks at for those whose time is over, at least, and beside two for each
-#: id that it names; it does so many at a time, as the log takes.
+#: id that it names; it forgets so many at a time, as the log takes.
 SWEPT: Final = 64
 #: Entries of the log of words that an id takes which comes or goes, at most about.
 WORDS_OF_AN_ID: Final = 40
@@ -255,8 +255,9 @@ class AnyRows:
                 return update._replace(ids=_NOBODY), update.ids[rows >= 0]
             update, gone = self._insert(update, target, log, flip=flip, clock=clock)
             if self.of.ttl and not self.of.max_rows:
-                n = SWEPT + 2 * len(update.ids)
-                gone = np.concatenate([gone, *self._sweep(n, self.since(clock), flip)])
+                n, since = SWEPT + 2 * len(update.ids), self.since(clock)
+                if since > 1:
+                    gone = np.concatenate([gone, *self._sweep(n, since, flip)])
             return update, gone
         except NoRoomError as error:
             raise PushRejectedError(
@@ -316,14 +317,14 @@ class AnyRows:
         """
         gone: list[Array] = []
         end = self.end
-        at = int(self.head[index_probe.HAND])
-        for _ in range(0, min(n, end), SWEPT):
-            at, log = at if at < end else 0, self._logged(flip)
-            if len(log.entries) // 2 - log.begin < SWEPT_WORDS:
-                break
-            ids, _ = self.index.expire(at, at + SWEPT, since, log)
+        left, at = min(n, end), int(self.head[index_probe.HAND])
+        while left > 0:
+            at = at if at < end else 0
+            stop, log = min(at + left, end), self._logged(flip)
+            how = {"part": SWEPT, "room": SWEPT_WORDS}
+            ids, found = self.index.expire(at, stop, since, log, **how)
             gone.append(ids)
-            at += SWEPT
+            left, at = left - (stop - at) if found == stop else 0, found
         self.head[index_probe.HAND] = at
         return gone
 
