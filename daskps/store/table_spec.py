@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class TableSpec(Leaf):
     dim: int
     dtype: Any = "float32"
     init: Any = 0
+    _: KW_ONLY
     max_rows: int | None = None
     ttl: int | None = None
     admit_after: int = 1

@@ -37,40 +37,46 @@ def planned(params, **more):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "policy", "error", "said"),
     [
-        ((0, 3), LayoutError, "rows=0"),
-        ((-1, 3), LayoutError, "rows=-1"),
-        ((3, 0), LayoutError, "dim=0"),
-        ((None, 0), LayoutError, "dim=0"),
-        ((None, None), TypeError, "dim is an int, found None"),
-        ((None, 3, "f4", np.zeros((3, 3))), LayoutError, "begins without any"),
-        ((None, 3, "f4", [1.0]), LayoutError, "begins without any"),
-        ((None, 3, "f4", 0, 0), LayoutError, "max_rows=0; it is a number from 1"),
-        ((None, 3, "f4", 0, 2**60), LayoutError, "from 1 to 140,737,488,355,328"),
-        ((None, 3, "f4", 0, 2.0), TypeError, "max_rows is an int"),
-        ((None, 3, "f4", 0, None, -1), LayoutError, "ttl=-1"),
-        ((None, 3, "f4", 0, None, "5"), TypeError, "ttl is an int"),
-        ((None, 3, "f4", 0, None, None, 0), LayoutError, "admit_after=0"),
-        ((None, 3, "f4", 0, None, None, True), TypeError, "admit_after is an int"),
-        ((None, 3, "f4", 0, None, None, None), TypeError, "admit_after is an int"),
-        ((9, 3, "f4", 0, 9), LayoutError, "max_rows=9 for a table of 9 rows, which"),
-        ((9, 3, "f4", 0, None, 5), LayoutError, "ttl=5 .* or give rows=None"),
-        ((9, 3, "f4", 0, None, None, 2), LayoutError, "admit_after=2"),
-        ((3.0, 3), TypeError, "rows is an int"),
-        ((True, 3), TypeError, "rows is an int"),
-        ((3, 3, "complex64"), LayoutError, "complex64 cannot be held"),
+        ((0, 3), {}, LayoutError, "rows=0"),
+        ((-1, 3), {}, LayoutError, "rows=-1"),
+        ((3, 0), {}, LayoutError, "dim=0"),
+        ((None, 0), {}, LayoutError, "dim=0"),
+        ((None, None), {}, TypeError, "dim is an int, found None"),
+        ((None, 3, "f4", np.zeros((3, 3))), {}, LayoutError, "begins without any"),
+        ((None, 3, "f4", [1.0]), {}, LayoutError, "begins without any"),
+        ((None, 3), {"max_rows": 0}, LayoutError, "max_rows=0; it is a number from 1"),
+        ((None, 3), {"max_rows": 2**60}, LayoutError, "from 1 to 140,737,488,355,328"),
+        ((None, 3), {"max_rows": 2.0}, TypeError, "max_rows is an int"),
+        ((None, 3), {"ttl": -1}, LayoutError, "ttl=-1"),
+        ((None, 3), {"ttl": "5"}, TypeError, "ttl is an int"),
+        ((None, 3), {"admit_after": 0}, LayoutError, "admit_after=0"),
+        ((None, 3), {"admit_after": True}, TypeError, "admit_after is an int"),
+        ((None, 3), {"admit_after": None}, TypeError, "admit_after is an int"),
+        (
+            (9, 3),
+            {"max_rows": 9},
+            LayoutError,
+            "max_rows=9 for a table of 9 rows, which",
+        ),
+        ((9, 3), {"ttl": 5}, LayoutError, "ttl=5 .* or give rows=None"),
+        ((9, 3), {"admit_after": 2}, LayoutError, "admit_after=2"),
+        ((3.0, 3), {}, TypeError, "rows is an int"),
+        ((True, 3), {}, TypeError, "rows is an int"),
+        ((3, 3, "complex64"), {}, LayoutError, "complex64 cannot be held"),
         (
             (3, 3, "f4", np.zeros((3, 2))),
+            {},
             LayoutError,
             r"shape \(3, 2\), the table \(3, 3\)",
         ),
-        ((3, 3, "f4", da.zeros((2, 3))), LayoutError, r"shape \(2, 3\)"),
+        ((3, 3, "f4", da.zeros((2, 3))), {}, LayoutError, r"shape \(2, 3\)"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused(arguments, error, said):
+def test_a_table_that_cannot_be_is_refused(arguments, policy, error, said):
     with pytest.raises(error, match=said):
-        TableSpec(*arguments)
+        TableSpec(*arguments, **policy)
 
 
 @pytest.mark.parametrize(
