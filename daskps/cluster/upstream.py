@@ -200,6 +200,19 @@ def compute(client: Client, collection: Any) -> Future[Any]:
     return future
 
 
+def compute_all(client: Client, collections: Sequence[Any]) -> list[Future[Any]]:
+    """Return the futures of several collections' values, those of a kind in one graph."""
+    kinds: dict[type, list[int]] = {}
+    for i, collection in enumerate(collections):
+        # In one graph with others Dask leaves expressions as they are, and says so.
+        kinds.setdefault(type(collection), []).append(i)
+    found: dict[int, Future[Any]] = {}
+    for members in kinds.values():
+        futures = client.compute([collections[i] for i in members])
+        found.update(zip(members, futures, strict=True))
+    return [found[i] for i in range(len(collections))]
+
+
 def persist(client: Client, values: Sequence[Any]) -> list[Any]:
     """Start computing the chunks of dask collections where they are, in one graph.
 

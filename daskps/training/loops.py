@@ -51,7 +51,10 @@ def run(  # noqa: PLR0913 - the public contract
     loop : callable
         ``loop(trainer, part)``; what it returns is returned here.
     parts : sequence
-        One part of the data per trainer.
+        One part of the data per trainer. A part that is a future, delayed or another
+        dask collection, or a tuple with some of these, is computed on the workers before
+        the loops begin, and `loop` gets what it came to: a pandas DataFrame of each of
+        ``df.to_delayed()``, two arrays of each of ``daskps.partition(X, y, k)``.
     workers : str or iterable of str, optional
         Addresses of the workers that trainers may be on, as in :func:`train`.
     sync, reduce, codec
@@ -79,7 +82,8 @@ def run(  # noqa: PLR0913 - the public contract
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
     Exception
-        What `loop` raised, with the trainer's rank in a note; else as :func:`train`.
+        What `loop` raised, with the trainer's rank in a note, or the computation of a
+        lazy part, with its number; else as :func:`train`.
 
     Examples
     --------
@@ -147,7 +151,8 @@ def _listed(parts: Any) -> list[Any]:
     if whole or not isinstance(parts, Iterable):
         raise TypeError(
             f"parts is a list with one part of the data for each trainer, found "
-            f"{type(parts).__name__}; daskps.partition(X, y, k) cuts data into such"
+            f"{type(parts).__name__}; daskps.partition(X, y, k) cuts arrays into such, "
+            f"and of a dask DataFrame df.to_delayed() is one"
         )
     # One more than there may be: it may go on for ever.
     return list(itertools.islice(parts, MOST_TRAINERS + 1))

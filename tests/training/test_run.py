@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
+from dask.delayed import delayed
 
 import daskps
 from daskps import optim
@@ -53,6 +57,52 @@ def test_results_come_in_the_order_of_ranks(way, sync):
         (2, 3, 0, (1, 2)),
     ]
     assert found[1][4] == f"<daskps.Trainer 1 of 3 at clock 0 of store {store.name!r}>"
+
+
+def kinds_and_sums(trainer, part):
+    """Say what a part is made of; a lazy one would have no number."""
+    values = part if isinstance(part, tuple) else (part,)
+    return [(type(value).__name__, float(np.asarray(value).sum())) for value in values]
+
+
+def test_lazy_parts_are_computed_on_the_workers(client):
+    X = da.arange(6, chunks=2)
+    frame = dd.from_pandas(pd.DataFrame({"n": range(4)}), npartitions=2)
+    parts = [
+        X,
+        delayed(sum)([1, 2]),
+        client.submit(sum, [3, 4]),
+        *frame.to_delayed(),
+        frame.partitions[1],
+        *daskps.partition(X, X + 1, 2),
+        (client.submit(np.arange, 3), 5, X[:1]),
+        ("kept", 1.5),
+    ]
+    with counting() as store:
+        found = daskps.run(store, kinds_and_sums, parts[:-1])
+        assert daskps.run(store, describe, parts[-1:])[0][3] == ("kept", 1.5)
+    assert found == [
+        [("ndarray", 15.0)],
+        [("int", 3.0)],
+        [("int", 7.0)],
+        [("DataFrame", 1.0)],
+        [("DataFrame", 5.0)],
+        [("DataFrame", 5.0)],
+        [("ndarray", 3.0), ("ndarray", 6.0)],
+        [("ndarray", 12.0), ("ndarray", 15.0)],
+        [("ndarray", 3.0), ("int", 5.0), ("ndarray", 0.0)],
+    ]
+
+
+def test_a_lazy_part_that_fails_is_named(client):
+    with counting() as store:
+        wrong = delayed(int)("three")
+        with pytest.raises(ValueError, match="three") as caught:
+            daskps.run(store, describe, [1, (2, wrong)])
+        assert caught.value.__notes__ == [
+            "raised by part 1 of the parts of run, which is lazy"
+        ]
+        assert daskps.run(store, describe, [1])[0][2] == 0  # nothing of it is left
 
 
 def pull_kinds(trainer, part):
@@ -457,6 +507,7 @@ def test_loop_may_not_go_round_its_trainer(way):
         ((describe, []), {}, ValueError, "parts"),
         (("describe", [1]), {}, TypeError, "loop"),
         ((describe, 3), {}, TypeError, "parts is a list with one part"),
+        ((describe, da.ones(4)), {}, TypeError, "found Array.*partition.*to_delayed"),
         ((describe, [1]), {"sync": "sbp"}, ValueError, "bsp.*ssp.*asp"),
         ((describe, [1]), {"reduce": "median"}, ValueError, "mean.*sum"),
         ((describe, [1]), {"reduce": max, "sync": "ssp"}, ValueError, "bsp"),
