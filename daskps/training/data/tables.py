@@ -72,7 +72,8 @@ def array_of(data: Any, name: str) -> Any:
     TypeError
         For a column that holds no numbers, naming it, and for a list of tables.
     ValueError
-        For a column of integers or bools with missing values, and without columns.
+        For a column of integers or bools with missing values, one of integers that
+        the floats beside it would round, and without columns.
     """
     if isinstance(data, np.ndarray):
         return data
@@ -211,10 +212,28 @@ def _common(dtypes: Sequence[np.dtype[Any]], name: str) -> np.dtype[Any]:
 def _matrix(columns: Sequence[_Column], name: str) -> Array:
     # Before the first is copied.
     dtype = _common([_checked(column).dtype for column in columns], name)
-    first = columns[0].values()
+    first = _held(columns[0].values(), dtype, columns[0])
     # Rows together, as batches take them; frames keep columns together.
     found = np.empty((len(first), len(columns)), dtype)
     found[:, 0] = first
     for i, column in enumerate(columns[1:], 1):
-        found[:, i] = column.values()
+        found[:, i] = _held(column.values(), dtype, column)
     return found
+
+
+def _held(values: Array, dtype: np.dtype[Any], column: _Column) -> Array:
+    """Return integers of a column as they are, or refuse those that floats would round.
+
+    A rounded id is another one, and nothing would say so.
+    """
+    if dtype.kind in "fc" and values.dtype.kind in "iu" and values.size:
+        most = 2 ** (np.finfo(dtype).nmant + 1)
+        for found in (int(values.min()), int(values.max())):
+            if abs(found) > most:
+                raise ValueError(
+                    f"{column.what} holds {found}, which {dtype}, the dtype of all "
+                    f"columns together, would round; give ids apart from floats, for "
+                    f"example as X, with the floats as columns of y, or convert the "
+                    f"column with .astype('float64') where rounded numbers will do"
+                )
+    return values

@@ -75,6 +75,21 @@ REFUSED = {
     "dates": (TEXT.assign(b=pd.Timestamp(0)), TypeError, "'b' of X is datetime64"),
     "a column of no name": (TEXT.set_axis([0, 0], axis=1), TypeError, "column 0 of X"),
     "labels": (TEXT["b"], TypeError, "^X is str, and training takes numbers"),
+    "ids beside floats": (
+        pd.DataFrame({"n": [1, -(2**53) - 1], "a": [1.0, 2.0]}),
+        ValueError,
+        r"column 'n' of X holds -9007199254740993,.*float64.*astype",
+    ),
+    "ids of Arrow beside floats": (
+        pa.table({"a": pa.array([1.0], "float32"), "n": [2**62]}),
+        ValueError,
+        "column 'n' of X holds 4611686018427387904,",
+    ),
+    "unsigned beside signed": (
+        pd.DataFrame({"n": np.array([2**64 - 1], "u8"), "m": [1]}),
+        ValueError,
+        "column 'n' of X holds 18446744073709551615,",
+    ),
     "missing integers": (
         pd.DataFrame({"n": pd.array([1, None], "Int64")}),
         ValueError,
