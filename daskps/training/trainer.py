@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Trainer(Verbs):
     """One trainer of a run; `run` and `train` make it.
 
-    A step is what a trainer does between two ticks of its clock. It sends one
-    message to every host of the store. Calls wait for ever by default: when the run
-    is cancelled they raise :class:`daskps.RunCancelledError`.
+    A step is what a trainer does between two ticks of its clock. It takes one call of
+    every host of the store, without a message on one machine. Calls wait for ever by
+    default: when the run is cancelled they raise :class:`daskps.RunCancelledError`.
 
     `push_async`, `pull_async` and `prefetch` return at once; one thread carries out
     what they issue, in that order, while the loop computes. Calls that wait come
