@@ -17,7 +17,7 @@ from daskps.kernels.row_log import (
     outside,
 )
 from daskps.kernels.row_moves import NOWHERE
-from daskps.kernels.source import update_source
+from daskps.kernels.update_source import update_source
 from daskps.kernels.widened import Widened
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         UndoLog,
     )
     from daskps.kernels.rows import OfRows
-    from daskps.kernels.source import Before
+    from daskps.kernels.update_source import Before
     from daskps.typing import Array
 
 #: Bytes of a cache line: what is written past the caches is written in full lines.

@@ -174,7 +174,7 @@ def test_damaged_files_are_compiled_around(tmp_path, caplog):
         if path.suffix in (".nbi", ".nbc"):
             path.write_bytes(path.read_bytes()[:20])
     from daskps.kernels.compiled import Module
-    from daskps.kernels.source import update_source
+    from daskps.kernels.update_source import update_source
 
     module = Module(update_source(damaged, 0, 0, np.dtype("f4")), str(tmp_path))
     w = np.ones(3, "f4")
@@ -188,7 +188,7 @@ def test_a_file_with_another_text_is_replaced_not_run(tmp_path):
     def replaced(w, g):
         return w - 0.9 * g
 
-    from daskps.kernels.source import update_source
+    from daskps.kernels.update_source import update_source
 
     text = update_source(replaced, 0, 0, np.dtype("f4"))
     path = tmp_path / f"{kernels.content_name(text)}.py"

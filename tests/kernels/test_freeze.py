@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import kernels
-from daskps.kernels.source import update_source
+from daskps.kernels.update_source import update_source
 from tests.kernels.compiling import llvm
 
 F4 = np.dtype("f4")

@@ -230,7 +230,7 @@ def test_rows_are_compiled_when_asked_for_and_kept_like_the_others(tmp_path):
     assert (compiled, misses(kernel.module)) == (0, warmed + 1)
     (_,) = tmp_path.rglob("*.rows-*.nbc")
     from daskps.kernels.compiled import Module
-    from daskps.kernels.source import update_source
+    from daskps.kernels.update_source import update_source
 
     again = Module(update_source(own, 0, 0, np.dtype("f4")), str(tmp_path))
     again.function("rows")

@@ -1,0 +1,215 @@
+"""The text of the loops of an update rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from daskps.kernels.freeze import freeze
+from daskps.kernels.past import past_source
+from daskps.kernels.rows import (
+    OfRows,
+    row_text,
+    rows_source,
+    weights_text,
+    whole_source,
+)
+from daskps.kernels.source import module_source
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from daskps.kernels.freeze import Frozen
+
+#: What a gradient goes through first: functions `(g, *scalars) -> g`, and how many each
+#: takes.
+Before: TypeAlias = tuple[tuple[Callable[..., Any], int], ...]
+
+_UPDATE = """\
+from daskps.kernels.returns import weight
+
+T, U = np.{dtype}, np.{unsigned}
+READ, WRITE = read(types.{dtype}), write(types.{dtype})
+# Machine code from the disk names the module that it belongs to.
+_names = {{"__name__": __name__, {names}}}
+_cells = tuple(CellType(value) for value in ({cells}))
+update = rebuild("update", _names, _cells,
+{code})
+_update = njit(error_model="numpy", nogil=True)(update)
+"""
+
+#: What is averaged over a row.
+_MEAN = """\
+
+_names = {{"__name__": __name__, {names}}}
+_cells = tuple(CellType(value) for value in ({cells}))
+_mean = rebuild("mean", _names, _cells,
+{code})
+_mean = njit(error_model="numpy", nogil=True)(_mean)
+"""
+
+#: What a gradient goes through before one of these functions gets it.
+_BEFORE = """\
+
+_names = {{"__name__": __name__, {names}}}
+_cells = tuple(CellType(value) for value in ({cells}))
+{name} = rebuild("{name}", _names, _cells,
+{code})
+{name} = njit(error_model="numpy", nogil=True)({name})
+"""
+
+_AFTER = """\
+
+{name}_of_changed = {name}
+
+
+@njit(error_model="numpy", nogil=True)
+def {name}({arguments}):
+    return {name}_of_changed({given})
+"""
+
+#: What is updated is the first slot, of which the weight is a copy.
+_MASTERED = """\
+
+_update_of_master = _update
+
+
+@njit(error_model="numpy", nogil=True)
+def _update({arguments}):
+    {targets} = {call}
+    return s0, {given}
+"""
+
+_LOOP = """
+
+@njit(error_model="numpy", nogil=True, cache=CACHE)
+def {name}({arguments}, c):
+{scalars}    for i in range(w.size):
+        {targets} = {call}
+
+
+SIGNATURES["{name}"] = ({types}, READ)
+"""
+
+
+def update_source(
+    update: Callable[..., Any],
+    n_slots: int,
+    n_scalars: int,
+    dtype: np.dtype[Any],
+    *,
+    of_rows: OfRows | None = None,
+    before: Before = (),
+    master: bool = False,
+) -> str:
+    """Return the module with the loops of an update function.
+
+    Parameters
+    ----------
+    update : function
+        `(w, g, *slots, *scalars) -> (w, *slots)` for one weight.
+    n_slots, n_scalars : int
+        How many of them.
+    dtype : dtype
+        float32 or float64.
+    of_rows : OfRows, optional
+        What it needs whole rows for: it takes a mean after the gradient, and there are
+        loops over rows only.
+    before : sequence of (function, int)
+        As `build` takes it.
+    master : bool, default False
+        The same.
+
+    Returns
+    -------
+    str
+        Python source; the same text for the same code and constants.
+
+    Raises
+    ------
+    TypeError
+        If the function cannot be a kernel.
+    """
+    slots = [f"s{j}" for j in range(n_slots)]
+    scalars = [f"c{j}" for j in range(n_scalars)]
+    scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
+    names = slots[master:], scalars, before
+    text = _functions_text(update, dtype, of_rows, names)
+    if master:
+        text += _mastered(slots, scalars)
+    if of_rows is not None:
+        rows = row_text(of_rows.per_row, scalars)
+        return (
+            text
+            + rows_source(slots, scalars_read, rows)
+            + whole_source(slots, scalars_read, rows)
+        )
+    state = dict.fromkeys(slots, "WRITE")
+    for name, target, arrays in (
+        ("inplace", "w", {"w": "WRITE", "g": "READ"}),
+        ("publish", "out", {"w": "READ", "out": "WRITE", "g": "READ"}),
+    ):
+        arguments = arrays | state
+        text += _LOOP.format(
+            name=name,
+            arguments=", ".join(arguments),
+            scalars=scalars_read,
+            targets=", ".join(f"{a}[i]" for a in (target, *slots)),
+            call=_call(slots, scalars, "[i]"),
+            types=", ".join(arguments.values()),
+        )
+    text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
+    call = _call(slots, scalars, "[r, i]", "[source, i]")
+    return text + rows_source(slots, scalars_read, weights_text(slots, call))
+
+
+def _functions_text(
+    update: Callable[..., Any],
+    dtype: np.dtype[Any],
+    of_rows: OfRows | None,
+    names: tuple[list[str], list[str], Before],
+) -> str:
+    """Return the text of what the loops call, for slots and scalars of these names."""
+    slots, scalars, before = names
+    own = scalars[: len(scalars) - sum(n for _, n in before)]
+    between = slots if of_rows is None else ["mean", *slots]
+    frozen = freeze(update, 2 + len(between) + len(own), dtype)
+    unsigned = f"uint{8 * dtype.itemsize}"
+    about = {"dtype": dtype.name, "unsigned": unsigned, **_fields(frozen)}
+    text = module_source(_UPDATE.format(**about))
+    called = [("_update", between)]
+    if of_rows is not None:
+        called.append(("_mean", []))
+        text += _MEAN.format(**_fields(freeze(of_rows.mean, 2 + len(own), dtype)))
+    if not before:
+        return text
+    changed, at = "g", len(scalars)
+    for j, (function, n) in reversed([*enumerate(before)]):
+        frozen, name, at = freeze(function, 1 + n, dtype), f"before{j}", at - n
+        text += _BEFORE.format(name=name, **_fields(frozen))
+        changed = f"{name}({', '.join([changed, *scalars[at : at + n]])})"
+    for name, more in called:
+        arguments = ", ".join(["w", "g", *more, *scalars])
+        given = ", ".join(["w", changed, *more, *own])
+        text += _AFTER.format(name=name, arguments=arguments, given=given)
+    return text
+
+
+def _mastered(slots: list[str], scalars: list[str]) -> str:
+    """Return the text of an update of the first slot, which is the weight too."""
+    arguments = ", ".join(["w", "g", *slots, *scalars])
+    call = f"_update_of_master({', '.join(['s0', 'g', *slots[1:], *scalars])})"
+    call = call if len(slots) > 1 else f"weight({call})"
+    given = ", ".join(slots)
+    return _MASTERED.format(arguments=arguments, targets=given, call=call, given=given)
+
+
+def _fields(frozen: Frozen) -> dict[str, str]:
+    return {"code": frozen.code, "names": frozen.names, "cells": frozen.cells}
+
+
+def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
+    """Return the update of one weight: where it is, and where its gradient is if not."""
+    read = [f"w{at}", f"g{g_at or at}", *(f"{slot}{at}" for slot in slots)]
+    call = f"_update({', '.join([*read, *scalars])})"
+    return call if slots else f"weight({call})"
