@@ -266,10 +266,10 @@ def launch(
             f"{said}; what its program knew is gone: call {system}.launch again"
         ) from error
     finally:
-        with suppress(Exception):  # what the programs raised says more
-            if clock is not store:
+        if clock is not store:
+            with suppress(Exception):  # what the programs raised says more
                 clock.close()
-            _free(name, client)
+        _free(name, client)
     return found
 
 
@@ -297,7 +297,9 @@ def _taking_part(participant: Participant) -> Iterator[Participant]:
 
 
 def _free(name: str, client: Any) -> None:
-    """Delete the stores that the trainers of a launch have made."""
-    for info in daskps.list_stores(client=client):
-        if info.name.startswith(f"{name}/"):
-            daskps.open(info.name, client=client).delete()
+    """Delete the stores that the trainers of a launch have made, as far as that goes."""
+    with suppress(Exception):
+        for info in daskps.list_stores(client=client):
+            if info.name.startswith(f"{name}/"):
+                with suppress(Exception):  # the others go all the same
+                    daskps.open(info.name, client=client).delete()

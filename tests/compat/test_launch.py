@@ -156,6 +156,28 @@ def test_programs_of_one_process():
         until(lambda: not left())
 
 
+def make_three(participant, part):
+    for _ in range(3):
+        participant.make_store(lambda name: daskps.create({"w": [0.0]}, name=name), "w")
+    return participant.name
+
+
+def test_a_store_that_cannot_be_deleted_keeps_no_other(monkeypatch):
+    opened, failed = daskps.open, []
+
+    def fail(name, **options):
+        if name.endswith("/1"):
+            failed.append(name)
+            raise daskps.ShardLostError(name, 0, "tcp://a", "died")
+        return opened(name, **options)
+
+    with cluster():
+        monkeypatch.setattr(daskps, "open", fail)
+        [name] = launch("some", make_three, [0])
+        assert failed == [f"{name}/1"]
+        until(lambda: [info.name for info in daskps.list_stores()] == failed)
+
+
 def test_outside_of_a_launch():
     with pytest.raises(RuntimeError, match=r"no trainer of daskps\.compat\.some"):
         here("some")
