@@ -94,13 +94,8 @@ class Channel:
             if sent:
                 views[0] = views[0][sent:]
 
-    def receive_head(self, *, idle: bool = False) -> Head:
+    def receive_head(self) -> Head:
         """Return the head of the next frame.
-
-        Parameters
-        ----------
-        idle : bool
-            Whether there may be none for long.
 
         Raises
         ------
@@ -109,13 +104,7 @@ class Channel:
         ProtocolError
             For bytes that are no head.
         """
-        while True:
-            try:
-                self._fill(HEAD_NBYTES)
-                break
-            except TimeoutError:
-                if not idle or self._to > self._from:
-                    raise
+        self._fill(HEAD_NBYTES)
         start = self._from
         self._from += HEAD_NBYTES
         return unpack_head(self._buffer[start : self._from])

@@ -194,19 +194,14 @@ def test_an_end_in_the_middle_of_a_frame(ends):
     there.sendall(pack_head(Head(CALL, 10))[:40])
     there.close()
     with pytest.raises(ConnectionResetError):
-        mine.receive_head(idle=True)
+        mine.receive_head()
 
 
-def test_an_idle_lane_waits_and_one_within_a_frame_does_not(ends):
+def test_who_stops_within_a_frame_is_given_up(ends):
     mine, there = ends
+    there.sendall(pack_head(Head(CALL, 7)) + b"abc")
     mine.begin(0.001, 30.0)
-    found: list[Head] = []
-    thread = threading.Thread(target=lambda: found.append(mine.receive_head(idle=True)))
-    thread.start()
-    there.sendall(pack_head(Head(CALL, 7)))
-    thread.join()
-    assert found[0].nbytes == 7
-    there.sendall(b"abc")
+    assert mine.receive_head().nbytes == 7
     with pytest.raises(TimeoutError):
         mine.receive_bytes(7)
 
@@ -232,7 +227,7 @@ def test_another_thread_wakes_who_waits(ends):
 
     def wait() -> None:
         try:
-            mine.receive_head(idle=True)
+            mine.receive_head()
         except OSError as error:
             found.append(error)
 

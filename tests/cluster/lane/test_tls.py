@@ -170,7 +170,7 @@ def test_an_end_is_an_error_whether_it_was_said_or_not(ends, how, within):
         # The other end hears no goodbye of TLS.
         thread = in_thread(ends.relay.cut if how == "truncate" else ends.here.close)
     with pytest.raises(OSError):  # noqa: PT011 - whose text is OpenSSL's
-        ends.host.receive_bytes(500) if within else ends.host.receive_head(idle=True)
+        ends.host.receive_bytes(500) if within else ends.host.receive_head()
     ends.relay.cut()
     thread.join()
 
@@ -194,7 +194,7 @@ def test_another_thread_wakes_who_waits(ends):
 
     def wait() -> None:
         try:
-            ends.host.receive_head(idle=True)
+            ends.host.receive_head()
         except OSError as error:
             found.append(error)
 
@@ -205,14 +205,10 @@ def test_another_thread_wakes_who_waits(ends):
     ends.host.close()
 
 
-def test_an_idle_lane_waits_and_one_within_a_frame_does_not(ends):
+def test_who_stops_within_a_frame_is_given_up(ends):
+    ends.caller.send([pack_head(Head(CALL, 7)), b"abc"])
+    assert ends.host.receive_head().nbytes == 7
     ends.host.begin(0.001, 30.0)
-    found: list[Head] = []
-    thread = in_thread(lambda: found.append(ends.host.receive_head(idle=True)))
-    ends.caller.send([pack_head(Head(CALL, 7))])
-    thread.join()
-    assert found[0].nbytes == 7
-    ends.caller.send([b"abc"])
     with pytest.raises(TimeoutError):
         ends.host.receive_bytes(7)
 
