@@ -9,12 +9,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from daskps.cluster.wire.messages import pack_call, unpack_answers
+from daskps.cluster.wire.answers import unpack_answers
+from daskps.cluster.wire.messages import pack_call
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.wire.messages import Answer, Call
+    from daskps.cluster.wire.answers import Answer
+    from daskps.cluster.wire.messages import Call
 
 
 @dataclass(slots=True)
