@@ -145,16 +145,13 @@ def _looks(
     for clock in range(1, options.looks + 4):
         named = rng.choice(ids, n)
         others, entries = named ^ 1, start + 2 * rng.integers(0, slots, n)
-        for mine, act in zip(
-            times,
-            (
-                functools.partial(index.look_up, named, out),
-                functools.partial(index.look_up, others, out),
-                functools.partial(loop, index.words, entries, out),
-                functools.partial(_again, index, log, named, clock),
-            ),
-            strict=True,
-        ):
+        acts: list[Callable[[], object]] = [
+            functools.partial(index.look_up, named, out),
+            functools.partial(index.look_up, others, out),
+            functools.partial(loop, index.words, entries, out),
+            functools.partial(_again, index, log, named, clock),
+        ]
+        for mine, act in zip(times, acts, strict=True):
             began = time.thread_time()
             act()
             mine.append(1e9 * (time.thread_time() - began) / n)
