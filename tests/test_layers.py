@@ -198,7 +198,8 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     compiles |= module.name == "kernels.cache" and package == "fcntl"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
-    does_files = module.name in ("kernels.cache", "checkpoint.storage")
+    by_name = ("kernels.cache", "checkpoint.storage", "checkpoint.local_files")
+    does_files = module.name in by_name
     # Of it only the hook for forks.
     does_files |= module.name == "kernels.threads" and package == "os"
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:

@@ -1,4 +1,6 @@
-"""Files of checkpoints, wherever fsspec reaches: the only place that reads and writes them.
+"""Files of checkpoints, wherever fsspec reaches.
+
+Reads and writes all of them; those of this machine are written by `local_files`.
 
 All calls block; they are for threads that may, never for an event loop. An instance is for
 one thread: it has a filesystem of its own, whose listings are not remembered. Options may
@@ -26,18 +28,17 @@ from typing import (
     TypeVar,
 )
 
+from daskps.checkpoint import local_files
 from daskps.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from daskps.checkpoint.digests import Content
     from daskps.typing import Array
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: Of a file that is not whole yet.
-_UNFINISHED = ".unfinished-"
 #: Who asks, with a password that may have "/" and "@" in it, as keys of buckets have.
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
 _LOCAL = "file://"
@@ -149,7 +150,8 @@ def _told(
             except Exception as error:  # noqa: BLE001 - filesystems raise whatever they like
                 said = self._said(error)
             # Out of `except`: what was raised there is no context of this one.
-            raise self._failed(verb, str(args[0]) if args else "", said)
+            path = args[0] if args and isinstance(args[0], str) else ""
+            raise self._failed(verb, path, said)
 
         return call
 
@@ -225,17 +227,18 @@ class Storage:
 
     @_told("write")
     def write(self, path: str, content: Content) -> None:
-        """Write a file whole, or not at all where the filesystem can.
+        """Write a file, which counts for nothing before something written last says so.
 
         Parameters
         ----------
         path : str
             Below the URL, with "/".
         content : bytes-like
-            All of it, contiguous.
+            All of it, contiguous. It is on the disk after that; :meth:`sync_names` sees
+            to the name.
         """
         if self._is_local:
-            _write(Path(self._at(path)), content)
+            local_files.write(Path(self._root), path, content)
             return
         data = content if type(content) is bytes else bytes(content)
         try:
@@ -245,6 +248,12 @@ class Storage:
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(self._at(path), data)
 
+    @_told("write")
+    def sync_names(self, paths: Iterable[str]) -> None:
+        """Have the names of local files on the disk, and those of their folders."""
+        if self._is_local:
+            local_files.sync_names(Path(self._root), paths)
+
     def try_out(self) -> None:
         """Find out whether files can be written here, by one that is removed again.
 
@@ -253,13 +262,17 @@ class Storage:
         CheckpointError
             If not.
         """
-        path = f"{_UNFINISHED}{uuid.uuid4().hex}"
+        path = f"{local_files.UNFINISHED}{uuid.uuid4().hex}"
         self.write(path, b"")
         self.remove(path)
 
+    @_told("write")
     def put_last(self, path: str, content: bytes) -> None:
         """Write the file that makes all others count: by one rename, or one put."""
-        self.write(path, content)
+        if self._is_local:
+            local_files.put(Path(self._root), path, content)
+        else:
+            self.write(path, content)
 
     @_told("remove")
     def remove(self, path: str = "") -> None:
@@ -355,27 +368,3 @@ class Storage:
             # in buckets, whose description lacks the time.
             return None
         return at if isinstance(at, datetime) else None
-
-
-def _write(path: Path, content: Content) -> None:
-    """Write a local file, so that it is there whole even if power fails right after."""
-    folder = path.parent
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{_UNFINISHED}{uuid.uuid4().hex}"
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    # The name is in the folder's own file, and that of a new one in the one above.
-    for of in {folder, *(p.parent for p in made)}:
-        number = os.open(of, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)

@@ -226,6 +226,7 @@ def import_from(file: Path, storage: Storage) -> str:
         files=tuple(files),
         daskps=VERSION,
     )
+    storage.sync_names(f"{folder}/{file.path}" for file in files)
     storage.put_last(f"{folder}/{MANIFEST}", to_bytes(manifest))
     return folder
 

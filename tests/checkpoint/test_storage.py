@@ -100,35 +100,23 @@ def test_what_is_missing_is_named(url):
     assert caught.value.file == "weights/w/c/0"
 
 
-def test_a_local_file_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
     storage = Storage(str(tmp_path))
-    done: list[str] = []
-    replace, fsync = Path.replace, os.fsync
-
-    def renamed(path, to):
-        done.append("rename")
-        return replace(path, to)
-
-    def synced(number):
-        done.append("sync")
-        fsync(number)
-
-    monkeypatch.setattr(Path, "replace", renamed)
-    monkeypatch.setattr(os, "fsync", synced)
-    storage.write("m", b"1" * 100)
-    # The content, then the name, then the folder.
-    assert done == ["sync", "rename", "sync"]
+    storage.put_last("m", b"1" * 100)
 
     def full(number):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        CheckpointError, match=r"cannot write .*/m: OSError: No space left"
+    for call in (
+        lambda: storage.put_last("m", b"2" * 100),
+        lambda: storage.write("m2", b"2" * 100),
     ):
-        storage.write("m", b"2" * 100)
+        with pytest.raises(CheckpointError, match=r"cannot write .*/m.*No space left"):
+            call()
+    with pytest.raises(CheckpointError, match=rf"cannot write {tmp_path}: .*No space"):
+        storage.sync_names(["m"])
     assert storage.read("m") == b"1" * 100
-    assert os.listdir(tmp_path) == ["m"]
 
 
 def test_where_nothing_can_be_written(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.checkpoint import storage
+from daskps.checkpoint import local_files, storage
 from daskps.checkpoint.arrays import stored_arrays
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.rules import StoredRule
@@ -352,11 +352,11 @@ def test_a_url_that_is_not_shared_is_found_out(here, tmp_path, monkeypatch):
 def test_a_save_that_fails_leaves_nothing(here, tmp_path, monkeypatch):
     store = filled(2)
 
-    def full(path: Path, content: Any) -> None:
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "_write", full)
+        patch.setattr(local_files, "write", full)
         with pytest.raises(CheckpointError, match="No space left"):
             save(store, tmp_path)
     assert not [*tmp_path.rglob("*.json")]

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _PLAN, _LIST = "tests/checkpoint/test_plan.py", "tests/checkpoint/test_listing.py"
 _MANIFEST = "tests/checkpoint/test_manifest.py"
+_LOCAL = "tests/checkpoint/test_local_files.py"
 _STORAGE = "tests/checkpoint/test_storage.py"
 _STORE = "tests/store/test_checkpoints.py"
 
@@ -71,10 +72,17 @@ MUTANTS = (
     ),
     Mutant(
         "manifests-without-a-rename",
-        "daskps.checkpoint.storage:_write",
-        "part.replace(path)",
-        "path.write_bytes(bytes(content))",
-        (f"{_STORAGE}::test_a_local_file_is_whole_or_not_there",),
+        "daskps.checkpoint.local_files:put",
+        "os.replace(root / part, at)",
+        "at.write_bytes(bytes(content))",
+        (f"{_LOCAL}::test_a_file_that_counts_is_whole_or_as_it_was",),
+    ),
+    Mutant(
+        "names-that-are-not-on-the-disk",
+        "daskps.cluster.host.saving:_Writing.sync_names",
+        "if self.files:",
+        "if not self.files:",
+        (f"{_STORE}::test_all_is_on_the_disk_before_the_manifest",),
     ),
     Mutant(
         "manifest-before-the-rest",

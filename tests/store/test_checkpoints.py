@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import traceback
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 import daskps
 from daskps import optim
+from daskps.checkpoint import local_files
 from daskps.checkpoint.listing import find
 from daskps.checkpoint.manifest import MANIFEST, sealed
 from daskps.cluster.caller import creation, saving
@@ -27,6 +31,7 @@ from daskps.errors import (
     UnknownParameterError,
 )
 from daskps.store import restoring
+from tests.checkpoint.disk import Disk
 from tests.inprocess import Hub, cluster
 
 #: Hosts write and read files in threads of their own.
@@ -53,6 +58,11 @@ def trained(name=None, **more):
     for i in range(3):
         push(store, i)
     return store
+
+
+def small():
+    """One of few files."""
+    return daskps.create({"w": np.arange(12.0), "n": np.arange(3)}, shards=3)
 
 
 def push(store, i):
@@ -448,8 +458,12 @@ class Faulty(MemoryFileSystem):
         cls.fails_at, cls.n, cls.dies = fails_at, 0, dies
 
     @classmethod
-    def files(cls) -> dict[str, bytes]:
+    def files_there(cls) -> dict[str, bytes]:
         return {path: file.getvalue() for path, file in cls.store.items()}
+
+    @classmethod
+    def clear(cls) -> None:
+        cls.store.clear()
 
     def count(self, what: str) -> None:
         cls = type(self)
@@ -486,7 +500,7 @@ fsspec.register_implementation("fault", Faulty, clobber=True)
 
 @pytest.fixture
 def faulty():
-    Faulty.store.clear()
+    Faulty.clear()
     Faulty.pseudo_dirs[:] = [""]
     Faulty.reset()
     yield Faulty
@@ -496,72 +510,124 @@ def faulty():
 OPTIONS = {"token": SECRET}
 
 
-def test_every_operation_of_a_save_may_fail(faulty):
+class LocalDisk(Disk):
+    """Files of this machine, with what `Faulty` has."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def files_there(self) -> dict[str, bytes]:
+        found = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in found}
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def local_disk(tmp_path, monkeypatch):
+    disk, remove = LocalDisk(tmp_path / "ckpts"), LocalFileSystem.rm
+
+    def counted(fs, path, *args, **more):
+        with disk.lock:
+            disk.step("remove")
+        remove(fs, path, *args, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "rm", counted)
+    monkeypatch.setattr(local_files, "os", disk)
+    return disk
+
+
+@pytest.fixture(params=["fault", "local"])
+def fallible(request):
+    """A filesystem whose operations may fail, the URL, options, whether it renames."""
+    if request.param == "fault":
+        return request.getfixturevalue("faulty"), "fault://ckpts", OPTIONS, False
+    disk = request.getfixturevalue("local_disk")
+    return disk, str(disk.folder), None, True
+
+
+def test_all_is_on_the_disk_before_the_manifest(local_disk):
+    """Of all hosts: the content of files, their names, and those of their folders."""
+    store = trained(shards=3)
+    for n in (1, 2):
+        store.save(local_disk.folder)
+        assert local_disk.at_risk == [set()] * n
+    assert not local_disk.names | local_disk.content
+    assert local_disk.log.count("rename") == 2
+
+
+def test_every_operation_of_a_save_may_fail(fallible):
     """Then there is an error without secrets, the checkpoint before is the newest, and
     the next save is as if nothing had been."""
-    store = trained()
-    url = "fault://ckpts"
-    first = store.save(url, storage_options=OPTIONS)
-    faulty.reset()
-    store.save(url, storage_options=OPTIONS)
-    n_operations = faulty.n
+    files, url, options, is_local = fallible
+    store = small() if is_local else trained()
+    first = store.save(url, storage_options=options)
+    files.reset()
+    store.save(url, storage_options=options)
+    n_operations = files.n
     assert n_operations > 30
     failed = 0
     for at in range(n_operations):
-        known = len(daskps.list_checkpoints(url, storage_options=OPTIONS))
+        known = len(daskps.list_checkpoints(url, storage_options=options))
         assert known == 2 + at - failed
-        faulty.reset(at)
+        files.reset(at)
         told = ""
         try:
-            store.save(url, storage_options=OPTIONS)
+            store.save(url, storage_options=options)
         except CheckpointError as error:
             failed, told = failed + 1, "".join(traceback.format_exception(error))
-        faulty.reset()
+        files.reset()
         assert SECRET not in told
-        assert not told or "RuntimeError" in told
+        assert not told or ("OSError" if is_local else "RuntimeError") in told
     # Whether others' remains can be swept makes no difference.
     assert failed >= n_operations - 6
-    assert values(daskps.restore(url, storage_options=OPTIONS)) == values(store)
-    last = store.save(url, storage_options=OPTIONS)
+    assert values_of(daskps.restore(url, storage_options=options)) == values_of(store)
+    last = store.save(url, storage_options=options)
     assert last.sequence > first.sequence
     assert last.nbytes == first.nbytes
 
 
-def test_a_save_may_be_killed_at_every_operation(faulty):
+def test_a_save_may_be_killed_at_every_operation(fallible):
     """Nothing of its process goes on, and half of the file that it wrote is there."""
-    store = daskps.create({"w": np.arange(12.0), "n": np.arange(3)}, shards=3)
-    url, at, torn = "fault://ckpts", 0, 0
+    files, url, options, is_local = fallible
+    store = small()
+    at, torn = 0, 0
     while True:
-        faulty.store.clear()
-        first = store.save(url, storage_options=OPTIONS)
-        before = faulty.files()
-        faulty.reset(at, dies=True)
+        files.clear()
+        first = store.save(url, storage_options=options)
+        before = files.files_there()
+        files.reset(at, dies=True)
         try:
-            store.save(url, storage_options=OPTIONS)
+            store.save(url, storage_options=options)
             saved = 1
         except CheckpointError:
             saved = 0
-        was_killed = faulty.n > at
-        faulty.reset()
-        after = faulty.files()
+        was_killed = files.n > at
+        files.reset()
+        after = files.files_there()
         assert {path: after[path] for path in before} == before
-        torn += not saved and any(MANIFEST in path for path in after.keys() - before)
-        there = daskps.list_checkpoints(url, storage_options=OPTIONS)
-        assert find(url, OPTIONS).url == there[-1].url
+        has_manifest = any(path.endswith(MANIFEST) for path in after.keys() - before)
+        torn += not saved and has_manifest
+        there = daskps.list_checkpoints(url, storage_options=options)
+        assert find(url, options).url == there[-1].url
         assert there[0] == first
-        assert len(there) == 1 + saved
-        third = store.save(url, storage_options=OPTIONS)
+        # What was renamed is whole, though nobody lives to tell.
+        assert len(there) == 1 + (has_manifest if is_local else saved)
+        again = daskps.restore(there[-1].url, storage_options=options)
+        assert values_of(again) == values_of(store)
+        again.delete()
+        third = store.save(url, storage_options=options)
         assert third.sequence > there[-1].sequence
-        again = daskps.list_checkpoints(url, storage_options=OPTIONS)
+        again = daskps.list_checkpoints(url, storage_options=options)
         assert again == [*there, third]
         if not was_killed:
             break
         at += 1
     assert at > 10
-    assert torn == 1  # in the middle of the manifest, which is then none
-    assert values_of(daskps.restore(first.url, storage_options=OPTIONS)) == values_of(
-        store
-    )
+    # In the middle of the manifest, which is then none; or between its name and the end.
+    assert torn == 1
 
 
 def test_every_operation_of_a_restore_may_fail(faulty):

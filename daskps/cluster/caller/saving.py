@@ -331,6 +331,7 @@ def _seal(
     texts = nodes(manifest.arrays, summary)
     for path, text in texts.items():
         storage.write(path, text)
+    storage.sync_names(texts)
     files = [StoredFile(path, len(text), digest(text)) for path, text in texts.items()]
     manifest = replace(manifest, files=(*sorted(said.files), *files))
     storage.put_last(MANIFEST, to_bytes(manifest))

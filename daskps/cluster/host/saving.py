@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Chunks that a host writes at the same time: of copies, and of shards that are held, of
 #: which each is copied.
-IN_FLIGHT = 4
+IN_FLIGHT = 8
 IN_FLIGHT_HELD = 2
 #: How often to look whether anybody still waits for what a silent host has.
 LOOK_SECONDS = 1.0
@@ -130,6 +130,11 @@ class _Writing:
         self.local.storage.write(chunk.path, data)
         return chunk.path, data.nbytes, digest(data)
 
+    def sync_names(self) -> None:
+        """Have the names of all files that were written on the disk."""
+        if self.files:
+            Storage(self.url, self.options).sync_names(path for path, *_ in self.files)
+
     def _hash_of(self, chunk: StoredChunk, first: Array) -> int:
         shard, span = chunk.parts[0]
         n = span.position - len(self.layout.pieces[shard])
@@ -190,6 +195,8 @@ async def write_checkpoint(
     )
     try:
         await _all_of(work, pool, in_flight)
+        # Before this host says that they are there: the manifest comes after that.
+        await asyncio.get_running_loop().run_in_executor(pool, work.sync_names)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return {

@@ -292,8 +292,8 @@ def untouched(nbytes: int) -> Array:
 def private(nbytes: int) -> Array:
     """Return zeroed private memory whose pages exist, aligned to a page.
 
-    Writing the zeros takes the page faults here instead of in the first update.
+    Writing to each takes the page faults here instead of in the first update.
     """
     memory = untouched(nbytes)
-    memory[:] = 0
+    memory[::PAGE_NBYTES] = 0
     return memory
