@@ -27,6 +27,7 @@ from daskps.errors import (
     StoreNotFoundError,
     StoreRestoredError,
     UnknownParameterError,
+    UnsavedRunError,
 )
 from daskps.layout.text_ids import hash_ids
 from daskps.layout.trees import unflatten
@@ -102,6 +103,7 @@ __all__ = [
     "TrainStats",
     "Trainer",
     "UnknownParameterError",
+    "UnsavedRunError",
     "Version",
     "__version__",
     "codecs",

@@ -23,6 +23,7 @@
     │   ├── SnapshotLostError               nor of a snapshot's part
     │   └── StoreRestoredError              its store goes on from a checkpoint
     ├── CheckpointError                     missing, torn, damaged or too new
+    │   └── UnsavedRunError                 a run whose end could not be saved
     ├── SchedulerLostError(RuntimeError)    and all stores with it
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
@@ -36,6 +37,7 @@ the pickling between Dask processes.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -62,6 +64,7 @@ __all__ = [
     "StoreNotFoundError",
     "StoreRestoredError",
     "UnknownParameterError",
+    "UnsavedRunError",
 ]
 
 
@@ -487,6 +490,33 @@ class CheckpointError(DaskPSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class UnsavedRunError(CheckpointError):
+    """A run of :func:`daskps.train` that has ended, and whose end could not be saved.
+
+    Its `__cause__` is why. The store is as the run has left it, and can be saved elsewhere.
+
+    Parameters
+    ----------
+    message : str
+        Why, what is saved, and what to do.
+    result : TrainResult
+        What `train` would have returned.
+
+    Examples
+    --------
+    >>> issubclass(daskps.UnsavedRunError, daskps.CheckpointError)
+    True
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.args, self.result = (message, result), result
+
+    def __repr__(self) -> str:
+        # Weights and history are not for a line of a log.
+        return f"{type(self).__name__}({self.args[0]!r})"
 
 
 class SchedulerLostError(DaskPSError, RuntimeError):

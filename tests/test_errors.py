@@ -27,8 +27,8 @@ def sample(cls: type[DaskPSError]) -> DaskPSError:
         return cls("what was asked, where, why and what to do")
     parameters = list(inspect.signature(cls).parameters.values())
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
-    values = {"int": 3, "int | None": None, "str": "some text", "str | None": None}
-    values["bool"] = True
+    values: dict[str, object] = {"int": 3, "int | None": None, "bool": True}
+    values |= {"str": "some text", "str | None": None, "Any": (1, "what there is")}
     return cls(*(values[p.annotation] for p in parameters))
 
 

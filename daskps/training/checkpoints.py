@@ -26,7 +26,7 @@ class Checkpoints:
     every : "epoch" or int
         Save after each epoch, or about every so many rounds (under SSP and ASP: clocks of
         the trainer that is furthest). Training goes on meanwhile. A save that is still
-        being written lets the next one skip, which is said once.
+        being written lets the next one skip, which `TrainStats.skipped_saves` counts.
     keep : int
         How many checkpoints of the store are kept, the newest ones.
     storage_options : mapping of str to object, optional

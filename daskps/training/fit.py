@@ -188,7 +188,8 @@ def train(  # noqa: PLR0913 - the public contract
     checkpoint : Checkpoints, optional
         Where to save the store beside the run and at its end, and how often. A
         checkpoint has the history of the epochs that had ended. Where the first one
-        cannot be written the run ends; a later one that cannot be is logged.
+        cannot be written the run ends; a later one that cannot be is logged, and that of
+        the end is an :class:`UnsavedRunError`, which has the result.
     resume : bool
         Go on where the run before has ended, also in the middle of an epoch: that of
         this store, or, where it is at version 0, that of the newest checkpoint there of
@@ -228,7 +229,8 @@ def train(  # noqa: PLR0913 - the public contract
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
     CheckpointError
-        If a checkpoint cannot be written or read, or is of another store.
+        If a checkpoint cannot be written or read, or is of another store. Where it is
+        the end of the run that could not be saved, an :class:`UnsavedRunError`.
     LayoutError
         For more trainers than a shard has room for; or, under BSP, gradients that do
         not fit beside the shards into what Dask lets a worker use before it pauses it.

@@ -17,7 +17,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.combination import find_refusal
 from daskps.consistency import BSP
 from daskps.epochs import Epochs
-from daskps.errors import DaskPSError
+from daskps.errors import DaskPSError, SchedulerLostError, UnsavedRunError
 from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
 from daskps.training.data.parts import parts_of
@@ -78,8 +78,7 @@ class FitJob(Job):
                     if not (self.retries.fail(error) and await self._has_ticked(link)):
                         raise
                     begin = await self._again(link, error)
-            if self.saves is not None and self.run:
-                await self.saves.finish(self.status, await self._place(link))
+            unsaved = await self._save_end(link)
         finally:
             if self.saves is not None:
                 await self.saves.abandon()
@@ -87,7 +86,27 @@ class FitJob(Job):
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.
             parts.clear()
-        return await self._result(link, execution)
+        result = await self._result(link, execution)
+        if unsaved is not None and self.saves is not None:
+            raise UnsavedRunError(
+                f"the run on store {self.store.name!r} has ended, and its end could not be "
+                f"saved: {unsaved}. What train would have returned is `result` of this "
+                f"error; {self.saves.newest}; while this cluster lives, store.save(url) "
+                f"saves the end elsewhere",
+                result,
+            ) from unsaved
+        return result
+
+    async def _save_end(self, link: Link) -> Exception | None:
+        """Save the end of the run, where it is saved at all; return why it could not be."""
+        if self.saves is not None and self.run:
+            try:
+                await self.saves.finish(self.status, await self._place(link))
+            except SchedulerLostError:
+                raise
+            except (DaskPSError, OSError) as error:
+                return error
+        return None
 
     async def _attempt(
         self,
@@ -175,6 +194,8 @@ class FitJob(Job):
         found = await self.store.pull_async()
         counted = dict(self.counted)
         counted["clock"] += self.status.clock
+        if self.saves is not None:
+            counted["skipped_saves"] = self.saves.n_skipped
         stats = self.spent.total(counted, [row for of in rows for row in of])
         await self._notify("on_stop")
         if self.status.clock:

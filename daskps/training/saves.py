@@ -15,6 +15,7 @@ from daskps.checkpoint.storage import Storage, options_of
 from daskps.cluster.caller import filling, saving
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import CheckpointError, ConsistencyError, DaskPSError
+from daskps.layout.arrays import counted
 from daskps.training.progress import Progress
 from daskps.training.result import Epoch
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long a save waits to hear of an epoch that has ended.
 HEAR_SECONDS = 10.0
+#: After how long a save that lets others skip is worth a word: what it skips is lost with
+#: the store until it is written.
+SLOW_SECONDS = 10.0
+#: How long the save of the end waits for one of somebody else's, and how often it looks.
+OTHERS_SECONDS, LOOK_SECONDS = 60.0, 0.5
 
 
 class Saved(NamedTuple):
@@ -58,11 +64,12 @@ class Saves:
         self._target = saving.CheckpointTarget(
             where.url, options_of(where.storage_options)
         )
-        #: How many were written, and where in its epochs the store was at the last one.
-        self.n_saved = 0
+        #: How many were written and left out, and where in its epochs the store was at
+        #: the last one.
+        self.n_saved = self.n_skipped = 0
         self.saved: Epochs | None = None
         self._task: asyncio.Task[None] | None = None
-        self._last_clock = 0
+        self._began, self._last_clock = 0.0, 0
         self._has_said = False
         #: Set when an epoch was heard of.
         self._news = asyncio.Event()
@@ -105,13 +112,18 @@ class Saves:
             return
         self._last_clock = status.clock
         if self._task is None:
+            self._began = time.monotonic()
             self._task = asyncio.ensure_future(self._save(status))
-        elif not self._has_said:
+            return
+        self.n_skipped += 1
+        took = time.monotonic() - self._began
+        if took >= SLOW_SECONDS and not self._has_said:
             self._has_said = True
             logger.warning(
-                "daskps: a checkpoint of store %r is still being written when the next "
-                "one is due, which is left out; save less often",
+                "daskps: a checkpoint of store %r is being written for %.0f s when the "
+                "next one is due, which is left out; save less often, or to what is faster",
                 self._shards.meta.name,
+                took,
             )
 
     def begin_anew(self) -> None:
@@ -119,14 +131,38 @@ class Saves:
         self._last_clock = 0
 
     async def finish(self, status: RunStatus, at: Epochs) -> None:
-        """Wait for the save under way, and save the end of the run."""
+        """Wait for the save under way, and save the end of the run.
+
+        Raises
+        ------
+        DaskPSError, OSError
+            Why the end is not saved.
+        """
         if self._task is not None:
             await asyncio.wait({self._task})
-        self._look()
-        if self.saved is None or self.saved.place != at.place:
+            # The one of the end says what is to be said.
+            self._look(is_last=True)
+        until = time.monotonic() + OTHERS_SECONDS
+        while self.saved is None or self.saved.place != at.place:
             self._task = asyncio.ensure_future(self._save(status))
             await asyncio.wait({self._task})
-            self._look()
+            task, self._task = self._task, None
+            try:
+                task.result()
+                return
+            except ConsistencyError:
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def newest(self) -> str:
+        """What the newest checkpoint of the run is, in words."""
+        if self.saved is None:
+            return "there is no checkpoint of this run"
+        ended, within = self.saved.place
+        more = f" and {counted(within, 'round')}" if within else ""
+        return f"the newest checkpoint has {counted(ended, 'epoch')}{more}"
 
     async def abandon(self) -> None:
         """Give up a save that is being written: nothing of it counts."""
@@ -134,8 +170,8 @@ class Saves:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _look(self) -> None:
-        """Take in a save that has ended."""
+    def _look(self, *, is_last: bool = False) -> None:
+        """Take in a save that has ended; the first one that fails ends the run."""
         if self._task is None or not self._task.done():
             return
         task, self._task = self._task, None
@@ -144,7 +180,7 @@ class Saves:
             return
         if isinstance(error, ConsistencyError):
             logger.warning("daskps: a checkpoint is left out: %s", error)
-        elif self.n_saved and isinstance(error, (DaskPSError, OSError)):
+        elif (self.n_saved or is_last) and isinstance(error, (DaskPSError, OSError)):
             logger.warning("daskps: a checkpoint could not be written: %s", error)
         else:
             raise error

@@ -105,6 +105,8 @@ class TrainStats:
         Blocks of dask arrays, futures and delayed parts that lay on another worker than
         the trainer they were for when it was started, and parts that went to a gradient
         task elsewhere.
+    skipped_saves : int
+        Checkpoints that were left out, as the one before was still being written.
     clock : int
         Rounds that there were; under SSP and ASP the last clock.
 
@@ -129,6 +131,7 @@ class TrainStats:
     retried_rounds: int = 0
     retried_runs: int = 0
     moved_parts: int = 0
+    skipped_saves: int = 0
     clock: int = 0
 
     def sum(self, name: str) -> Any:
@@ -154,7 +157,7 @@ class TrainStats:
 
 
 _TIMES = ("compute", "delivery", "waiting")
-_TROUBLE = ("lost_trainers", "retried_rounds", "retried_runs")
+_TROUBLE = ("lost_trainers", "retried_rounds", "retried_runs", "skipped_saves")
 
 
 def lines_of(stats: TrainStats) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,19 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import CheckpointError, Checkpoints, TableSpec, optim
+from daskps import (
+    CheckpointError,
+    Checkpoints,
+    ConsistencyError,
+    TableSpec,
+    UnsavedRunError,
+    optim,
+)
 from daskps.cluster.caller import filling, saving
 from daskps.cluster.caller.cuts import drop_cut
 from daskps.training import saves
 from daskps.training.saves import history_of
-from tests.support import INSIDE, until
+from tests.support import INSIDE, PATIENCE, until
 from tests.training.test_epochs import HOW, X, Y, bits, drawn, gradient, told
 
 ROWS: dict[str, Any] = {"rows": {"emb": drawn}}
@@ -297,30 +307,117 @@ def test_a_url_that_cannot_be_written_is_heard_of(way, tmp_path):
         train(store, 50, checkpoint=Checkpoints(tmp_path / "file" / "below"))
 
 
-@pytest.mark.parametrize("way", ["inside"], indirect=True)
-def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch):
-    said: list[str] = []
-    write, calls = saving.write, itertools.count()
+def full_at(monkeypatch, *wrong):
+    """Have those saves of a run fail that have these numbers."""
+    write, tried = saving.write, list[int]()
 
     async def full(*args, **kwargs):
-        if next(calls):
+        tried.append(len(tried))
+        if tried[-1] in wrong:
             await drop_cut(args[0], args[1].name)
             raise CheckpointError("no space is left")
         return await write(*args, **kwargs)
 
+    monkeypatch.setattr(saving, "write", full)
+    return tried
+
+
+@pytest.fixture
+def said(monkeypatch):
+    found: list[str] = []
+    monkeypatch.setattr(
+        saves.logger, "warning", lambda text, *of: found.append(text % of)
+    )
+    return found
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_a_later_save_that_fails_is_logged(way, tmp_path, monkeypatch, said):
+    """And the end is saved."""
+    tried = full_at(monkeypatch, 1)
+
+    def stop(history):
+        return len(tried) > 1
+
+    with new_store() as store:
+        result = train(store, 5000, checkpoint=Checkpoints(tmp_path), stop=stop)
+    assert len(tried) == 3
+    [*_, last] = manifests(tmp_path)
+    assert json.loads(last.read_text())["epochs"] == [0, 7, 7 * len(result.history)]
+    assert said == ["daskps: a checkpoint could not be written: no space is left"]
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_an_end_that_is_not_saved_is_told(way, tmp_path, monkeypatch, said):
+    """With the result, and the store as the run has left it."""
+    full_at(monkeypatch, *range(1, 9))
+
     def stop(history):
         until(lambda: manifests(tmp_path))
 
-    monkeypatch.setattr(saving, "write", full)
-    monkeypatch.setattr(
-        saves.logger, "warning", lambda text, *of: said.append(text % of)
-    )
+    with new_store() as store, new_store() as whole:
+        expected = train(whole, 3, **ROWS)
+        with pytest.raises(UnsavedRunError, match="no space is left") as caught:
+            train(store, 3, checkpoint=Checkpoints(tmp_path), stop=stop, **ROWS)
+        error = caught.value
+        assert "the newest checkpoint has 1 epoch;" in str(error)
+        assert isinstance(error.__cause__, CheckpointError)
+        assert told(error.result.history) == told(expected.history)
+        assert error.result.version == store.version == whole.version
+        assert bits(store) == bits(whole)
+        monkeypatch.undo()
+        info = store.save(tmp_path / "elsewhere")
+        assert info.version == store.version
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.result.version) == (str(error), error.result.version)
+    assert "\n" not in repr(error)
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_the_end_waits_for_a_save_of_somebody_else(way, tmp_path, monkeypatch):
+    take, calls = saving.take, itertools.count()
+
+    async def taken(*args):
+        if next(calls) < 2:
+            raise ConsistencyError("another save of it is still being written")
+        return await take(*args)
+
+    monkeypatch.setattr(saving, "take", taken)
+    monkeypatch.setattr(saves, "LOOK_SECONDS", 0.01)
+    how = {"checkpoint": Checkpoints(tmp_path, every=1000)}
     with new_store() as store:
-        result = train(store, 3, checkpoint=Checkpoints(tmp_path), stop=stop)
-    assert len(result.history) == 3
-    assert next(calls) >= 2
-    assert len(manifests(tmp_path)) == 1
-    assert said[-1] == "daskps: a checkpoint could not be written: no space is left"
+        train(store, 1, **how)
+        assert len(manifests(tmp_path)) == 1
+        calls = itertools.count(-1000)
+        monkeypatch.setattr(saves, "OTHERS_SECONDS", 0.05)
+        with pytest.raises(UnsavedRunError, match="another save of it"):
+            train(store, 1, **how)
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_what_a_save_lets_out_is_counted(way, tmp_path, monkeypatch, said):
+    """It is said where it is of a save that takes long."""
+    write, ended = saving.write, threading.Event()
+
+    async def slow(*args, **kwargs):
+        await asyncio.to_thread(ended.wait, PATIENCE)
+        return await write(*args, **kwargs)
+
+    monkeypatch.setattr(saving, "write", slow)
+    for seconds in (1000.0, 0.0):
+        ended.clear()
+        monkeypatch.setattr(saves, "SLOW_SECONDS", seconds)
+
+        def stop(history):
+            if len(history) == 4:
+                ended.set()
+
+        with new_store() as store:
+            result = train(store, 4, checkpoint=Checkpoints(tmp_path), stop=stop)
+        assert result.stats.skipped_saves == 3
+        assert "skipped_saves 3" in repr(result)
+        assert len(said) == (seconds == 0.0)
+    assert "is left out; save less often" in said[0]
 
 
 def test_what_checkpoints_takes(tmp_path):
