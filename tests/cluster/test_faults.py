@@ -216,6 +216,13 @@ def test_resumable_run_begins_at_its_clock():
         killer.join()
         assert clocks == [1500, 1500, 1500]
         np.testing.assert_array_equal(s["w"].pull(), -1500.0)
+        # The error of the trainer that was lost keeps no future of the run.
+        s.close()
+        until(lambda: not client.run_on_scheduler(keys_of_tasks))
+
+
+def keys_of_tasks(dask_scheduler):
+    return list(dask_scheduler.tasks)
 
 
 def reduce_to(trainer, part):

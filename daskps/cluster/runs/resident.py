@@ -135,6 +135,9 @@ class Trainers:
                         f"clock {losses.clock}; see in the workers' logs what ends "
                         f"them (often memory), then start the run again"
                     ) from None
+                # Dask keeps the error as long as the future, and with it what waited.
+                error.__traceback__ = None
+                upstream.release(self.futures[rank])
                 await self._restart(rank, attempt)
 
     async def _clock(self, rank: int) -> int:
