@@ -74,6 +74,26 @@ def loads(pickled: bytes) -> Any:
             raise ProtocolError(f"{len(pickled)} bytes that are no pickle") from error
 
 
+def check_travels(value: Any, what: str) -> None:
+    """Refuse what Dask could not send from here to another process.
+
+    Its own error comes where it is received: a text of nested tracebacks.
+
+    Raises
+    ------
+    TypeError
+        Naming what cannot, and why.
+    """
+    try:
+        serialize(value, on_error="raise")
+    except Exception as error:  # noqa: BLE001 - a user's, whatever pickling it raises
+        why = error.__cause__ or error
+        raise TypeError(
+            f"{what} is a {type(value).__name__} that cannot be pickled ({why}); return "
+            f"arrays, numbers and other plain values"
+        ) from None
+
+
 def frame(array: Any) -> Any:
     """Wrap an array so that it travels as a frame of its own, without a copy.
 

@@ -10,7 +10,7 @@ from daskps.cluster.caller.link import Link, task_link
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.runs.telling import telling
-from daskps.cluster.upstream import loads, secede
+from daskps.cluster.upstream import check_travels, loads, secede
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.packing import sendable
 from daskps.cluster.wire.wellformed import MOST_SECONDS
@@ -53,6 +53,8 @@ def run_trainer(
         # What it takes from the part may be the user's code too.
         with telling(session, watched=place["watched"]), user_code("the trainer"):
             result = loads(body)(session, part)
+            if not link.node.address.startswith("inproc://"):
+                check_travels(result, f"what trainer {place['rank']} returned")
         session.finish()
     except RunCancelledError:
         raise
