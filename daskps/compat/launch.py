@@ -16,7 +16,7 @@ from daskps.cluster.caller.link import current_link
 from daskps.errors import DaskPSError, RunCancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.store.store import ParameterStore
     from daskps.training.trainer import Trainer
@@ -61,17 +61,69 @@ class Participant:
         """Number of trainers."""
         return self.trainer.size
 
-    def meet(self, what: str = "a barrier") -> None:
-        """Wait until all that have not ended have come as far, call by call.
+    def join(self, what: str) -> Array:
+        """Wait until all that have not ended have come here too; return who has.
+
+        Parameters
+        ----------
+        what : str
+            What for, the same in all trainers.
+
+        Returns
+        -------
+        ndarray of bool, shape (size,)
+            Which trainers have.
 
         Raises
         ------
         ValueError
-            In all trainers, where another one meets them for something else: it would
+            In all trainers, where another one is there for something else: it would
             wait for them in there, and they for it in here.
         """
+        return self.gather({what: _NOTHING})[1]
+
+    def gather(self, arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Return the sums of what all that have not ended bring, and who they are.
+
+        Parameters
+        ----------
+        arrays : mapping
+            Named by what the trainers are doing.
+
+        Returns
+        -------
+        sums : dict of str to ndarray
+            Along the tree of the ranks.
+        there : ndarray of bool, shape (size,)
+            Which trainers have brought something.
+
+        Raises
+        ------
+        ValueError
+            In all trainers, where they do not bring the same.
+        """
+        mine = np.zeros(self.size, "u1")
+        mine[self.rank] = 1
+        try:
+            found = self.trainer.allreduce({**arrays, _THERE: mine}, "sum")
+        except ValueError as error:
+            said, is_theirs, _ = str(error).partition("; all trainers must")
+            if not is_theirs:
+                raise
+            raise ValueError(
+                f"{said}; what {self.system}.launch runs makes the same calls in all of "
+                f"its trainers, in the same order"
+            ) from error
+        there: Array = found.pop(_THERE) > 0
+        return found, there
+
+    def meet(self, what: str = "a barrier") -> Array:
+        """Wait until all that have not ended have come as far, call by call.
+
+        As :meth:`join`, and a tick.
+        """
         self.trainer.tick()
-        self.trainer.allreduce({what: _NOTHING}, "max")
+        return self.join(what)
 
     def make_store(
         self, make: Callable[[str], ParameterStore], what: str
@@ -94,6 +146,8 @@ class Participant:
         ------
         ValueError
             In all trainers, where they do not ask for the same.
+        RuntimeError
+            In all trainers, where rank 0 has ended.
         Exception
             In all trainers, what rank 0 has met.
         """
@@ -107,7 +161,7 @@ class Participant:
             except Exception as failed:  # noqa: BLE001 - raised again below
                 error = failed
         try:
-            told = self.trainer.allreduce({what: pack_error(error)}, "max")
+            told, there = self.gather({what: pack_error(error)})
         except Exception:
             # The launch may be over already, and have freed what there was by then.
             if store is not None:
@@ -117,13 +171,19 @@ class Participant:
         if error is not None:
             raise error
         raise_packed(told[what], what)
+        if not there[0]:
+            raise RuntimeError(
+                f"trainer 0 has ended, and it is the one that makes {what}; have it go on "
+                f"until all trainers have what they need"
+            )
         if store is None:
             store = daskps.open(name, wait=OPEN_SECONDS)
         return store
 
 
-#: What is brought along where all that counts is who comes.
+#: What is brought along where all that counts is who comes, and what says who does.
 _NOTHING = np.zeros(1, "u1")
+_THERE = "trainers"
 
 
 def pack_error(error: Exception | None) -> Array:
@@ -238,11 +298,7 @@ def launch(
     Exception
         What a program raised, with its rank in a note.
     """
-    if current_link(client).asynchronous:
-        raise TypeError(
-            f"{system}.launch waits for its trainers: give it a client that is not "
-            f"asynchronous"
-        )
+    refuse_asynchronous(f"{system}.launch waits for its trainers", client)
     name = f"{system}-{uuid.uuid4().hex}"
     clock = store
     if clock is None:
@@ -271,6 +327,18 @@ def launch(
                 clock.close()
         _free(name, client)
     return found
+
+
+def refuse_asynchronous(what: str, client: Any = None) -> None:
+    """Refuse a client whose calls return awaitables.
+
+    Raises
+    ------
+    TypeError
+        With what waits for what.
+    """
+    if current_link(client).asynchronous:
+        raise TypeError(f"{what}: give it a client that is not asynchronous")
 
 
 def _run(

@@ -100,7 +100,8 @@ def bytes_of(compress):
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(("compress", "width"), [("fp16", 2), ("none", 4)])
 def test_what_travels_has_16_bits_or_32(compress, width):
-    assert launch(bytes_of, [compress] * 2) == [(100 * width, 2 * 100 * width)] * 2
+    """Of 100 numbers by two partitions, and a stamp at the end of each of four blocks."""
+    assert launch(bytes_of, [compress] * 2) == [(100 * width, (200 + 4) * width)] * 2
 
 
 @pytest.mark.usefixtures("inside")
@@ -171,6 +172,67 @@ def test_init_again_begins_anew_and_two_parameters_are_two():
         return seen, one.gradient_partition[0], two.gradient_partition[0]
 
     assert launch(main, [1.0, 2.0]) == [([2, 5], 0, 3)] * 2
+
+
+def sum_of_all(parameter, steps, *, puts_last, gradient):
+    """Return the sums that were seen; one partition ends earlier than the others."""
+    parameter.init(np.zeros(3, "f4"))
+    found = []
+    for step in range(5):
+        if step == steps and not puts_last:
+            break
+        parameter.put_gradients(np.full(3, gradient, "f4"))
+        if step == steps:
+            break
+        parameter.aggregate_gradient_partition(1)
+        found += parameter.gradient_partition.tolist()
+    return found
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("compress", ["fp16", "none"])
+@pytest.mark.parametrize(
+    ("puts_last", "expected"), [(False, [7, 7, 5, 5, 5]), (True, [7, 7, 7, 5, 5])]
+)
+def test_a_partition_that_has_ended_counts_no_longer(compress, puts_last, expected):
+    """Gradients 1, 2 and 4; the second partition ends after two sums, or one more put."""
+    parameter = AllReduceParameter(0, 3, 3, compress=compress)
+
+    def main(gradient):
+        steps = 2 if gradient == 2.0 else 5
+        how = {"puts_last": puts_last, "gradient": gradient}
+        return sum_of_all(parameter, steps, **how)
+
+    assert launch(main, [1.0, 2.0, 4.0]) == [expected, [7, 7], expected]
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (("init", "put_gradients"), "'init of a vector of 3, none'"),
+        (
+            ("aggregate_gradient_partition", "put_gradients"),
+            "'aggregate_gradient_partition of parameter 0'",
+        ),
+    ],
+)
+def test_partitions_that_make_other_calls_hear_of_it(calls, said):
+    """One of them would wait for the other for ever, or take old gradients for new."""
+    one, other = (AllReduceParameter(i, 2, 3, compress="none") for i in range(2))
+    given = {"aggregate_gradient_partition": 1}
+
+    def main(part):
+        rank, *_ = one.init(np.zeros(3, "f4"))
+        call = calls[rank]
+        what = other if call == "init" else one
+        getattr(what, call)(given.get(call, np.ones(3, "f4")))
+        one.put_gradients(np.ones(3, "f4"))
+
+    with pytest.raises(ValueError, match=r"bigdl\.launch runs makes the same") as error:
+        launch(main, [0, 0], timeout=60)
+    assert said in str(error.value)
+    assert "'put_gradients of parameter 0'" in str(error.value)
 
 
 class Faults:

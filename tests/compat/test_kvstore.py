@@ -218,9 +218,9 @@ def test_m9_m10_two_bits(rng):
 def bytes_sent(n):
     kv = create("dist_sync")
     kv.init("w", np.zeros(n, "f4"))
-    whole = sum(a.nbytes for a in kv._sent("=w", np.ones(n, "f4")).values())
+    whole = kv._sent("=w", np.ones(n, "f4")).nbytes
     kv.set_gradient_compression({"type": "2bit"})
-    return whole, sum(a.nbytes for a in kv._sent("=w", np.ones(n, "f4")).values())
+    return whole, kv._sent("=w", np.ones(n, "f4")).nbytes
 
 
 @pytest.mark.usefixtures("inside")
@@ -385,9 +385,7 @@ def other_keys():
 
 @pytest.mark.usefixtures("inside")
 def test_workers_push_the_same_keys():
-    with pytest.raises(
-        ValueError, match="all trainers must call it with the same names"
-    ):
+    with pytest.raises(ValueError, match=r"a push of key .*, and not .*a push of key"):
         launch(other_keys, 2)
 
 

@@ -10,6 +10,7 @@ import pytest
 from distributed import Client
 
 import daskps
+from daskps.compat import mxnet, systemml
 from daskps.compat.behind import behind
 from daskps.compat.launch import (
     here,
@@ -113,6 +114,16 @@ def break_down(participant, part):
     participant.meet()
 
 
+def end_first(participant, part):
+    """Rank 0 ends, and rank 1 wants a store of it."""
+    if participant.rank:
+        participant.make_store(lambda name: None, "a table")
+
+
+def return_none_of_ours(participant, part):
+    return threading.Lock() if participant.rank else part
+
+
 def left(client=None):
     """Return the stores of launches that are still there."""
     names = [info.name or "" for info in daskps.list_stores(client=client)]
@@ -132,11 +143,22 @@ def check(client=None):
     assert launch("some", leave, [1, 4, 2], client=client) == [1, 4, 2]
     with pytest.raises(ArithmeticError, match="rank one"):
         launch("some", break_down, [0, 0], client=client)
+    with pytest.raises(
+        RuntimeError, match="trainer 0 has ended, and it is the one that"
+    ):
+        launch("some", end_first, [0, 0], client=client)
     until(lambda: not left(client))
 
 
 def test_programs_on_two_processes(client):
     check(client)
+    with pytest.raises(TypeError) as error:
+        launch("some", return_none_of_ours, [0, 0], client=client)
+    assert str(error.value) == (
+        "what trainer 1 returned is a lock that cannot be pickled (cannot pickle "
+        "'_thread.lock' object); return arrays, numbers and other plain values"
+    )
+    assert error.value.__notes__ == ["raised in trainer 1 of 2 at clock 0"]
 
 
 def test_programs_of_one_process():
@@ -234,6 +256,26 @@ def test_an_asynchronous_client_is_refused(client):
                 launch("some", where, [0], client=other)
             with pytest.raises(TypeError, match=r"some\.launch waits for its trainers"):
                 launch("some", where, [0])
+            with pytest.raises(TypeError, match="a kvstore waits for its store"):
+                mxnet.kvstore.create("local", client=other)
+            with pytest.raises(TypeError, match="executors waits for its workers"):
+                mxnet.DataParallelExecutorGroup(
+                    symbol=None,
+                    contexts=list(client.scheduler_info()["workers"]),
+                    data_shapes=[("x", (4,))],
+                    param_names=["w"],
+                    client=other,
+                )
+            with pytest.raises(TypeError, match="paramserv waits for its workers"):
+                systemml.paramserv(
+                    model=[np.zeros(1)],
+                    features=np.zeros(4),
+                    labels=np.zeros(4),
+                    upd=lambda model, hyperparams, features, labels: model,
+                    agg=lambda model, hyperparams, gradients: model,
+                    epochs=1,
+                    k=2,
+                )
 
     asyncio.run(call())
 

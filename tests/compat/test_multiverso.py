@@ -420,7 +420,9 @@ def test_wrong_calls(call, error, said):
     [
         ({"n_workers": 0}, ValueError, "n_workers must be at least 1"),
         ({"main": 3}, TypeError, r"main is a function main\(\)"),
-        ({"updater": "dcasgd"}, ValueError, "'default', 'sgd', 'momentum', 'adagrad'"),
+        ({"updater": "adam"}, ValueError, "'default', 'sgd', 'momentum', 'adagrad'"),
+        ({"updater": "dcasgd"}, ValueError, r"optim\.DCASGD does the same for pushes"),
+        ({"updater": "dcasgda"}, ValueError, "does not say whose it is"),
         ({"updater": 3}, TypeError, "updater is one of"),
         ({"sync": "yes"}, TypeError, "sync is True or False"),
     ],
@@ -439,6 +441,17 @@ def make_huge():
 def test_a_table_that_is_too_large():
     with pytest.raises(daskps.LayoutError):
         mv.launch(make_huge, 3)
+
+
+def add_huge():
+    mv.init()
+    mv.ArrayTableHandler(1).add([1e300], sync=True)
+
+
+@pytest.mark.usefixtures("inside")
+def test_what_is_too_large_for_float32_is_refused_without_a_warning():
+    with pytest.raises(daskps.PushRejectedError, match="has NaN or Inf"):
+        mv.launch(add_huge, 1)
 
 
 @pytest.mark.usefixtures("inside")

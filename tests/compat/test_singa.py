@@ -324,6 +324,23 @@ def test_groups_add_to_a_store_of_all(freq, warmup):
 
 
 @pytest.mark.usefixtures("inside")
+def test_a_warm_up_that_is_not_reached_ends_with_its_group():
+    """Two updates of three: the other group begins where these have ended."""
+    layer = singa.Layer("fc", "linear", params={"w": np.zeros(1)})
+    groups = [singa.WorkerGroup([layer], 1, batch=1, warmup_steps=3) for _ in range(2)]
+    launch = partial(singa.launch, updater=optim.SGD(0.5), timeout=60)
+    [[first], [second]] = launch(partial(constant, 1, 2), groups)
+    assert (first, second) == ([-0.5, -1.0], [-1.5, -2.0])
+
+    def put_nothing(group):
+        return None
+
+    with pytest.raises(ValueError, match=r"worker 0 owns \['w'\] and has not put them"):
+        launch(put_nothing, groups)
+    assert not daskps.list_stores()
+
+
+@pytest.mark.usefixtures("inside")
 def test_where_one_group_fails_all_end():
     layer = singa.Layer("fc", "linear", params={"w": np.zeros(1)})
     groups = [

@@ -61,6 +61,8 @@ class Offered(NamedTuple):
         if self.op != other.op:
             return f"op={self.op!r}, and not {other.op!r}"
         for mine, its in zip(self.arrays, other.arrays, strict=False):
+            if mine[0] and its[0] and mine[0] != its[0]:
+                return f"{mine[0][:60]!r}, and not {its[0][:60]!r}"
             if mine != its:
                 return f"{_described(mine)}, and not {_described(its)}"
         if len(self.arrays) != len(other.arrays):

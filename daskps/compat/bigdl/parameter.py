@@ -6,6 +6,7 @@ import itertools
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.compat.behind import Behind
+    from daskps.compat.launch import Participant
     from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
@@ -31,10 +33,19 @@ class _Slice:
     """What a trainer has of one parameter."""
 
     store: ParameterStore
+    #: Number of the parameter among those of its launch.
+    number: int
     start: int
     length: int
     weights: Array
     gradients: Array
+    #: How often gradients were put, which is said with them.
+    puts: int = 0
+
+    @property
+    def stamp(self) -> int:
+        """What blocks of the last gradients end with; others are not counted."""
+        return 1 + self.puts % 60_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,8 @@ class AllReduceParameter:
     It is light and travels into tasks, as often as one likes; what a partition has of it
     stays in its trainer. All partitions call its methods in the same order, `get_weights`
     left aside; each call waits until all have made the one before, which is what the
-    border of a Spark job was. A partition that has ended is not waited for.
+    border of a Spark job was. A partition that has ended is not waited for: its gradients
+    no longer count, and its slice of the weights stays as it is.
 
     Parameters
     ----------
@@ -157,14 +169,19 @@ class AllReduceParameter:
             )
         mine: _Slice | None = here.kept.get(self._key)
         if mine is None:
-            what = f"a vector of {self.size}, {self.compress.lower()}"
+            what = f"init of a vector of {self.size}, {self.compress.lower()}"
+            _settle(here)
             store = here.make_store(self._create, what)
             start, length = self._slice(here.rank)
+            number = sum(isinstance(kept, _Slice) for kept in here.kept.values())
             nothing = np.zeros(0, given.dtype)
-            mine = here.kept[self._key] = _Slice(store, start, length, nothing, nothing)
+            mine = here.kept[self._key] = _Slice(
+                store, number, start, length, nothing, nothing
+            )
         mine.weights = given[mine.start : mine.start + mine.length].copy()
         mine.gradients = np.zeros_like(mine.weights)
-        self._publish(mine)
+        mine.puts += 1
+        self._publish(mine, "init")
         return here.rank, self.param_offset + mine.start, mine.length
 
     def get_weights(self, local_parameter: Array) -> FutureResult:
@@ -191,11 +208,10 @@ class AllReduceParameter:
         check_vector(out, "local_parameter", self.size, compressed=self._compressed)
         if not out.flags.writeable:
             raise ValueError("local_parameter is read-only; give an array to write to")
-        here, mine = base.here(SYSTEM), self._mine()
-        gets: Behind = here.kept["gets"]
+        mine = self._mine()
+        gets: Behind = base.here(SYSTEM).kept["gets"]
 
-        def get() -> Array:
-            here.trainer.barrier()
+        def get() -> Array:  # behind the wait for all that have made the call before
             out[:] = decode(
                 mine.store["wire"].pull(timeout=None), compressed=self._compressed
             )
@@ -225,13 +241,15 @@ class AllReduceParameter:
         )
         mine, sender = self._mine(), base.here(SYSTEM).rank
         wire = encode(given, compressed=self._compressed)
-        with self._phase():
+        with self._phase(mine, "put_gradients"):
+            mine.puts += 1
             for receiver in range(self.partition_num):
                 start, length = self._slice(receiver)
                 if length:
-                    first = self.partition_num * start + sender * length
-                    block = mine.store["gradients"].region(first, first + length)
-                    block.assign(wire[start : start + length], timeout=None)
+                    first = self._first(receiver) + sender * (length + 1)
+                    block = mine.store["gradients"].region(first, first + length + 1)
+                    words = np.append(wire[start : start + length], mine.stamp)
+                    block.assign(words.astype(wire.dtype), timeout=None)
 
     def aggregate_gradient_partition(self, avg_numbers: float) -> None:
         """Sum the gradients of the own slice, and divide them by a number.
@@ -254,13 +272,16 @@ class AllReduceParameter:
         share = number(avg_numbers, "avg_numbers")
         if share <= 0:
             raise ValueError(f"avg_numbers must be above 0, found {avg_numbers!r}")
-        mine, n = self._mine(), self.partition_num
-        with self._phase():
+        mine, n, here = self._mine(), self.partition_num, base.here(SYSTEM)
+        with self._phase(mine, "aggregate_gradient_partition"):
             if mine.length:
-                first = n * mine.start
-                blocks = mine.store["gradients"].region(first, first + n * mine.length)
-                found = decode(blocks.pull(timeout=None), compressed=self._compressed)
-                total = found.reshape(n, mine.length).sum(0, dtype=mine.weights.dtype)
+                first, each = self._first(here.rank), mine.length + 1
+                blocks = mine.store["gradients"].region(first, first + n * each)
+                found = blocks.pull(timeout=None).reshape(n, each)
+                put = found[found[:, -1] == mine.stamp, :-1].reshape(-1)
+                grads = decode(put, compressed=self._compressed)
+                rows = grads.reshape(-1, mine.length)
+                total = rows.sum(0, dtype=mine.weights.dtype)
                 mine.gradients[:] = total / total.dtype.type(share)
 
     def send_weight_partition(self) -> None:
@@ -273,7 +294,7 @@ class AllReduceParameter:
         RuntimeError
             Before :meth:`init`.
         """
-        self._publish(self._mine())
+        self._publish(self._mine(), "send_weight_partition")
 
     @property
     def weight_partition(self) -> Array:
@@ -296,12 +317,17 @@ class AllReduceParameter:
         each, more = divmod(self.size, self.partition_num)
         return partition * each + min(partition, more), each + (partition < more)
 
+    def _first(self, receiver: int) -> int:
+        """Return where the blocks begin that an owner is sent, each with its stamp."""
+        return self.partition_num * (self._slice(receiver)[0] + receiver)
+
     def _create(self, name: str) -> ParameterStore:
         """Make the store: what travels, and for each owner what is sent to it."""
         wire = "uint16" if self._compressed else "float32"
+        blocks = self._first(self.partition_num)
         params = {
             "wire": daskps.ArraySpec((self.size,), wire, 0),
-            "gradients": daskps.ArraySpec((self.partition_num * self.size,), wire, 0),
+            "gradients": daskps.ArraySpec((blocks,), wire, 0),
         }
         store: ParameterStore = daskps.create(
             params, name=name, shards=self.partition_num
@@ -317,19 +343,30 @@ class AllReduceParameter:
             )
         return mine
 
-    def _publish(self, mine: _Slice) -> None:
+    def _publish(self, mine: _Slice, what: str) -> None:
         wire = encode(mine.weights, compressed=self._compressed)
-        with self._phase():
+        with self._phase(mine, what):
             if mine.length:
                 part = mine.store["wire"].region(mine.start, mine.start + mine.length)
                 part.assign(wire, timeout=None)
 
     @contextmanager
-    def _phase(self) -> Iterator[None]:
-        """Act once all have made the call before, and say that this one is made."""
+    def _phase(self, mine: _Slice, what: str) -> Iterator[None]:
+        """Act once all have made the call before; begin to wait for them in this one."""
         here = base.here(SYSTEM)
-        gets: Behind = here.kept["gets"]
-        gets.settle()
-        here.trainer.barrier()
+        gets = _settle(here)
         yield
-        here.trainer.tick()
+        gets.do(partial(here.join, f"{what} of parameter {mine.number}"))
+
+
+def _settle(here: Participant) -> Behind:
+    """Wait until all partitions have made the same call as this one, its last one.
+
+    Raises
+    ------
+    ValueError
+        In all partitions, where one has made another.
+    """
+    gets: Behind = here.kept["gets"]
+    gets.settle()
+    return gets

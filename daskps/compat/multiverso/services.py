@@ -323,5 +323,5 @@ def aggregate(data: Array) -> Array:
         raise TypeError(f"data is an array, found {type(data).__name__}")
     if not data.flags.writeable:
         raise ValueError("data is read-only; give an array to write the sum to")
-    data[...] = mine.here.trainer.allreduce(data, "sum")
+    data[...] = mine.here.gather({"aggregate": data})[0]["aggregate"]
     return data

@@ -358,7 +358,8 @@ def _numbers(
         raise ValueError(
             f"{what} has {found.size} numbers, not {' x '.join(map(str, shape))}"
         )
-    numbers = np.array(found, dtype, order="C").reshape(shape)
+    with np.errstate(over="ignore"):  # the push refuses what has become infinite
+        numbers = np.array(found, dtype, order="C").reshape(shape)
     if dtype.kind == "i" and (numbers.ravel() != found.ravel()).any():
         raise ValueError(f"{what} has numbers that are too large for {dtype}")
     return numbers

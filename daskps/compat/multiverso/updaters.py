@@ -93,6 +93,8 @@ class AdaGrad(optim.Rule):
         return w - rho / np.sqrt(squares + 1e-6) * gradient, squares
 
 
+#: Theirs that are refused, as these need what no table has.
+_BY_WORKER = ("dcasgd", "dcasgda")
 #: None is plus and equal, past all optimizers.
 UPDATERS: dict[str, optim.Rule | None] = {
     "default": None,
@@ -115,6 +117,13 @@ def updater_of(given: Any) -> optim.Rule | None:
     choices = ", ".join(map(repr, UPDATERS))
     if not isinstance(given, str):
         raise TypeError(f"updater is one of {choices} or a rule, found {given!r:.60}")
+    if given in _BY_WORKER:
+        raise ValueError(
+            f"updater={given!r} keeps a copy of the weights for each worker, and what is "
+            f"added to a table does not say whose it is; daskps.optim.DCASGD does the "
+            f"same for pushes of trainers in daskps.run. Here it is one of {choices} or a "
+            f"rule"
+        )
     if given not in UPDATERS:
         raise ValueError(f"updater is one of {choices} or a rule, found {given!r:.60}")
     return UPDATERS[given]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.caller.link import current_link
+from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.mxnet import executors
 from daskps.errors import NotEnoughWorkersError
 
@@ -28,6 +29,7 @@ class ExecutorStates:
     """
 
     def __init__(self, contexts: Sequence[str], client: Any) -> None:
+        refuse_asynchronous("a group of executors waits for its workers", client)
         self.client: Any = current_link(client).client
         self.contexts = list(contexts)
         there = self.client.scheduler_info()["workers"]

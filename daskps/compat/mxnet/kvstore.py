@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import optim
 from daskps.codecs import TwoBit
+from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.mxnet.keys import (
     arrays_of,
     copied,
@@ -58,7 +59,7 @@ def create(name: str = "local", *, client: Any = None) -> KVStore:
     Raises
     ------
     ValueError, TypeError
-        For another name, and a client where a launch has its own.
+        For another name, a client where a launch has its own, and an asynchronous one.
     RuntimeError
         For "dist_sync" and "dist_async" outside of a launch.
 
@@ -73,6 +74,7 @@ def create(name: str = "local", *, client: Any = None) -> KVStore:
     if name not in TYPES:
         raise ValueError(f"name is one of {', '.join(TYPES)}, found {name!r:.60}")
     if not name.startswith("dist"):
+        refuse_asynchronous("a kvstore waits for its store", client)
         return KVStore(name, Solo(), client)
     if client is not None:
         raise ValueError(

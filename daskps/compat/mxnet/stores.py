@@ -9,8 +9,8 @@ import numpy as np
 
 import daskps
 from daskps import config, optim
-from daskps.compat.mxnet.keys import Keys
-from daskps.compat.mxnet.workers import first_of, is_first, told
+from daskps.compat.mxnet.keys import Keys, key_of
+from daskps.compat.mxnet.workers import told
 from daskps.errors import NoOptimizerError
 
 if TYPE_CHECKING:
@@ -102,19 +102,20 @@ class KeyStores:
         if self._kind != "dist_sync":
             self._update(store, name, total)
             return
-        found = self._crew.gather(self._sent(name, total) | first_of(self._crew))
+        what = f"a push of key {key_of(name)!r}"
+        found, there = self._crew.gather({what: self._sent(name, total)})
         error: Exception | None = None
-        if is_first(self._crew, found):
+        if there.argmax() == self._crew.rank:  # the first of those that are there
             try:
-                self._update(store, name, self._summed(name, found, total))
+                self._update(store, name, self._summed(found[what], there, total))
             except Exception as failed:  # noqa: BLE001 - raised again by all
                 error = failed
-        told(self._crew, error, f"a push of key {name}")
+        told(self._crew, error, what)
 
-    def _sent(self, name: str, total: Array) -> dict[str, Array]:
+    def _sent(self, name: str, total: Array) -> Array:
         """Return what travels of a push: the numbers, or a row of words for each worker."""
         if self._codec is None:
-            return {name: total}
+            return total
         flat = total.reshape(-1)
         how: Any = {"cache_dir": config.cache_dir()}
         made = self._codec.encode_pieces(
@@ -124,17 +125,16 @@ class KeyStores:
             self._left[name] = made.residual
         words = np.zeros((self._crew.size, *made.words[0].shape), made.words[0].dtype)
         words[self._crew.rank] = made.words[0]
-        return {name: words}
+        return words
 
-    def _summed(self, name: str, found: Mapping[str, Array], like: Array) -> Array:
-        """Return the sum of what workers have sent."""
+    def _summed(self, found: Array, there: Array, like: Array) -> Array:
+        """Return the sum of what workers have sent that are there."""
         if self._codec is None:
-            return found[name]
+            return found
         total, one = np.zeros(like.size, like.dtype), np.empty(like.size, like.dtype)
-        for words, there in zip(found[name], found["workers"], strict=True):
-            if there:
-                self._codec.decode_piece(words, one, cache_dir=config.cache_dir())
-                total += one
+        for words in found[there]:
+            self._codec.decode_piece(words, one, cache_dir=config.cache_dir())
+            total += one
         return total.reshape(like.shape)
 
     def _update(self, store: ParameterStore, name: str, total: Array) -> None:

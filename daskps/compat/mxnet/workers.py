@@ -101,8 +101,8 @@ class Crew(Protocol):
     def meet(self) -> None:
         """Wait for all workers."""
 
-    def gather(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """Return the sums of what all workers bring."""
+    def gather(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Return the sums of what all workers bring, and which of them are there."""
 
     def make_store(
         self, make: Callable[[str | None], ParameterStore], what: str
@@ -136,10 +136,9 @@ class Together:
         """Wait for all workers that have not ended."""
         self._here.meet()
 
-    def gather(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """Return the sums, along the tree of the ranks."""
-        found: dict[str, Array] = self._here.trainer.allreduce(arrays, "sum")
-        return found
+    def gather(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Return the sums, and which workers have not ended."""
+        return self._here.gather(arrays)
 
     def make_store(
         self, make: Callable[[str | None], ParameterStore], what: str
@@ -163,9 +162,9 @@ class Solo:
     def meet(self) -> None:
         """Do nothing: nobody else is there."""
 
-    def gather(self, arrays: dict[str, Array]) -> dict[str, Array]:
+    def gather(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], Array]:
         """Return what there is."""
-        return arrays
+        return arrays, np.ones(1, bool)
 
     def make_store(
         self, make: Callable[[str | None], ParameterStore], what: str
@@ -186,18 +185,6 @@ def together() -> Together:
     return Together(base.here(_SYSTEM))
 
 
-def first_of(crew: Crew) -> dict[str, Array]:
-    """Return what a worker brings so that all know who is there; see :func:`is_first`."""
-    there = np.zeros(crew.size, "i8")
-    there[crew.rank] = 1
-    return {"workers": there}
-
-
-def is_first(crew: Crew, gathered: dict[str, Array]) -> bool:
-    """Return whether this worker is the first of those that were there."""
-    return bool(gathered["workers"].argmax() == crew.rank)
-
-
 def told(crew: Crew, error: Exception | None, what: str) -> None:
     """Say whether it went well, and raise everywhere where it did not.
 
@@ -206,7 +193,7 @@ def told(crew: Crew, error: Exception | None, what: str) -> None:
     Exception
         What was given, or what the one worker has met that failed.
     """
-    met = crew.gather({"met": base.pack_error(error)})["met"]
+    met, _ = crew.gather({what: base.pack_error(error)})
     if error is not None:
         raise error
-    base.raise_packed(met, what)
+    base.raise_packed(met[what], what)

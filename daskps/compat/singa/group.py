@@ -34,7 +34,7 @@ class WorkerGroup(Grouped):
         With several groups: updates of this group between two syncs with the others.
     warmup_steps : int
         With several groups: updates of the first one before the others begin, from what
-        it has come to.
+        it has come to. Where it makes fewer, they begin when it has ended.
 
     Raises
     ------

@@ -59,11 +59,7 @@ class Following:
         """Sync after an update of the group, where it is time to."""
         since = n_updates if self.group else n_updates - self.warmup_steps
         if since == 0 and not self.group:
-            if self.rank == 0:
-                values = trainer.pull()
-                self.master.assign(values)
-                # Of what was assigned: others may have added to it by now.
-                self._replica = Replica(self.master, values, _NEVER, None)
+            self._lead(trainer)
         elif since > 0 and since % self.sync_freq == 0:
             trainer.add(self._exchanged(trainer))
 
@@ -71,6 +67,17 @@ class Following:
         """Add what was done since the last sync."""
         if self._replica is not None:
             self._exchanged(trainer)
+        elif not self.group:
+            # The others wait for its warm-up, which has ended before its last step.
+            self._lead(trainer)
+
+    def _lead(self, trainer: Trainer) -> None:
+        """Have the other groups begin from what the first one has come to."""
+        if self.rank == 0:
+            values = trainer.pull()
+            self.master.assign(values)
+            # Of what was assigned: others may have added to it by now.
+            self._replica = Replica(self.master, values, _NEVER, None)
 
     def _exchanged(self, trainer: Trainer) -> dict[str, Array]:
         """Return what the group has to add, so that it is where all groups are."""

@@ -85,6 +85,11 @@ class Worker:
         self.has_begun, self.puts = True, {}
         self._follow()
 
+    @property
+    def _leads(self) -> bool:
+        of = self.following
+        return of is not None and of.group == of.rank == 0
+
     def _deliver(self) -> None:
         """Send the gradients there are: one update, of the group's mean."""
         self.trainer.push(self.grads, weight=float(self.n_rows))
@@ -100,7 +105,8 @@ class Worker:
 
     def end(self) -> None:
         """Send what is left, when the program is over."""
-        if self.puts and not self.has_begun:
+        # All groups begin from what the first worker of the first one has put.
+        if not self.has_begun and (self.puts or self._leads):
             self._begin()
         if self.grads:
             self._deliver()

@@ -10,6 +10,7 @@ import numpy as np
 import daskps
 from daskps.cluster.caller.link import current_link
 from daskps.cluster.runs.parts import threads_of
+from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.systemml import arguments
 from daskps.compat.systemml.structure import Structure
 from daskps.compat.systemml.worker import MODEL, Aggregate, Plan
@@ -141,6 +142,7 @@ def paramserv(  # noqa: PLR0913 - their contract
     >>> found
     {'w': array([18.])}
     """
+    refuse_asynchronous("paramserv waits for its workers")
     chosen = arguments.check_choice
     chosen("mode", mode)
     kind, often = chosen("utype", utype), chosen("freq", freq)
@@ -212,11 +214,6 @@ def paramserv(  # noqa: PLR0913 - their contract
 def _threads() -> int:
     """Return how many threads the cluster has."""
     link = current_link()
-    if link.asynchronous:
-        raise TypeError(
-            "paramserv waits for its workers: call it with a client that is not "
-            "asynchronous"
-        )
     return sum(link.run(lambda: threads_of(link)).values())
 
 

@@ -102,7 +102,7 @@ def test_what_a_rank_brings_again_counts_once():
         (brought("max"), "op='max', and not 'sum'"),
         (brought(shape=(4,)), r"'a' of shape \(4,\) and float32, and not 'a' of"),
         (brought(dtype="float64"), "float64, and not"),
-        (brought(name="b"), "'b' of shape"),
+        (brought(name="b"), "'b', and not 'a'"),
         (Offered("sum", brought().arrays * 2), "2 arrays, and not 1"),
         (brought()._replace(clock=3), "clock 3, and not -1"),
     ],
