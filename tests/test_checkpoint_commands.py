@@ -45,7 +45,7 @@ STATE = State(
 
 
 def test_ls(tmp_path):
-    assert called("ls", tmp_path)[:2] == (0, "no checkpoints\n")
+    assert called("ls", tmp_path)[:2] == (0, f"no checkpoints at {tmp_path}\n")
     saved(tmp_path, STATE, 1)
     bad = saved(tmp_path, STATE, 2)
     (bad / MANIFEST).write_bytes(b"{}")
@@ -54,7 +54,7 @@ def test_ls(tmp_path):
     assert status == 0
     assert head.split() == [
         *("checkpoint", "store", "version", "parameters", "tables", "files"),
-        *("bytes", "time"),
+        *("bytes", "time", "(UTC)"),
     ]
     assert first.split()[:5] == ["ckpt-000000000001-aaaaaaaa", "m", "12", "2", "0"]
     assert "no whole manifest" in second

@@ -83,7 +83,7 @@ def ls(url: str, options: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif not rows:
-        click.echo("no checkpoints")
+        click.echo(f"no checkpoints at {storage.url}")
     else:
         columns = ("checkpoint", "store", "version", "parameters", "tables")
         click.echo(table((*columns, "files", "nbytes", "time"), rows))

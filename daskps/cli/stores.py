@@ -33,7 +33,8 @@ COUNTERS = (
     "parked",
 )
 #: Heads of columns that are not named as their keys.
-HEADS = {"nbytes": "bytes", "segment_nbytes": "memory"}
+_BYTES = {"nbytes": "bytes", "segment_nbytes": "memory"}
+HEADS = {**_BYTES, "time": "time (UTC)"}
 
 _scheduler = click.option(
     "--scheduler",
@@ -214,7 +215,7 @@ def _cell(column: str, row: dict[str, Any]) -> str:
         return shards_line(value)
     if value is None:
         return "" if "error" in row else "-"
-    if column in HEADS:
+    if column in _BYTES:
         return str(format_bytes(value))
     if column == "shape":
         return str(tuple(value))

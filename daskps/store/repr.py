@@ -36,9 +36,19 @@ def store_line(name: str, meta: StoreMap | None) -> str:
     k, w = layout.n_shards, len(set(meta.owners))
     return (
         f"<daskps.ParameterStore {name!r}: {_counted(layout)}, "
-        f"{format_bytes(layout.nbytes)}, {counted(k, 'shard')} on "
+        f"{_held(layout, layout.nbytes, range(k))}, {counted(k, 'shard')} on "
         f"{counted(w, 'worker')}>"
     )
+
+
+def _held(layout: Layout, nbytes: int, shards: Sequence[int]) -> str:
+    """Return these bytes of shards, in words; of tables of any ids nobody has asked."""
+    grows = any(
+        not t.is_bounded and (t.shards is None or set(t.shards).intersection(shards))
+        for t in layout.tables
+    )
+    said = [format_bytes(nbytes)] if nbytes or not grows else []
+    return " + ".join([*said, "rows of any ids"] if grows else said)
 
 
 def _counted(layout: Layout) -> str:
@@ -207,7 +217,7 @@ def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str
         (
             str(i),
             owner,
-            format_bytes(layout.shard_nbytes(i)),
+            _held(layout, layout.shard_nbytes(i), [i]),
             str(told.get(i, "not asked yet")),
         )
         for i, owner in enumerate(meta.owners)

@@ -220,7 +220,7 @@ class Trainer(Verbs):
         out: Mapping[str, Array] | None = None,
         timeout: Any = None,
     ) -> dict[str, Array]:
-        """Push with a tick, then pull, in one message to each host.
+        """Push with a tick, then pull, in one call of each host.
 
         Parameters
         ----------

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps import optim
+from daskps import init, optim
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
 from daskps.store.repr import MOST_ROWS, store_html, store_line
 
 NASTY = "<script>alert('&')</script>"
@@ -30,10 +31,9 @@ def shown(client):
     s.delete()
 
 
-def meta(n_parameters, n_shards):
-    layout = Layout.build(
-        {f"p{i}": ((2,), "float32") for i in range(n_parameters)}, n_shards
-    )
+def meta(n_parameters, n_shards, tables=None, placed=()):
+    shapes = {f"p{i}": ((2,), "float32") for i in range(n_parameters)}
+    layout = Layout.build(shapes, n_shards, tables, placed)
     return StoreMap(
         {
             "uid": "u",
@@ -81,6 +81,25 @@ def test_html_of_one_shard():
     for text in ("tcp://worker:0", "8 B", "float32", "SGD(lr=0.1)", "<td>17</td>"):
         assert text in html
     assert " more" not in html
+
+
+@pytest.mark.parametrize(
+    ("n_parameters", "placed", "line", "cells"),
+    [
+        (1, (), "8 B + rows of any ids", ["4 B + rows of any ids"] * 2),
+        (0, (), "rows of any ids", ["rows of any ids"] * 2),
+        (1, ([[1], [1]],), "8 B + rows of any ids", ["4 B", "4 B + rows of any ids"]),
+    ],
+)
+def test_rows_of_any_ids_are_not_taken_for_none(
+    n_parameters: int, placed: Any, line: str, cells: list[str]
+) -> None:
+    found = meta(
+        n_parameters, 2, {"t": (0, 3, "float32", AnyIds(init.normal(), 0))}, placed
+    )
+    assert f"1 table, {line}, 2 shards" in store_line("s", found)
+    html = store_html("s", found, ())
+    assert [f"<td>{cell}</td><td>not asked" in html for cell in cells] == [True] * 2
 
 
 def test_html_shows_what_is_known(shown):
