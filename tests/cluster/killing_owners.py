@@ -24,20 +24,19 @@ import dask
 import numpy as np
 
 import daskps
-from tests.support import local_cluster, until
+from tests.support import WAYS, local_cluster, until
 
 N_SHARDS, N_PUSHERS = 4, 2
 #: Elements of one pusher in half a shard; its pushes go round them.
 N_ELEMENTS = 32
 HALF = N_PUSHERS * N_ELEMENTS
 FAULTS = ("killed", "stopped", "retired", "terminated")
-BY_MESSAGE = {f"daskps.ways.{way}": False for way in ("process", "machine", "lane")}
 
 
-def far(store: Any) -> Any:
-    """Return a handle that reaches the shards by message."""
+def far(store: Any, way: str = "rpc") -> Any:
+    """Return a handle that reaches the shards by message, or in another way."""
     found = pickle.loads(pickle.dumps(store))
-    with dask.config.set(BY_MESSAGE):
+    with dask.config.set(WAYS[way]):
         found._attached()
     return found
 

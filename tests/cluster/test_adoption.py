@@ -22,6 +22,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import RowGrad, TableSpec, codecs, config, optim
+from daskps.cluster.caller import lanes
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
@@ -186,6 +187,69 @@ def test_acknowledged_pushes_count_once(machine, workers):
     s.close()
 
 
+class RowAdder(killing_owners.User):
+    """Adds one to rows of both shards, in tables of both kinds, and counts what it did."""
+
+    N, FAR = 20, np.array([1_000_003, -7919])
+
+    def use(self):
+        i = self.n_done % self.N
+        rows = RowGrad([i, i + self.N, i], np.array([[0.5], [1.0], [0.5]]))
+        any_rows = RowGrad(i * self.FAR + [1, 2], np.ones((2, 1)))
+        self.handle.add({"t": rows, "any": any_rows})
+
+    def more(self):
+        goal = self.n_done + 30
+        until(lambda: self.n_done >= goal or self.wrong)
+
+    def check(self, s):
+        turns, rest = divmod(self.n_done, self.N)
+        counts = turns + (np.arange(self.N) < rest)
+        np.testing.assert_array_equal(
+            s["t"].pull(range(2 * self.N))[:, 0], [*counts] * 2
+        )
+        ids = np.arange(self.N)[:, None] * self.FAR + [1, 2]
+        np.testing.assert_array_equal(
+            s["any"].pull(ids)[..., 0], np.stack([counts, counts], 1)
+        )
+        assert len(s["any"]) == 2 * self.N
+
+
+@pytest.mark.parametrize("way", ["lane", "rpc"])
+def test_rows_count_once_where_an_owner_is_killed(machine, workers, way, monkeypatch):
+    """Pushed from far; where memory is shared another test does it."""
+    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+    params: Any = {"t": TableSpec(2 * RowAdder.N, 1, "float64")}
+    params["any"] = TableSpec(None, 1, "float64")
+    s = daskps.create(params, servers=workers[:2])
+    handle = killing_owners.far(s, way)
+    adder, entry = RowAdder(handle), book(machine).stores[s.uid]
+    counters = handle._shards.counters
+
+    def by_lane():
+        return counters.lane_calls
+
+    adder.start()
+    try:
+        adder.more()
+        until(lambda: by_lane() > 30 or way != "lane" or adder.wrong)
+        kill(pids(machine)[workers[0]])
+        until(lambda: entry.generations == (2, 1))
+        before = by_lane()
+        adder.more()
+        until(lambda: by_lane() > before + 30 or way != "lane" or adder.wrong)
+    finally:
+        adder.is_over.set()
+        adder.join()
+    assert not adder.wrong
+    adder.check(s)
+    assert s.versions == (adder.n_done,) * 2
+    assert (by_lane() > 0) == (way == "lane")
+    assert (counters.messages > adder.n_done) == (way == "rpc")
+    s.close()
+
+
 def test_readers_see_nothing_torn_or_taken_back(machine, workers, seed):
     """Nor fewer versions, near the shards and by message, while an owner hangs or dies."""
     rng = random.Random(seed)
@@ -307,10 +371,7 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
     a, b = workers[:2]
     params = {"w": np.zeros(8), "t": TableSpec(8, 2)}
     s = daskps.create(params, servers=[a, b])
-    far = pickle.loads(pickle.dumps(s))
-    ways = ("process", "machine", "lane")
-    with dask.config.set({f"daskps.ways.{way}": False for way in ways}):
-        far._attached()
+    far = killing_owners.far(s)
     machine.run(die_before_answering, workers=[a])
     rows = RowGrad([1, 6, 1], np.ones((3, 2)))
     assert far.add({"w": np.ones(8), "t": rows}) == 1
