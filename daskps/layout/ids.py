@@ -18,7 +18,8 @@ _Error: TypeAlias = type[Exception]
 _ID = np.dtype(np.int64)
 _LARGEST = int(np.iinfo(np.int64).max)
 #: Kinds of dtypes, as messages name them.
-_KINDS = {"b": "bool", "f": "float", "c": "complex", "U": "str", "S": "bytes"}
+_KINDS = {"b": "bool", "f": "float", "c": "complex"}
+_TEXT = "text is no id; daskps.hash_ids makes ids of it"
 
 
 def as_ids(given: Any, what: str, error: _Error) -> tuple[Array, tuple[int, ...]]:
@@ -140,6 +141,8 @@ def _integers(found: Array, given: Any) -> Array:
         raise TypeError("floats, also whole ones, are no ids; use astype('int64')")
     if kind == "O":
         raise _of_objects(found)
+    if kind in "US":
+        raise TypeError(_TEXT)
     if kind not in "iu":
         raise TypeError(f"{_KINDS.get(kind, found.dtype.name)} is no integer dtype")
     unsigned = kind == "u" and found.dtype.itemsize == _ID.itemsize
@@ -163,6 +166,8 @@ def _of_objects(found: Array) -> Exception:
     for item in items:
         if isinstance(item, int) and not -_LARGEST - 1 <= item <= _LARGEST:
             return OverflowError(f"{item!r:.60} is beyond int64; hash such ids")
+        if isinstance(item, str | bytes):
+            return TypeError(_TEXT)
     return TypeError("object is no integer dtype; use astype('int64')")
 
 

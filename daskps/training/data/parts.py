@@ -49,6 +49,11 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
         check_listed(X, y, trainers, split)
         return
     for name, array in (("X", X), ("y", y)):
+        if isinstance(array, (str, bytes)):
+            raise TypeError(
+                f"{name} is the {type(array).__name__} {array!r:.60}; pass the rows "
+                f"themselves, such as frame[{array!r:.60}]"
+            )
         if isinstance(array, Delayed) or upstream.is_future(array):
             raise TypeError(
                 f"{name} is one {type(array).__name__}, whose rows are unknown here; "

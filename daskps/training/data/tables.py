@@ -190,8 +190,8 @@ def _checked(column: _Column) -> _Column:
     if column.dtype.kind not in _NUMBERS:
         raise TypeError(
             f"{column.what} is {column.kind}, and training takes numbers; encode it "
-            f"before, for example with pandas.get_dummies or pandas.factorize, or leave "
-            f"it out"
+            f"before, for example with pandas.get_dummies, pandas.factorize or "
+            f"daskps.hash_ids, or leave it out"
         )
     if column.missing and column.dtype.kind not in "fc":
         raise ValueError(

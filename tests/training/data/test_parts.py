@@ -593,6 +593,12 @@ REFUSED: dict[str, Any] = {
         TypeError,
         "y is one Delayed",
     ),
+    "the name of a column": (
+        lambda c: (X, "clicked"),
+        {},
+        TypeError,
+        r"y is the str 'clicked'; pass the rows themselves, such as frame\['clicked'\]",
+    ),
     "rows of dask arrays": (
         lambda c: (da.ones((6, 3), chunks=2), da.ones(5, chunks=2)),
         {},
