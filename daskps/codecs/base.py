@@ -269,9 +269,13 @@ def positive(value: Any, what: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise TypeError(f"{what} is a number, found {value!r:.60}")
-    if not 0 < value < math.inf:
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not 0 < found < math.inf:
         raise ValueError(f"{what} is above 0 and finite, found {value!r:.60}")
-    return float(value)
+    return found
 
 
 def _length(codec: Codec, n: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from daskps.codecs.base import Encoded, refuse_words
 from daskps.codecs.feedback import Feedback, before
 from daskps.kernels import quantised
+from daskps.limits import MOST_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,10 +53,17 @@ class Int8(Feedback):
     block: int = 256
 
     def __post_init__(self) -> None:
-        if type(self.block) is not int:
-            raise TypeError(f"block is an int, found {self.block!r:.60}")
-        if self.block < 1:
-            raise ValueError(f"block is at least 1, found {self.block}")
+        given: object = self.block
+        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            raise TypeError(f"block is an int, found {given!r:.60}")
+        if given < 1:
+            raise ValueError(f"block is at least 1, found {given!r:.60}")
+        if given > MOST_NBYTES:
+            raise ValueError(
+                f"block is at most the {MOST_NBYTES:,} bytes that a store may have, found "
+                f"{given!r:.60}"
+            )
+        object.__setattr__(self, "block", int(given))
 
     @property
     def name(self) -> str:

@@ -175,8 +175,12 @@ class Rule(ABC):
                     f"the optimizer a schedule of updates"
                 )
             schedule, at = schedule.schedule, epoch
-        with _RATE:
-            lr = schedule(at)
+        try:
+            with _RATE:
+                lr = schedule(at)
+        except Exception as error:
+            error.add_note(f"raised by the learning rate of {self!r} at {at}")
+            raise
         return in_range(f"the learning rate of {self!r} at {at}", lr)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,12 +36,15 @@ def in_range(name: str, value: Any, interval: str = "[0, inf)") -> float:
             f"{name} must be a number in {interval}, not {type(value).__name__}: "
             f"{value!r}"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = number >= low if interval[0] == "[" else number > low
     below = number <= high if interval[-1] == "]" else number < high
     if not (above and below):
-        raise ValueError(f"{name} must lie in {interval}, got {value!r}")
+        raise ValueError(f"{name} must lie in {interval}, got {value!r:.60}")
     return number
 
 

@@ -39,8 +39,10 @@ class Function(Rule):
     Notes
     -----
     Whatever it raises, `SystemExit` too, ends the push or the run as an error of a rule
-    does, and changes nothing. Every process that acts for the shard has its own copy of
-    the function: what it notes outside of its result is not found again.
+    does, and changes nothing on its shard. A BSP run takes back what other shards have of
+    that round; elsewhere they may have taken their parts of the push. Every process that
+    acts for the shard has its own copy of the function: what it notes outside of its result
+    is not found again.
 
     Examples
     --------

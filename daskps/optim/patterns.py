@@ -33,7 +33,7 @@ def resolve(
     LayoutError
         If a name has no match, or a pattern matches no name.
     TypeError
-        If `optimizer` or one of its values is no rule.
+        If `optimizer` or one of its values is no rule, or a pattern no text.
 
     Examples
     --------
@@ -44,6 +44,11 @@ def resolve(
     names = list(names)
     if isinstance(optimizer, Mapping):
         for pattern, rule in optimizer.items():
+            if not isinstance(pattern, str):
+                raise TypeError(
+                    f"a pattern of optimizer is a text such as 'layer*', found "
+                    f"{pattern!r:.60}"
+                )
             _check(rule, f"optimizer[{pattern!r}]")
         return _match(optimizer, names)
     return dict.fromkeys(names, _check(optimizer, "optimizer"))

@@ -45,12 +45,13 @@ def blueprint(
     LayoutError, TypeError, ValueError
         For what no store can be made of.
     """
-    if not is_tree(params):
+    is_empty = isinstance(params, (list, tuple)) and not params
+    if not is_tree(params) and not is_empty:
         raise TypeError(
             f"params must be a mapping of names to arrays, or a list or tuple of arrays, "
             f"found {type(params).__name__}; pass {{'w': array}}"
         )
-    flat = flatten(params)
+    flat = {} if is_empty else flatten(params)
     if not flat:
         raise LayoutError("params is empty; a store needs at least one parameter")
     number = checked_shards(where.shards)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller.rates import Scaled, scale_lr
+from daskps.cluster.caller.routes import load_rules
 from daskps.errors import NoOptimizerError
+from daskps.optim import Function
 from daskps.store.arguments import number
 from daskps.store.replicating import Replicable
 from daskps.store.targets import given_names
@@ -63,7 +65,8 @@ class Rated(Replicable):
         ValueError, TypeError
             For a factor that is none.
         NoOptimizerError
-            Where the store has no optimizer, or one of the names has none.
+            Where the store has no optimizer, or one of the names none, or one that is a
+            function; without names where all are.
         UnknownParameterError
             For a name that is none.
         PushRejectedError
@@ -96,6 +99,12 @@ class Rated(Replicable):
                     f"store {self.name!r} has no optimizer, so no learning rate; give "
                     f"create(optimizer=...) one"
                 )
+            if names is None and meta.optimizers.keys() == _functions(meta):
+                raise NoOptimizerError(
+                    f"all parameters of store {self.name!r} have functions of whole "
+                    f"arrays as optimizers, which have no learning rate; have the function "
+                    f"make smaller steps"
+                )
             scaled = Scaled(by, None if names is None else _indices(meta, names))
             return await scale_lr(shards, source, scaled, deadline=deadline)
 
@@ -105,6 +114,7 @@ class Rated(Replicable):
 def _indices(meta: StoreMap, names: Any) -> list[int]:
     """Return the indices of the parameters and tables that are named, each once."""
     layout, found = meta.layout, dict[int, None]()
+    functions = _functions(meta)
     for name in given_names(names):
         is_table = isinstance(name, str) and name in layout.table_by_name
         index = (layout.table_by_name if is_table else layout)[name].index
@@ -113,5 +123,19 @@ def _indices(meta: StoreMap, names: Any) -> list[int]:
                 f"{name!r} of store {meta.name!r} has no optimizer, so no learning rate; "
                 f"leave it out of names, or give create(optimizer=...) one for it"
             )
+        if index in functions:
+            raise NoOptimizerError(
+                f"the optimizer of {name!r} of store {meta.name!r} is "
+                f"{meta.optimizers[index]}, which has no learning rate; leave it out of "
+                f"names"
+            )
         found[index] = None
     return list(found)
+
+
+def _functions(meta: StoreMap) -> set[int]:
+    """Return the indices of parameters whose optimizer is a function."""
+    # What only scales need not be able to unpickle the rules of others.
+    if not any(told.startswith("Function(") for told in meta.optimizers.values()):
+        return set()
+    return {i for i, rule in load_rules(meta).items() if isinstance(rule, Function)}

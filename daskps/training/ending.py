@@ -5,25 +5,34 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from daskps.training.plateau import ReduceOnPlateau
 from daskps.training.result import Epoch
 from daskps.training.stop import Condition, Reached
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.epochs import Epochs
     from daskps.training.result import RunStatus
 
 
-def check_metrics(stop: Any, validate: Any) -> None:
-    """Refuse a condition on metrics that nobody works out.
+def check_metrics(stop: Any, validate: Any, callbacks: Sequence[object]) -> None:
+    """Refuse a condition, or a plateau, of metrics that nobody works out.
 
     Raises
     ------
     ValueError
         Where there is no `validate`.
     """
-    if validate is None and isinstance(stop, Condition) and stop.metrics:
+    if validate is not None:
+        return
+    for each in callbacks:
+        if isinstance(each, ReduceOnPlateau) and each.metric is not None:
+            raise ValueError(
+                f"ReduceOnPlateau looks at {each.metric!r:.60} of validate, which is None; "
+                f"pass validate=f, where f(params) returns it"
+            )
+    if isinstance(stop, Condition) and stop.metrics:
         names = ", ".join(map(repr, sorted(stop.metrics)))
         raise ValueError(
             f"stop={stop!r} looks at {names} of validate, which is None; pass "

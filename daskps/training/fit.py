@@ -277,7 +277,7 @@ def train(  # noqa: PLR0913 - the public contract
     for what, function in (("validate", validate), ("stop", stop)):
         if function is not None:
             check_function(what, function)
-    check_metrics(stop, validate)
+    check_metrics(stop, validate, called)
     job = FitJob(
         store=store,
         chosen=chosen,

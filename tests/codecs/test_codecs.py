@@ -184,6 +184,34 @@ def test_what_a_codec_makes_infinite_is_told():
     assert Sign().encode_pieces(np.ones(3), [(0, 3)]).finite
 
 
+@pytest.mark.parametrize(
+    ("make", "kind", "match"),
+    [
+        (lambda: codecs.Int8(0), ValueError, "block is at least 1"),
+        (lambda: codecs.Int8(10**30), ValueError, "at most the 140,737,488,355,328"),
+        (lambda: codecs.Int8(True), TypeError, "block is an int, found True"),
+        (lambda: codecs.TwoBit(10**400), ValueError, "threshold is above 0 and finite"),
+        (lambda: codecs.TopK(threshold=0), ValueError, "threshold is above 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_when_it_is_made(make, kind, match):
+    with pytest.raises(kind, match=match):
+        make()
+
+
+def test_a_block_may_be_as_large_as_all():
+    """Also one in a number of NumPy's; it is one scale for all of the parameter."""
+    blocks: list[Any] = [2**47, np.int64(2**40)]
+    for block in blocks:
+        codec = codecs.Int8(block)
+        given, out = np.linspace(-1, 1, 1000), np.empty(1000)
+        words = np.empty(codec.n_words(1000), codec.dtype)
+        assert words.nbytes == 1004
+        codec.encode(given, words)
+        codec.decode(words, out)
+        np.testing.assert_allclose(out, given, atol=1 / 254)
+
+
 # -- what they are called -------------------------------------------------------------
 
 

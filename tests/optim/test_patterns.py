@@ -46,6 +46,7 @@ def test_pattern_without_name_is_refused():
         (None, "None"),
         ({"*": optim.Adam}, r"optimizer\['\*'\] is the class Adam"),
         ({"*": 0.1}, "0.1, a float"),
+        ({3: SGD, "*": SGD}, "a text such as 'layer*', found 3".replace("*", r"\*")),
     ],
 )
 def test_other_types_are_refused_with_the_fix(optimizer, match):

@@ -346,6 +346,7 @@ def test_repr_shows_what_was_chosen():
         (lambda: optim.SGD(-0.1), r"lr must lie in \[0, inf\), got -0.1"),
         (lambda: optim.SGD(math.nan), "lr must lie"),
         (lambda: optim.SGD(math.inf), "lr must lie"),
+        (lambda: optim.SGD(10**400), "lr must lie"),
         (lambda: optim.SGD(0.1, momentum=1.0), r"momentum must lie in \[0, 1\)"),
         (lambda: optim.SGD(0.1, nesterov=True), "needs a momentum"),
         (lambda: optim.Adam(beta1=1.0), "beta1 must lie"),
@@ -392,6 +393,12 @@ def test_rate_checks_what_a_schedule_gives():
         optim.SGD(lambda step: -1.0).rate(0)
     with pytest.raises(TypeError, match="learning rate"):
         untyped.SGD(lambda step: None).rate(0)
+
+
+def test_an_error_of_a_schedule_says_whose_it_is():
+    rule = optim.SGD(optim.schedules.step(1.0, 1, factor=2))
+    with pytest.raises(OverflowError, match=r"rate of SGD\(lr=step.* at 5000"):
+        rule.scalars(5001)
 
 
 def test_scalars_take_the_schedule_of_the_step_before_or_an_override():

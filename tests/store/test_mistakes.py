@@ -117,6 +117,12 @@ def test_bfloat16_of_torch_is_refused_with_the_fix():
         daskps.create({"w": torch.zeros(2, dtype=torch.bfloat16)})
 
 
+@pytest.mark.parametrize("params", [{}, [], (), {"a": {}}])
+def test_a_store_of_nothing(params):
+    with pytest.raises(LayoutError, match="params is empty; a store needs"):
+        daskps.create(params)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [

@@ -177,6 +177,34 @@ def test_what_it_returns_or_raises_wrongly_changes_nothing(way, f, kind, match):
         assert store.push({"v": np.ones(1)}) == 1
 
 
+@pytest.mark.parametrize("way", INSIDE, indirect=True)
+def test_its_error_says_what_other_shards_may_have_done(way):
+    """Outside of runs they have taken theirs; a round is taken back from all."""
+
+    def odd(name, weights, gradient, step):
+        if name == "b" and gradient[0] > 5:
+            raise ZeroDivisionError("mine")
+        return weights - gradient
+
+    with daskps.create({"w": np.zeros(2)}) as store:
+        first, second = store.placement
+    where = {"a": first, "b": second}
+    given = {"a": np.full(2, 9.0), "b": np.full(2, 9.0)}
+    params = {"a": np.zeros(2), "b": np.zeros(2)}
+    rule = optim.Function(odd)
+    says = r"mine\nraised by Function\(.*odd\) for 'b'; its shard has taken nothing"
+    with daskps.create(params, optimizer=rule, placement=where) as store:
+        with pytest.raises(ZeroDivisionError, match=says):
+            daskps.run(store, lambda t, p: t.push(given), [0, 0])
+        assert store["a"].pull().tolist() == [0, 0]
+        with pytest.raises(ZeroDivisionError, match=says):
+            store.push(given)
+        assert {n: a.tolist() for n, a in store.pull().items()} == {
+            "a": [-9, -9],
+            "b": [0, 0],
+        }
+
+
 @mostly_inside("", [()])
 def test_what_it_cannot_be_given(way):
     function = optim.Function(plus_twice)

@@ -175,6 +175,26 @@ def test_factors_that_cannot_be(way):
     store.close()
 
 
+def minus(name, weights, gradient, step):
+    return weights - gradient
+
+
+@pytest.mark.parametrize("way", INSIDE, indirect=True)
+def test_functions_have_no_rate_to_scale(way):
+    rules: Any = {"f": optim.Function(minus), "w": optim.SGD(1.0)}
+    params = {"f": np.zeros(1), "w": np.zeros(1)}
+    with daskps.create(params, optimizer=rules) as store:
+        with pytest.raises(NoOptimizerError, match=r"'f' .*is Function\(minus\)"):
+            store.scale_lr(0.5, ["w", "f"])
+        store.scale_lr(0.5)
+        store.push({"f": np.ones(1), "w": np.ones(1)})
+        assert (store["f"].pull(), store["w"].pull()) == (-1, -0.5)
+    with daskps.create({"f": np.zeros(1)}, optimizer=rules["f"]) as store:
+        with pytest.raises(NoOptimizerError, match="have no learning rate"):
+            store.scale_lr(0.5)
+        assert store.version == 0
+
+
 def flat(params, X, y):
     return 1.0, {"w": np.ones(3)}
 

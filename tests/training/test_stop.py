@@ -241,4 +241,7 @@ def test_a_metric_without_validate_is_refused(way):
     with new_store() as store:
         with pytest.raises(ValueError, match=r"'f1' of validate, which is None"):
             daskps.train(store, gradient, X, stop=stop.score_above(1, "f1"), **HOW)
+        plateau = daskps.ReduceOnPlateau(metric="f1")
+        with pytest.raises(ValueError, match=r"at 'f1' of validate, which is None"):
+            daskps.train(store, gradient, X, **HOW | {"callbacks": [plateau]})
         assert store.version == 0

@@ -64,5 +64,12 @@ def update_of(
             f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"
         )
     arrays = weights, gradient
-    made = binding.apply(parameter.name, parameter.shape, arrays, step)
+    try:
+        made = binding.apply(parameter.name, parameter.shape, arrays, step)
+    except Exception as error:
+        error.add_note(
+            f"raised by {binding.rule!r} for {parameter.name[:60]!r}; its shard has taken "
+            f"nothing of the push. Outside of BSP runs shards of other parameters may have"
+        )
+        raise
     return PieceUpdate(made, 0, binding, replace=True)

@@ -149,10 +149,10 @@ def partition(
     Raises
     ------
     ValueError
-        If `X` and `y` differ in length, `k` is below 1, scheme or balance are unknown,
-        weights do not fit, or a part that is to be balanced is empty.
+        If `X` and `y` differ in length, `k` is below 1 or `seed` below 0, scheme or
+        balance are unknown, weights do not fit, or a part that is to be balanced is empty.
     TypeError
-        If `X` or `y` has no rows.
+        If `X` or `y` has no rows, or `seed` is no int.
 
     Examples
     --------
@@ -162,6 +162,8 @@ def partition(
     [([0, 1, 2], [0, 10, 20]), ([3, 4], [30, 40])]
     """
     n = check_lengths(X, y)
+    if seed is not None:
+        seed = whole(seed, "seed", least=0)
     entropy = np.random.SeedSequence(seed).entropy
     parts = rows(n, k, scheme, weights=weights, seed=entropy)
     if balance is not None:

@@ -227,7 +227,7 @@ def test_bad_arguments_of_partition() -> None:
         partition(np.float64(3), None, 2)
     with pytest.raises(TypeError, match="has no rows"):
         partition(3, None, 2)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="seed must be at least 0, found -1"):
         partition(X, X, 2, scheme="random", seed=-1)
 
 
@@ -293,6 +293,13 @@ def test_batches_are_a_function_of_seed_epoch_and_rank() -> None:
 def test_batches_in_order_are_slices() -> None:
     parts = list(batches(10, 4, seed=0, epoch=3, rank=1, shuffle=False))
     assert parts == [slice(0, 4), slice(4, 8), slice(8, 10)]
+
+
+def test_partition_names_a_seed_that_is_none() -> None:
+    X = np.arange(4)
+    seed: Any = "x"
+    with pytest.raises(TypeError, match="seed is an int, found 'x'"):
+        partition(X, X, 2, seed=seed)
 
 
 @pytest.mark.parametrize("size", [0, -1])
