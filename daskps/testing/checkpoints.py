@@ -20,7 +20,7 @@ from daskps.testing.pushing import OneHotPushes
 from daskps.testing.training import N_CLOCKS, Training
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Collection, Coroutine, Sequence
 
     from distributed import Client
 
@@ -57,6 +57,8 @@ class SimCheckpoints:
     world: World
     watch: Watch
     jobs: Sequence[SimJob]
+    #: Names of stores that it has nothing to do with.
+    others: Collection[str] = ()
     n_restored: int = 0
     #: By URL of a checkpoint what was known before it began to be saved.
     _known: dict[str, Any] = field(default_factory=dict)
@@ -177,7 +179,7 @@ class SimCheckpoints:
             for url in others:
                 await self._refused(url, client)
         stores = self.world.scheduler.extensions["daskps-directory"].stores
-        known = {job.name for job in self.jobs} | self._left
+        known = {job.name for job in self.jobs} | self._left | {*self.others}
         for entry in stores.values():
             if entry.name not in known:
                 self.watch.wrong(f"store {entry.name} is left of a restore that failed")

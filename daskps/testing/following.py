@@ -10,6 +10,7 @@ import numpy as np
 
 import daskps
 from daskps.errors import IllegalStateError
+from daskps.testing.delays import CLOSE
 from daskps.testing.ground import CHANCE
 from daskps.testing.loop import PROCESS
 from daskps.testing.named_ids import ANY
@@ -103,7 +104,7 @@ class Follower:
         if self.own:
             # They have changed what all steps name.
             known &= self.named.steps >= 0
-        differ = known & (self.copy != wanted)
+        differ = known & ~(abs(self.copy - wanted) <= CLOSE)
         if differ.any():
             i = int(np.flatnonzero(differ)[0])
             self.watch.wrong(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
+from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import Ending
 from daskps.cluster.host import adoption, saving
 from daskps.cluster.host.host import ShardHost
@@ -17,21 +18,23 @@ from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.answers import Answer
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
-from daskps.shards import producers
+from daskps.shards import producers, pushes, run_record
 from daskps.shards.cuts.cut import Cut
 from daskps.shards.memory.feed import Feed
-from daskps.shards.memory.format import ROUNDS
+from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
 from daskps.shards.shard import Shard
-from daskps.shards.steps import NOTHING
+from daskps.shards.steps import NOTHING, SCALE
+from daskps.store.replica import Replica
 from daskps.testing.ground import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.wire.messages import Call
     from daskps.kernels.words_log import WordsLog
     from daskps.shards.memory.format import Record
-    from daskps.shards.steps import Ticket
+    from daskps.shards.steps import Step, Ticket
     from daskps.typing import Array
 
 #: How late the pushes are applied that were acknowledged before.
@@ -171,6 +174,52 @@ def half_of_a_log_put_back() -> None:
     put(RowIndex, restore=restore_some)
 
 
+def sync_has_a_new_number_each_time() -> None:
+    """Send a sync that is in doubt as if it were another one."""
+    begin = Replica._begun  # noqa: SLF001 - what is broken here
+
+    def begin_anew(replica: Replica, link: Link) -> Any:
+        pending = begin(replica, link)
+        uid = replica._store._origin  # noqa: SLF001 - as its own method
+        pending = pending._replace(source=Repeated(link, uid))
+        replica._pending = pending  # noqa: SLF001 - the same
+        return pending
+
+    put(Replica, _begun=begin_anew)
+
+
+def adopter_forgets_who_has_scaled() -> None:
+    """Adopt a shard whose learning rates were scaled as if nobody had told it to."""
+    note, take_over = pushes._note, Shard.take_over  # noqa: SLF001 - what is broken here
+    scaled: set[int] = set()
+
+    def note_and_know(step: Step, record: Record) -> None:
+        note(step, record)
+        if step.kind == SCALE:
+            scaled.add(step.producer)
+
+    def take_over_some(shard: Shard) -> list[Ticket]:
+        for row in shard.segment.current.producers:
+            if int(row[PRODUCER]) in scaled:
+                row[SEEN] = 0
+        return take_over(shard)
+
+    put(pushes, _note=note_and_know)
+    put(Shard, take_over=take_over_some)
+
+
+def adopter_knows_nothing_of_delays() -> None:
+    """Take gradients for fresh once another owner has adopted their shard."""
+    find, first = run_record.find_delay, set[int]()
+
+    def find_some(record: Record, step: Step) -> int:
+        delay = find(record, step)
+        first.add(step.generation)
+        return 0 if delay > 0 and step.generation > min(first) else delay
+
+    put(run_record, find_delay=find_some)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -186,5 +235,8 @@ VARIANTS: dict[str, Callable[[], None]] = {
         manifest_first,
         epoch_counter_not_saved,
         half_of_a_log_put_back,
+        sync_has_a_new_number_each_time,
+        adopter_forgets_who_has_scaled,
+        adopter_knows_nothing_of_delays,
     )
 }

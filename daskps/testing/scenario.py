@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import daskps
 from daskps.errors import ShardLostError
 from daskps.testing.checkpoints import SimCheckpoints
+from daskps.testing.exchanges import Exchanges
 from daskps.testing.faults import Faults
 from daskps.testing.ground import CHANCE, CLOCK
 from daskps.testing.named_ids import ANY
@@ -18,8 +20,11 @@ from daskps.testing.training import Training
 from daskps.testing.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from distributed import Client
 
+    from daskps.layout.arrays import Layout
     from daskps.testing.checkpoints import SimJob
     from daskps.testing.loop import Process
 
@@ -108,10 +113,14 @@ class _Scenario:
         self.users = [await world.start_client() for _ in range(N_CLIENTS)]
         pushes = OneHotPushes(watch, N_SHARDS, N_PUSHES)
         training = Training(world, watch, N_SHARDS)
+        exchanges = Exchanges(watch, N_SHARDS, N_CLIENTS)
         for job in (pushes, training):
-            await world.within(process, _create(job, client))
+            job.named.know(await world.within(process, _create(job, client)))
+        await world.within(process, _create(exchanges, client))
         faults, link = Faults(world, watch), world.link(client)
-        checkpoints = SimCheckpoints(world, watch, (pushes, training))
+        checkpoints = SimCheckpoints(
+            world, watch, (pushes, training), others={exchanges.name}
+        )
         self.happened = faults.happened
         await asyncio.gather(
             # In no process: it would be stopped with that.
@@ -119,12 +128,16 @@ class _Scenario:
             checkpoints.run(),
             *(
                 world.within(user, work)
-                for (user, its_client), own in zip(self.users, OWN, strict=True)
+                for number, ((user, its_client), own) in enumerate(
+                    zip(self.users, OWN, strict=True)
+                )
                 for work in (
                     pushes.push_all(its_client, [i for i in own if i != LAST]),
                     pushes.follow(its_client, own),
+                    exchanges.sync(its_client, number),
                 )
             ),
+            world.within(process, exchanges.scale(client)),
             pushes.push_by_tasks(world, range(N_OF_CLIENTS, LAST)),
             world.within(process, pushes.follow(client, ())),
             world.within(process, training.follow(client)),
@@ -141,6 +154,7 @@ class _Scenario:
         for job in (pushes, training):
             await world.within(process, self._compare(job, client))
             await world.within(process, self._save_last(checkpoints, job, client))
+        await self._end(exchanges, process, client)
         await world.within(process, checkpoints.check(client))
         self.n_restored = checkpoints.n_restored
 
@@ -156,8 +170,7 @@ class _Scenario:
             await asyncio.sleep(BACK_SECONDS)
 
     async def _compare(self, job: OneHotPushes | Training, client: Client) -> None:
-        began = CLOCK.now
-        try:
+        with self._quiet(job):
             if isinstance(job, OneHotPushes):
                 user, its_client = self.users[0]
                 await self.world.within(user, job.push_last(its_client))
@@ -165,12 +178,28 @@ class _Scenario:
                 await self.world.within(follower.process, follower.ask(LAST_SECONDS))
             work = _pull(job, client)
             job.check(await self.watch.call("the last pull", work, LAST_SECONDS))
+
+    async def _end(
+        self, exchanges: Exchanges, process: Process, client: Client
+    ) -> None:
+        with self._quiet(exchanges):
+            for its_process, replica in exchanges.replicas.values():
+                await self.world.within(its_process, exchanges.sync_once(replica))
+            work = self.world.within(process, exchanges.use_rates(client))
+            await self.watch.call("the last push", work, LAST_SECONDS)
+
+    @contextmanager
+    def _quiet(self, job: OneHotPushes | Training | Exchanges) -> Iterator[None]:
+        """Find errors of a store when all is quiet, but for what its machine has kept."""
+        began = CLOCK.now
+        try:
+            yield
         except EXPECTED as error:
             took = CLOCK.now - began
             if self._freed() and took > LOST_SECONDS:
                 self.watch.wrong(f"{job.name} was freed, told after {took:.1f} s")
             if not self._may_be_lost(error):
-                self.watch.wrong(f"{job.name} cannot be read at the end: {error!r}")
+                self.watch.wrong(f"{job.name} cannot be used at the end: {error!r}")
 
     async def _save_last(
         self, checkpoints: SimCheckpoints, job: SimJob, client: Client
@@ -197,7 +226,7 @@ class _Scenario:
         return {m.name for m in self.world.machines.values() if m.is_freed}
 
 
-async def _create(job: OneHotPushes | Training, client: Client) -> None:
+async def _create(job: OneHotPushes | Training | Exchanges, client: Client) -> Layout:
     store = await daskps.create(
         job.params(),
         name=job.name,
@@ -205,10 +234,12 @@ async def _create(job: OneHotPushes | Training, client: Client) -> None:
         optimizer=job.optimizer(),
         client=client,
     )
-    job.named.know(store.layout)
+    layout: Layout = store.layout
+    return layout
 
 
 async def _pull(job: OneHotPushes | Training, client: Client) -> Any:
     store = await daskps.open(job.name, client=client)
     values = await store.pull(rows=job.asked(), timeout=LAST_SECONDS)
-    return {**values, "ids": await store[ANY].ids(timeout=LAST_SECONDS)}
+    ids, stats = await store[ANY].ids(timeout=LAST_SECONDS), await store.stats()
+    return {**values, "ids": ids, "shards": stats["shards"]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daskps import consistency
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.producer import producer_of
@@ -27,20 +28,31 @@ PUSH_SECONDS = 8.0
 REGISTER_SECONDS = 20.0
 
 
+class SimRank(NamedTuple):
+    """Which trainer of which run."""
+
+    run: int
+    rank: int
+    size: int
+
+
 async def join(
-    link: Link, uid: str, *, run: int, rank: int, size: int, bsp: bool
+    link: Link, uid: str, place: SimRank, policy: consistency.Policy
 ) -> AsyncTrainer:
     """Register a trainer with the directory, as its task does, and let it resume."""
     found = await link.directory(
         "register",
-        run=run,
-        rank=rank,
+        run=place.run,
+        rank=place.rank,
         worker=link.node.address,
         wait_seconds=REGISTER_SECONDS,
     )
     meta = StoreMap(await link.directory("find", uid=uid))
-    joined = RunMembership(run, size, found["mailboxes"])
-    trainer = AsyncTrainer(link, meta, joined, rank=rank, bsp=bsp)
+    measures = consistency.measures_delay(policy)
+    boxes = found["mailboxes"]
+    joined = RunMembership(place.run, place.size, boxes, measures_delay=measures)
+    bsp = isinstance(policy, consistency.BSP)
+    trainer = AsyncTrainer(link, meta, joined, rank=place.rank, bsp=bsp)
     if found["attempt"] > 1:
         await trainer.resume_async(found["attempt"])
     return trainer
@@ -64,7 +76,10 @@ class AsyncTrainer(Session):
         whole = routes.whole(self.meta)
         (target,) = row_targets.with_rows(self.meta, whole, rows, {})
         request = routes.read(self.meta, target, None, self._step())
-        await self.shards.call_async(request, self._deadline(None, "a pull"))
+        deadline = self._deadline(None, "a pull")
+        reply = await self.shards.call_async(request, deadline)
+        if (seen := self.shards.seen) is not None:
+            seen.update(reply.versions)
         return target.finish()
 
     async def deliver_async(
@@ -112,6 +127,7 @@ class AsyncTrainer(Session):
         number = self._next_number(GRADIENT, tick)
         step = self._step(number, GRADIENT, tick)._replace(whole=whole)
         request = routes.push(self.meta, arrays, step, everywhere=tick, rows=rows)
+        request = request._replace(seen=self.shards.seen)
         await self.shards.call_async(request, self._deadline(None, "a push"))
 
     async def finish_async(self) -> None:

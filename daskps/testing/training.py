@@ -13,18 +13,19 @@ import numpy as np
 from distributed.core import Status
 
 import daskps
-from daskps import config, optim
+from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.consistency import ASP, BSP, SSP, encoded, measures_delay
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
-from daskps.layout.arrays import Layout
-from daskps.optim.local import LocalModel
 from daskps.testing import steps
+from daskps.testing.delays import Delays
 from daskps.testing.following import Follower, opened
 from daskps.testing.ground import CHANCE
 from daskps.testing.named_ids import ANY, NamedIds
 from daskps.testing.oracles import EXPECTED
+from daskps.testing.undisturbed import RULE, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -32,19 +33,18 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
+    from daskps.layout.arrays import Layout
     from daskps.testing.loop import Process
     from daskps.testing.oracles import Restored, Watch
     from daskps.testing.steps import AsyncTrainer
     from daskps.testing.world import World
 
-#: Policies as the directory takes them, with their bound.
-POLICIES = (("bsp", 0), ("bsp", 0), ("ssp", 1), ("asp", -1))
+#: Those that are chosen from.
+POLICIES = (BSP(), BSP(), SSP(1), ASP(), ASP(damping=1.0), ASP(1, 1.0))
 N_RANKS, N_CLOCKS = 3, 5
 #: Rounds of an epoch: in the end one is half over.
 PER_EPOCH = 2
 BEGINNING = Epochs(per_epoch=PER_EPOCH)
-#: Of the array that has slots.
-RULE = optim.Adam(0.1)
 #: How many ids a step has for itself: with many of them the index grows in a round.
 SIZES = (4, 4, 60, 600)
 #: How much later than the last fault a call of a run, or all of it, must have ended.
@@ -80,7 +80,10 @@ class Training:
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.policy, self.staleness = CHANCE.choice(POLICIES)
+        self.sync = CHANCE.choice(POLICIES)
+        self.policy, self.staleness, _ = encoded(self.sync)
+        #: What is known of delays, where they are measured.
+        self._delays = Delays(self.watch, self.staleness) if self._measures else None
         #: Whether each step takes two pushes of half of it.
         self._in_halves = self.policy == "bsp" and CHANCE.random() < 0.5
         self.is_cancelled = CHANCE.random() < CANCELLED_SHARE
@@ -92,6 +95,15 @@ class Training:
     def is_bsp(self) -> bool:
         """Whether it is in rounds."""
         return self.policy == "bsp"
+
+    @property
+    def _measures(self) -> bool:
+        return measures_delay(self.sync)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether steps may be left out."""
+        return self._measures and self.staleness >= 0
 
     def params(self) -> Any:
         """Return the parameters of the store."""
@@ -133,7 +145,7 @@ class Training:
     async def run(self, link: Link) -> None:
         """Open the run, see its trainers to their end, and close it."""
         begin = {
-            "policy": (self.policy, self.staleness, 0.0),
+            "policy": encoded(self.sync),
             "n_ranks": N_RANKS,
             "reduce": upstream.dumps("sum"),
             "reset": False,
@@ -201,9 +213,8 @@ class Training:
         link = self.world.link(self.world.workers[process.name])
         what = f"{{}} of trainer {rank} on {process.name}"
         try:
-            joining = steps.join(
-                link, uid, run=run, rank=rank, size=N_RANKS, bsp=self.is_bsp
-            )
+            place = steps.SimRank(run, rank, N_RANKS)
+            joining = steps.join(link, uid, place, self.sync)
             trainer = await self.watch.call(what.format("register"), joining, SECONDS)
             while (clock := self.n_before + trainer.clock) < N_CLOCKS:
                 read = trainer.read_async(self.asked())
@@ -258,15 +269,17 @@ class Training:
         """Look at what a trainer reads at a clock."""
         counts = self.counts(values)
         where = f"trainer {rank} at clock {clock} ({self.policy})"
-        self._once(counts, where)
         self._compare_named(counts, values, where)
+        counts = self._there(counts, where)
+        if self._delays is not None:
+            self._delays.note(rank, clock, counts)
         if self.is_bsp:
             self._compare_bits(values, clock, where)
         due = counts[:, :, : max(0, clock - self.staleness)]
         if self.policy != "asp" and not due.all():
             self.watch.wrong(f"{where} lacks {_first(due == 0)}")
         own = counts[:, rank]
-        if not own[:, :clock].all():
+        if not own[:, :clock].all() and not self._drops:
             self.watch.wrong(f"{where} lacks its own {_first(own[:, :clock] == 0)}")
         # One who died may have left a step on its way; under BSP it is in no round.
         early = counts[:, :, clock:] if self.is_bsp else own[:, clock + 1 :]
@@ -282,25 +295,32 @@ class Training:
 
     def _compare_bits(self, values: Any, n_rounds: int, where: str) -> None:
         """Look at the array whose rule has slots, after so many rounds."""
-        wanted, found = undisturbed()[n_rounds], values["m"].tolist()
+        wanted, found = _bits()[n_rounds], values["m"].tolist()
         if found != [wanted] * self.n_shards:
             self.watch.wrong(f"{where}: {found} instead of {wanted} by {RULE!r}")
 
-    def _once(self, counts: Any, where: str) -> None:
+    def _there(self, counts: Any, where: str) -> Any:
+        """Return 1 for each step that a shard has, 0 for others; each counts once."""
+        if self._delays is not None:
+            return self._delays.there(counts, where)
         wrong = (counts != 0) & (counts != 1)
         if wrong.any():
             at = _first(wrong)
             self.watch.wrong(f"{where}: {counts[tuple(at)]:g} at {at} instead of 1")
+        return counts
 
     def check(self, values: Any) -> None:
         """Compare at the end what is there with what the run was."""
         counts, end = self.counts(values), f"the end of the run ({self.policy})"
-        self._once(counts, end)
         wanted = self._compare_named(counts, values, end)
+        if self._delays is not None:
+            n_made = N_RANKS * N_CLOCKS if self.is_complete else None
+            self._delays.check(counts, values["shards"], n_made)
+        counts = self._there(counts, end)
         self.named.compare_ids(end, wanted, values["ids"])
         for follower in self.followers:
             follower.compare(wanted, f"{follower.name}, at the end")
-        if self.is_complete and not counts.all():
+        if self.is_complete and not (counts.all() or self._drops):
             self.watch.wrong(f"{end} lacks {_first(counts == 0)}")
         if self.is_bsp:
             self._check_rounds(counts, values, end)
@@ -319,7 +339,7 @@ class Training:
     def _check_steps(
         self, counts: Any, before: Collection[tuple[int, int]], what: str
     ) -> None:
-        for rank, clock in sorted(before):
+        for rank, clock in () if self._drops else sorted(before):
             if not counts[:, rank, clock].all():
                 self.watch.wrong(f"{what} lacks clock {clock} of trainer {rank}")
 
@@ -332,9 +352,11 @@ class Training:
     def check_restored(self, found: Restored, known: Any, what: str) -> None:
         """Compare what was restored with one moment, and what was known before that."""
         counts, what = self.counts(found.values), f"{what} ({self.policy})"
-        self._once(counts, what)
         wanted = self._compare_named(counts, found.values, what)
+        counts = self._there(counts, what)
         self.named.compare_ids(what, wanted, found.values["ids"])
+        if self._drops:
+            return  # each shard leaves out what is too old for it
         if self.is_bsp:
             self._check_rounds(counts, found.values, what)
         else:
@@ -360,17 +382,10 @@ class Training:
 
 
 @cache
-def undisturbed() -> list[float]:
+def _bits() -> list[float]:
     """Return what the array is whose rule has slots, after so many rounds."""
-    layout = Layout.build({"m": ((1,), "float64")}, 1)
-    model = LocalModel(layout, {0: RULE}, str(config.load().cache))
-    params, found = {"m": np.zeros(1)}, [0.0]
-    model.reset(params)
-    for clock in range(N_CLOCKS):
-        n = sum(rank + 1.0 for rank in range(N_RANKS))
-        model.update(params, {0: np.full(1, n * (clock + 1))}, epoch=0)
-        found.append(float(params["m"][0]))
-    return found
+    n = sum(rank + 1.0 for rank in range(N_RANKS))
+    return undisturbed([n * (clock + 1) for clock in range(N_CLOCKS)])
 
 
 def _first(where: Any) -> list[int]:
