@@ -26,7 +26,7 @@ SCATTERED = 27
 KEPT = ".cache/daskps/kernels"
 #: Where the search for what is wrong begins, if few seeds find it: its course may change
 #: with every line that sends a message, and then the search takes longer.
-BEGIN = {"cut-holds-nothing": 8, "stale-generation-accepted": 22}
+BEGIN = {"adopter-knows-nothing-of-delays": 19}
 
 
 def simulated(*argv: str) -> tuple[int, list[dict[str, Any]]]:

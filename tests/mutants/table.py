@@ -14,6 +14,7 @@ from tests.mutants import (
     machine,
     memory,
     plain_reads,
+    policies,
     pushes,
     replicas,
     rounds,
@@ -45,5 +46,6 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "checkpoints": checkpoints.MUTANTS,
     "store": store.MUTANTS,
     "replicas": replicas.MUTANTS,
+    "policies": policies.MUTANTS,
 }
 MUTANTS: tuple[Mutant, ...] = tuple(m for room in ROOMS.values() for m in room)
