@@ -309,7 +309,8 @@ class Shard:
             error is not None or is_for_owner(ticket.step, segment, state, generation)
         ):
             error = NotHereError()
-        ticket.outcome = error
+        # Who raises one that others get too adds nothing to what these have of it.
+        ticket.outcome = error and error.with_traceback(None)
         return error is not None
 
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:

@@ -82,6 +82,26 @@ def test_asp_never_waits_and_counts_each_push_as_a_step():
     assert shard.segment.current.steps.tolist()[A] == 9
 
 
+@pytest.mark.parametrize("why", ["over", "stopped", "abandoned"])
+def test_a_reason_that_many_hear_keeps_nothing_of_them(why):
+    """Of each that raises it the frames, with arrays in them, would stay in it."""
+    shard, error = make(), RunCancelledError("its client left")
+    shard.begin_run(RUN, ASP(), 1)
+    if why == "over":
+        shard.end_run(RUN, "over", error)
+    elif why == "stopped":
+        shard.hold_run(RUN, error=error)
+    else:
+        shard.abandon(error)
+    n_frames = []
+    for _ in range(3):
+        (ticket,) = send(shard, step(0, 0))
+        with pytest.raises(RunCancelledError, match="its client left") as caught:
+            raise ticket.outcome
+        n_frames.append(len(caught.traceback))
+    assert n_frames == n_frames[:1] * 3
+
+
 def test_pushes_from_outside_are_welcome_under_asp():
     shard = make()
     shard.begin_run(RUN, ASP(), 1)
