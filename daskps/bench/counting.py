@@ -10,7 +10,7 @@ from unittest import mock
 
 from distributed.comm.tcp import TCP
 
-from daskps.cluster.wire.answers import Answer
+from daskps.cluster.wire.messages import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

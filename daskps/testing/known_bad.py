@@ -15,7 +15,7 @@ from daskps.cluster.directory.fencing import Ending
 from daskps.cluster.host import adoption, saving
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.machine.growing import Growing
-from daskps.cluster.wire.answers import Answer
+from daskps.cluster.wire.messages import Answer
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
 from daskps.shards import producers, pushes, run_record

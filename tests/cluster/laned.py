@@ -34,8 +34,7 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import views_of
 from daskps.cluster.lane.tail import Tail
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call
+from daskps.cluster.wire.messages import Answer, Call
 from daskps.cluster.wire.read_words import read_codec_of
 from daskps.config import cache_dir
 from daskps.layout.arrays import Layout

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.caller.wires import Wire
-    from daskps.cluster.wire.answers import Answer
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.cluster.wire.messages import Call
+    from daskps.cluster.wire.messages import Answer, Call
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import numpy as np
 from daskps import codecs
 from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
-    from daskps.cluster.wire.answers import Answer
     from daskps.layout.parameters import Parameter
     from daskps.optim import Rule
     from daskps.typing import Array

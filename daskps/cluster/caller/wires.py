@@ -9,14 +9,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from daskps.cluster.wire.answers import unpack_answers
-from daskps.cluster.wire.messages import pack_call
+from daskps.cluster.wire.messages import pack_call, unpack_answers
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.wire.answers import Answer
-    from daskps.cluster.wire.messages import Call
+    from daskps.cluster.wire.messages import Answer, Call
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.row_reads import RowsRead

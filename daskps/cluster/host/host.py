@@ -21,9 +21,14 @@ from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.pool import BufferPool, limit_of
-from daskps.cluster.wire.answers import Answer, in_words, pack_answers
 from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import Call, unpack_call
+from daskps.cluster.wire.messages import (
+    Answer,
+    Call,
+    in_words,
+    pack_answers,
+    unpack_call,
+)
 from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import (

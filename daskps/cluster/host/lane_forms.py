@@ -22,9 +22,8 @@ from daskps.cluster.lane.frames import (
     Head,
     pack_answers,
 )
-from daskps.cluster.wire.answers import in_words
 from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import Part
+from daskps.cluster.wire.messages import Part, in_words
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick

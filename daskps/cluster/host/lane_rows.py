@@ -25,7 +25,7 @@ from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.frames import APPLIED, AnswerHead, pack_answers
-from daskps.cluster.wire.answers import Answer
+from daskps.cluster.wire.messages import Answer
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ

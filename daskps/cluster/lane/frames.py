@@ -15,8 +15,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import MOST
+from daskps.cluster.wire.messages import MOST, Answer
 from daskps.cluster.wire.packing import sendable
 from daskps.errors import ProtocolError
 

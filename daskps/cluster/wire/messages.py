@@ -18,10 +18,14 @@ import numpy as np
 from daskps import codecs, errors
 from daskps.cluster.wire.packing import (
     pack_array,
+    pack_error,
     unpack_array,
+    unpack_error,
+    unpack_reply,
 )
 from daskps.cluster.wire.read_words import (
     ReadWords,
+    encoded,
     read_codec_of,
     words_of,
 )
@@ -54,6 +58,8 @@ if TYPE_CHECKING:
 
     from daskps.codecs import Codec
     from daskps.layout.parameters import Piece
+    from daskps.reduction import Empty
+    from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
 PROTOCOL = 13
@@ -142,6 +148,19 @@ class Call(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
         return sum(part.step.nbytes + part.answer_nbytes for part in self.parts)
+
+
+class Answer(NamedTuple):
+    """What one shard says back."""
+
+    shard: int
+    error: Exception | None = None
+    #: The wait is not over; `applied` says whether the arrays were accepted.
+    parked: bool = False
+    applied: bool = True
+    version: int = 0
+    lag: int = 0
+    arrays: tuple[Array, ...] = ()
 
 
 _KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN, REMOVE)
@@ -371,3 +390,49 @@ def _range(layout: Layout, shard: int, packed: Range) -> Range:
         f"a read of elements {start} to {stop} of the {dtype} values of shard {shard}, "
         f"which it does not hold"
     )
+
+
+def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the answers of a host as its reply."""
+    rows = []
+    for shard, error, *said, arrays in answers:
+        packed = None if error is None else pack_error(error)
+        rows.append([shard, packed, *said, [pack_array(x) for x in arrays]])
+    return {"status": "OK", "value": rows}
+
+
+def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
+    """Rebuild the answers to `call`; anything but an acknowledgement raises."""
+    found = []
+    asked = {p.shard: [*zip_longest(p.answered, p.words)] for p in call.parts}
+    for shard, packed, *said, rows in unpack_reply(reply, where):
+        error = None if packed is None else unpack_error(packed)
+        arrays = tuple(
+            unpack_array(data, dtype) if words is None else _unpack_read(data, words)
+            for data, ((dtype, _), words) in zip(rows, asked[shard], strict=False)
+        )
+        found.append(Answer._make((shard, error, *said, arrays)))
+    return found
+
+
+def in_words(
+    answers: Sequence[Answer], parts: Sequence[Part], empty: Empty = np.empty
+) -> list[Answer]:
+    """Return answers to parts with words for what travels in words."""
+    asked = {part.shard: part.words for part in parts}
+    return [
+        answer._replace(arrays=encoded(answer.arrays, asked[answer.shard], empty))
+        for answer in answers
+    ]
+
+
+def _unpack_read(data: Any, how: ReadWords) -> Array:
+    """Rebuild an array of an answer that has come in words."""
+    words, out = unpack_array(data, how.codec.dtype), np.empty(how.n, how.dtype)
+    if len(words) != how.n_words:
+        raise errors.ProtocolError(
+            f"an answer of {len(words):,} words of codec={how.codec.name!r}, which makes "
+            f"{how.n_words:,} of {how.n:,} numbers"
+        )
+    how.decode(words, out)
+    return out

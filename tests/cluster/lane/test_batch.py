@@ -34,8 +34,7 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.waits import ANSWERED, BATCH, OTHERS, ROOM
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Step
 from tests.cluster.callers import counted
 from tests.cluster.hosted import bare_host, shared_shard

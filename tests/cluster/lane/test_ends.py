@@ -39,9 +39,8 @@ from daskps.cluster.lane.frames import (
     pack_refusal,
     unpack_head,
 )
-from daskps.cluster.wire.answers import Answer
 from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ProtocolError
 from daskps.shards.steps import GRADIENT, Item, Step
 

@@ -32,8 +32,7 @@ from daskps.cluster.lane.frames import (
     unpack_rows,
     unpack_text,
 )
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
+from daskps.cluster.wire.messages import Answer, Call, Part, pack_call, unpack_call
 from daskps.errors import (
     ProtocolError,
     PushRejectedError,

@@ -40,8 +40,7 @@ from daskps.cluster.lane.frames import (
 from daskps.cluster.lane.plain_reads import Loops
 from daskps.cluster.lane.plain_words import ASKED, QUIET, TORN, UNSENT, WOKEN
 from daskps.cluster.lane.tail import TAIL_NBYTES
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.config import cache_dir
 from daskps.kernels import system
 from daskps.layout.arrays import Layout

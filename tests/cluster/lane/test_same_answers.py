@@ -14,11 +14,12 @@ import pytest
 from daskps import codecs, consistency
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import Parked
-from daskps.cluster.wire.answers import Answer, in_words
 from daskps.cluster.wire.messages import (
+    Answer,
     Call,
     Part,
     dtype_of_item,
+    in_words,
     pack_call,
     unpack_call,
 )

@@ -25,8 +25,7 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
-from daskps.cluster.wire.answers import Answer
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Step
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import hosted_shards, pack_frame

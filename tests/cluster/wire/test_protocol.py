@@ -14,8 +14,13 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import routes
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.wire.answers import unpack_answers
-from daskps.cluster.wire.messages import PROTOCOL, Call, identity, pack_call
+from daskps.cluster.wire.messages import (
+    PROTOCOL,
+    Call,
+    identity,
+    pack_call,
+    unpack_answers,
+)
 from daskps.cluster.wire.packing import pack_array, pack_error, unpack_reply
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT, Step

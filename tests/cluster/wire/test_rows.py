@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from daskps import config
-from daskps.cluster.wire.answers import Answer, pack_answers, unpack_answers
-from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
+from daskps.cluster.wire.messages import (
+    Answer,
+    Call,
+    Part,
+    pack_answers,
+    pack_call,
+    unpack_answers,
+    unpack_call,
+)
 from daskps.cluster.wire.rows import RowsAsked, most_rows
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.init import constant
