@@ -9,6 +9,7 @@ from typing import Any
 from daskps.cluster.caller.link import Link, task_link
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.runs.telling import telling
 from daskps.cluster.upstream import check_travels, loads, secede
 from daskps.cluster.wire import encoding
@@ -20,6 +21,7 @@ from daskps.usercode import user_code
 logger = logging.getLogger(__name__)
 
 
+@sends_errors
 def run_trainer(
     body: bytes, place: dict[str, Any], wait_seconds: float, part: Any
 ) -> Any:

@@ -18,6 +18,7 @@ from daskps.cluster.host.contributions import Receipt
 from daskps.cluster.runs.graph.context import GraphWork, context_of
 from daskps.cluster.runs.graph.reduced_rows import reduced_rows
 from daskps.cluster.runs.graph.sums import Sums
+from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ConsistencyError
 from daskps.shards.steps import NOTHING
@@ -42,6 +43,7 @@ class Duty:
     home: str
 
 
+@sends_errors
 def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Receipt:
     """Compute one rank's contribution to a round and leave it on this worker.
 
@@ -98,6 +100,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
     )
 
 
+@sends_errors
 def reduce_round(
     work: GraphWork,
     place: RoundId,
