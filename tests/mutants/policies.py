@@ -83,6 +83,20 @@ MUTANTS = (
         (_ON_HOSTS + "test_delays_are_since_the_last_pull[inside-pushpull]",),
     ),
     Mutant(
+        "read-by-lane-that-is-not-noted",
+        "daskps.cluster.caller.lane_read:LaneRead.read",
+        "self._seen.update(reply.versions)",
+        "pass",
+        (_ON_HOSTS + "test_a_read_that_is_known_counts[lane]",),
+    ),
+    Mutant(
+        "lane-without-what-was-read",
+        "daskps.cluster.caller.lane_form:seen_of",
+        "return np.array([seen.get(shard, UNREAD) for shard in form.shards], LEAST).tobytes()",
+        "return np.array([UNREAD for shard in form.shards], LEAST).tobytes()",
+        (_ON_HOSTS + "test_a_read_that_is_known_counts[lane]",),
+    ),
+    Mutant(
         "factor-in-place-of-that-before",
         "daskps.shards.pushes:_scaled",
         "found[position] = to_word(before * times)",

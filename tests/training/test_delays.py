@@ -75,6 +75,34 @@ def test_delays_are_since_the_last_pull(way, how):
             assert (row["dropped"], row["pushes"]) == (0, 6)
 
 
+def again(trainer, part):
+    """Read what is known once more after an update, and push one after the other."""
+    out = {"w": np.empty((4, N))}
+    for _ in range(2):
+        trainer.pull("w", out=out)
+    trainer.allreduce({"turn": np.zeros(1)})
+    if trainer.rank == 0:
+        trainer.push(grads(trainer))
+    trainer.allreduce({"turn": np.zeros(1)})
+    trainer.pull("w", out=out)
+    for rank in range(trainer.size):
+        trainer.allreduce({"turn": np.zeros(1)})
+        if trainer.rank == rank:
+            trainer.push(grads(trainer))
+    return trainer._session.shards.counters.lane_calls
+
+
+@mostly_inside()
+def test_a_read_that_is_known_counts(way, request):
+    """Delay 0 of the first push; 0, 1, 2 of those after the read."""
+    with made() as store:
+        found = daskps.run(store, again, [None] * N, sync=daskps.ASP(damping=1.0))
+        np.testing.assert_array_equal(store["w"].pull(), [[2, 1 / 2, 1 / 3]] * 4)
+    if request.node.callspec.params["way"] == "lane":
+        # One shard of each trainer is far: three pulls and a push, not by message.
+        assert min(found) >= 4
+
+
 @mostly_inside("rows", [False, True])
 def test_above_the_bound_nothing_is_applied(way, rows):
     """Of a bound of 1 those with delays 0 and 1 are; versions count only these."""

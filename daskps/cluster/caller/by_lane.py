@@ -115,5 +115,6 @@ def call_of(
         arrays,
         outs,
         request.min_version,
+        request.seen,
     )
     return LaneCall(far, route, said, make=request.checked, deadline=deadline)

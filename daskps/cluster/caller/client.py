@@ -68,8 +68,7 @@ class ShardClient:
         self.link, self.meta = link, meta
         self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
         measures = joined is not None and joined.measures_delay
-        # Lanes do not say what was read of which shard.
-        make = FarByLane if config.load().lane_way and not measures else Far
+        make = FarByLane if config.load().lane_way else Far
         self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
         #: Which version of each shard was read last, where anybody wants to know.

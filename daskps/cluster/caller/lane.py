@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.lane_form import least_of
+from daskps.cluster.caller.lane_form import least_of, seen_of
 from daskps.cluster.lane.channel import MOST_BUFFERS, Channel
 from daskps.cluster.lane.fetches import check_fetched, pack_fetch, text_nbytes
 from daskps.cluster.lane.frames import (
@@ -67,6 +67,8 @@ class LaneSaid(NamedTuple):
     outs: Sequence[Array] = ()
     #: What a read outside runs waits for.
     min_version: int | None = None
+    #: Which version of each shard a trainer has read last, where its run asks.
+    seen: Mapping[int, int] | None = None
 
 
 class LaneSilentError(TimeoutError):
@@ -165,11 +167,13 @@ class Lane(Channel):
         known = self._forms.get(form.key)
         if known is None:
             known = self._tell(form)
-        clock, sequence, floor, weight, lr, arrays, _, min_version = said
+        clock, sequence, floor, weight, lr, arrays, _, min_version, seen = said
         self._number = number = (self._number + 1) & _MOST_NUMBER
         flags, least = 0, b""
         if min_version is not None and (least := least_of(form, min_version)):
             flags = HAS_LEAST
+        elif seen is not None:
+            flags, least = HAS_LEAST, seen_of(form, seen)
         if lr is None:
             lr = 0.0
         else:

@@ -22,6 +22,7 @@ from daskps.cluster.lane.forms import LEAST, say_form
 from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES
 from daskps.config import cache_dir
 from daskps.kernels.row_moves import scatter
+from daskps.shards.steps import UNREAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,6 +164,11 @@ class LaneForm:
         self.answer_nbytes = at
         #: What is received at first: all of it, or what comes before large arrays.
         self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
+
+
+def seen_of(form: LaneForm, seen: Mapping[int, int]) -> bytes:
+    """Return which versions of the shards of a form were read last, in the same place."""
+    return np.array([seen.get(shard, UNREAD) for shard in form.shards], LEAST).tobytes()
 
 
 def least_of(form: LaneForm, min_version: int) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane_route import LaneRoute
-    from daskps.cluster.caller.routes import Request, Step
+    from daskps.cluster.caller.routes import Reply, Request, Step
     from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
@@ -36,22 +36,34 @@ class LaneRead:
         The read, which may go to any arrays.
     route : LaneRoute
         How that takes lanes.
+    seen : dict of int to int, optional
+        Takes which version was read of each shard.
     """
 
-    def __init__(self, far: Far, request: Request, route: LaneRoute) -> None:
-        self._far, self._request, self._route = far, request, route
+    def __init__(
+        self,
+        far: Far,
+        request: Request,
+        route: LaneRoute,
+        seen: dict[int, int] | None = None,
+    ) -> None:
+        self._far, self._request, self._route, self._seen = far, request, route, seen
         #: Until when it holds: a way that is closed today may be open soon.
         self.until = time.monotonic() + AGAIN_SECONDS
 
     @classmethod
     def of(
-        cls, far: Far, slices: Mapping[int, Sequence[ReadSlice]], step: Step
+        cls,
+        far: Far,
+        slices: Mapping[int, Sequence[ReadSlice]],
+        step: Step,
+        seen: dict[int, int] | None = None,
     ) -> LaneRead | None:
         """Return a read of slices; None where no lane may be taken."""
         target = Target({s: tuple(of) for s, of in slices.items()}, (), dict)
         request = routes.read(far.meta, target, None, step)
         route = far.find_lanes(request, tuple(slices))
-        return None if route is None else cls(far, request, route)
+        return None if route is None else cls(far, request, route, seen)
 
     def read(
         self,
@@ -77,12 +89,16 @@ class LaneRead:
         """
         said, make = LaneSaid(clock, outs=outs), partial(self._make, clock, outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
-        if read_near is None:
-            return call.run().lag
-        if self._route.is_small:
-            lag = call.run().lag
-            return lag if read_near() else None
-        return self._read_both(call, read_near)
+        is_read = True
+        if read_near is None or self._route.is_small:
+            reply = call.run()
+            if read_near is not None:
+                is_read = read_near()
+        else:
+            reply, is_read = self._read_both(call, read_near)
+        if self._seen is not None:
+            self._seen.update(reply.versions)
+        return reply.lag if is_read else None
 
     def _make(self, clock: int, outs: Sequence[Array]) -> Request:
         """Return it as it goes by message."""
@@ -92,7 +108,7 @@ class LaneRead:
         return request._replace(step=step, target=target)
 
     @staticmethod
-    def _read_both(call: LaneCall, read_near: Callable[[], bool]) -> int | None:
+    def _read_both(call: LaneCall, read_near: Callable[[], bool]) -> tuple[Reply, bool]:
         """Read the rest while the hosts read."""
         is_read = False
 
@@ -101,5 +117,5 @@ class LaneRead:
             is_read = read_near()
             return ()
 
-        lag = call.run(meanwhile).lag
-        return lag if is_read else None
+        reply = call.run(meanwhile)
+        return reply, is_read

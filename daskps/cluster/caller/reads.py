@@ -216,7 +216,7 @@ class NamedRead:
         self.prepared, self.by_lane = PreparedRead(ways, near, seen), None
         if far_slices:
             step = Step(run=ways.run, rank=ways.rank)
-            self.by_lane = LaneRead.of(far, far_slices, step)
+            self.by_lane = LaneRead.of(far, far_slices, step, seen)
         #: Whether it is worth being kept.
         self.is_possible = self.prepared.is_possible and (
             not far_slices or self.by_lane is not None
