@@ -86,9 +86,12 @@ class Text:
         #: the start, and says nothing of the rounds to come.
         self._first: tuple[float, int] | None = None
         self._length = 0
+        self._said = False
 
     def draw(self, state: State) -> None:
         """Write the line over the one before."""
+        if self._said:  # what was waited for is no part of the rounds
+            self._began, self._said = self._now(), False
         if self._first is None and state.done:
             self._first = self._now(), state.done
         line = " | ".join(filter(None, self._parts(state)))
@@ -99,6 +102,12 @@ class Text:
         self._file.write(f"\r{line:<{self._length}}")
         self._file.flush()
         self._length = len(line)
+
+    def say(self, text: str) -> None:
+        """Write this in place of the line, until it is drawn."""
+        self._file.write(f"\r{text:<{self._length}}")
+        self._file.flush()
+        self._length, self._said = len(text), True
 
     def clear(self) -> None:
         """Leave an empty line."""
@@ -153,9 +162,11 @@ class Tqdm:
 
         self._make: Any = Quiet
         self._bar: Any = None
+        self._note: Any = None
 
     def draw(self, state: State) -> None:
         """Show rounds, rate and time left, with epoch and loss beside them."""
+        self._wipe_note()
         title = f"epoch {state.epoch}/{state.epochs}" if state.epochs else None
         if self._bar is None:
             self._bar = self._make(
@@ -181,13 +192,25 @@ class Tqdm:
             return
         bar.refresh()
 
+    def say(self, text: str) -> None:
+        """Write this where the bar will be."""
+        how = _sizes(sys.stderr)
+        self._note = self._make(desc=text, bar_format="{desc}", leave=False, **how)
+
+    def _wipe_note(self) -> None:
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+
     def clear(self) -> None:
         """Leave an empty line."""
-        if self._bar is not None:
-            self._bar.clear()
+        for shown in (self._note, self._bar):
+            if shown is not None:
+                shown.clear()
 
     def close(self) -> None:
         """Leave the bar as it is."""
+        self._wipe_note()
         if self._bar is not None:
             self._bar.close()
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: The methods a callback may have, each called with the run.
-EVENTS = ("on_start", "on_round", "on_epoch", "on_failover", "on_stop")
+EVENTS = ("on_data", "on_start", "on_round", "on_epoch", "on_failover", "on_stop")
 logger = logging.getLogger(__name__)
 
 
@@ -76,8 +76,8 @@ def check(callbacks: Iterable[object]) -> tuple[object, ...]:
     Parameters
     ----------
     callbacks : iterable of object
-        Each has one or more of the methods `on_start`, `on_round`, `on_epoch`,
-        `on_failover`, `on_stop`.
+        Each has one or more of the methods `on_data`, `on_start`, `on_round`,
+        `on_epoch`, `on_failover`, `on_stop`.
 
     Returns
     -------
@@ -199,12 +199,20 @@ class ProgressBar:
     def __init__(self, file: TextIO | None = None) -> None:
         self._given = file
         self._bar: Text | Tqdm | None = None
-        self._broken = False
+        self._broken = self._waits = False
+
+    def on_data(self, run: RunStatus) -> None:
+        """Say what comes before the first round."""
+        self.close()
+        self._broken, self._waits = False, True
+        if (bar := self._made()) is not None:
+            self._guarded(bar.say, "computing the data")
 
     def on_start(self, run: RunStatus) -> None:
         """Draw the empty bar."""
-        self.close()
-        self._broken = False
+        if not self._waits:
+            self.close()
+            self._broken = False
         self._draw(describe(run))
 
     def on_round(self, run: RunStatus) -> None:
@@ -239,21 +247,24 @@ class ProgressBar:
         --------
         >>> ProgressBar().close()
         """
-        bar, self._bar = self._bar, None
+        bar, self._bar, self._waits = self._bar, None, False
         if bar is not None and not self._broken:
             self._guarded(bar.close)
 
     def _draw(self, state: State) -> None:
+        if (bar := self._made()) is not None:
+            self._guarded(bar.draw, state)
+
+    def _made(self) -> Text | Tqdm | None:
+        """Return the bar, made by now; None where nobody would see it."""
         if self._broken:
-            return
+            return None
         if self._bar is None:
             if self._given is not None:
                 self._bar = bars.Text(self._given)
             elif bars.is_watched(sys.stderr):
                 self._bar = bars.make_bar()
-            else:
-                return
-        self._guarded(self._bar.draw, state)
+        return self._bar
 
     def _guarded(self, method: Callable[..., None], *args: Any) -> None:
         """Draw; where that fails, a terminal that went for one, draw no more."""
@@ -266,7 +277,7 @@ class ProgressBar:
 
 
 class Log:
-    """Log the start, every epoch, fail-overs and the end of a run.
+    """Log lazy data, the start, every epoch, fail-overs and the end of a run.
 
     Parameters
     ----------
@@ -290,6 +301,10 @@ class Log:
     ) -> None:
         self._logger = logging.getLogger("daskps") if logger is None else logger
         self._level = level
+
+    def on_data(self, run: RunStatus) -> None:
+        """Log that lazy data is computed first."""
+        self._logger.log(self._level, "run on %r computes its data", run.store)
 
     def on_start(self, run: RunStatus) -> None:
         """Log the start."""

@@ -176,8 +176,8 @@ def train(  # noqa: PLR0913 - the public contract
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
         `stop` it waits.
     callbacks : "auto" or iterable of object
-        Objects with any of ``on_start, on_round, on_epoch, on_failover, on_stop``, and
-        a :class:`Monitor`.
+        Objects with any of ``on_data, on_start, on_round, on_epoch, on_failover,
+        on_stop``, and a :class:`Monitor`.
         "auto" is a :class:`ProgressBar` where a person looks, in a terminal or a
         notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
     stop : Condition or callable, optional

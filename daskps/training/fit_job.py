@@ -20,7 +20,7 @@ from daskps.epochs import Epochs
 from daskps.errors import DaskPSError, SchedulerLostError, UnsavedRunError
 from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
-from daskps.training.data.parts import parts_of
+from daskps.training.data.parts import is_computed_first, parts_of
 from daskps.training.ending import StopNow
 from daskps.training.graph import GraphStepper
 from daskps.training.job import Job
@@ -58,8 +58,7 @@ class FitJob(Job):
         if self.resume and begin.progress.epochs.ended >= self.epochs:
             await self._load(begin)
             return await self._result(link, "resident")
-        about: dict[str, Any] = {"split": split, "only": self.workers}
-        parts = await parts_of(link, X, y, trainers=self.trainers, **about)
+        parts = await self._parts(link, X, y, split)
         try:
             lengths = [part.rows for part in parts]
             plan = replace(plan, rounds=plan.n_groups(max(lengths)))
@@ -107,6 +106,15 @@ class FitJob(Job):
             except (DaskPSError, OSError) as error:
                 return error
         return None
+
+    async def _parts(
+        self, link: Link, X: Any, y: Any, split: dict[str, Any]
+    ) -> list[DataPart]:
+        """Cut the data; say so before where that waits for Dask."""
+        if is_computed_first(X, y):
+            await self._notify("on_data")
+        about: dict[str, Any] = {"split": split, "only": self.workers}
+        return await parts_of(link, X, y, trainers=self.trainers, **about)
 
     async def _attempt(
         self,

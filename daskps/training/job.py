@@ -20,7 +20,7 @@ from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
 from daskps.training import callbacks as callbacks_module
-from daskps.training.data.lazy import computed_parts
+from daskps.training.data.lazy import computed_parts, is_lazy
 from daskps.training.ending import EarlyEnd
 from daskps.training.functions import metrics_of
 from daskps.training.result import Epoch, RunStatus
@@ -188,6 +188,8 @@ class Job:
                 f"store.scale_lr(factor) where the run is over"
             )
         await check_workers(self.store._bind(), self.workers)
+        if any(map(is_lazy, parts)):
+            await self._notify("on_data")
         parts = await computed_parts(self.store._bind(), parts)
         await self._notify("on_start")
         found = await self.launch(body, parts)

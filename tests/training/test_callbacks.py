@@ -129,6 +129,30 @@ def test_progress_bar_draws_one_line() -> None:
     ]
 
 
+def test_progress_bar_says_that_data_is_computed() -> None:
+    file = io.StringIO()
+    bar = ProgressBar(file)
+    for _ in range(2):
+        bar.on_data(progress())
+        whole_run(bar)
+    first, second, end = file.getvalue().split("\n")
+    assert end == ""
+    for text in (first, second):
+        said, *lines = [line.strip() for line in text.split("\r")[1:]]
+        assert said == "computing the data"
+        assert len(lines) == 4
+        assert lines[-1].endswith("| 0:00")
+
+
+def test_progress_bar_of_data_that_fails_ends_its_line() -> None:
+    file = io.StringIO()
+    bar = ProgressBar(file)
+    bar.on_data(progress())
+    end([bar])
+    bar.on_start(progress())
+    assert file.getvalue().startswith("\rcomputing the data\n\r[")
+
+
 def test_progress_bar_of_a_failed_run_ends_its_line() -> None:
     file = io.StringIO()
     bar = ProgressBar(file)
@@ -167,7 +191,10 @@ def test_progress_bar_is_drawn_on_a_terminal(
     else:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     threads = set(threading.enumerate())
-    whole_run(ProgressBar())
+    bar = ProgressBar()
+    bar.on_data(progress())
+    assert "computing the data" in terminal.getvalue()
+    whole_run(bar)
     said = terminal.getvalue()
     last = [line for line in re.split(r"[\r\n]", said) if line.strip()][-1]
     for text in ("7/7", "2/4", "loss 0.25", "accuracy 0.9375"):
@@ -216,8 +243,10 @@ def test_silence_and_what_callbacks_may_be() -> None:
 
 def test_log_says_what_happens(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "daskps"):
+        notify([Log()], "on_data", progress())
         whole_run(Log())
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "run on 'a store' computes its data"),
         ("INFO", "run on 'a store' starts"),
         ("INFO", "epoch 0: loss 0.25, accuracy 0.9375, 0.50 s, staleness 0"),
         ("WARNING", "run on 'a store': failover at clock 7"),

@@ -94,6 +94,32 @@ def test_lazy_parts_are_computed_on_the_workers(client):
     ]
 
 
+class Order:
+    def __init__(self):
+        self.seen = []
+
+    def on_data(self, run):
+        self.seen.append(("data", run.clock))
+
+    def on_start(self, run):
+        self.seen.append(("start", run.clock))
+
+
+def test_callbacks_hear_that_data_is_computed_before_the_start(client):
+    def gradient(params, X, y):
+        return {"a": np.zeros(4)}
+
+    waits = []
+    for parts in (da.ones(4, chunks=2), np.ones(4), list(client.map(np.ones, [2, 2]))):
+        order = Order()
+        with counting() as store:
+            daskps.train(store, gradient, parts, callbacks=[order], trainers=2)
+            listed = parts if isinstance(parts, list) else [parts[:2], parts[2:]]
+            daskps.run(store, kinds_and_sums, listed, callbacks=[order])
+        waits.append([what for what, clock in order.seen if clock == 0])
+    assert waits == [["data", "start"] * 2, ["start"] * 2, ["data", "start"] * 2]
+
+
 def test_a_lazy_part_that_fails_is_named(client):
     with counting() as store:
         wrong = delayed(int)("three")

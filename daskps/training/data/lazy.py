@@ -65,6 +65,11 @@ async def computed_parts(link: Link, parts: Sequence[Any]) -> list[Any]:
     return found
 
 
+def is_lazy(part: Any) -> bool:
+    """Whether it is computed before a loop gets it."""
+    return is_dask_collection(part) or upstream.is_future(part) or _is_pair(part)
+
+
 def _is_pair(part: Any) -> bool:
     """Whether it is a tuple with something lazy in it, such as features and labels."""
     return type(part) is tuple and any(

@@ -71,6 +71,14 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
     rows(0, trainers or 1 if weights is None else len(weights), **split)
 
 
+def is_computed_first(*data: Any) -> bool:
+    """Whether something of it is lazy: its rows are there when Dask has computed them."""
+    return any(
+        isinstance(one, LazyTable) or _is_lazy(one) or listed(one) is not None
+        for one in data
+    )
+
+
 async def parts_of(
     link: Link,
     X: Any,
