@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from daskps.cluster.caller import lanes
-from daskps.cluster.caller.by_lane import FarByLane, carries_words
+from daskps.cluster.caller.by_lane import FarByLane
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lanes import Lanes
@@ -145,8 +145,6 @@ def tallying(send: Any) -> Any:
             count(_by_contract, "on an event loop")
         elif is_counted(self) and request.given:
             count(_by_contract, "pieces that are given away")
-        elif is_counted(self) and not carries_words(request):
-            count(_by_contract, "words of any number")
         return await send(self, worker, request, *args, **kwargs)
 
     return tallied

@@ -123,8 +123,11 @@ class Codec:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a piece becomes as many words each time."""
-        return True
+        """Whether a piece is known to become as many words each time.
+
+        What a codec of a user's says of that is looked at each time.
+        """
+        return False
 
     def fits(self, n_words: int, n: int, start: int = 0) -> bool:
         """Return whether `n` numbers from `start` on may be so many words."""

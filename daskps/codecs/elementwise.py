@@ -26,6 +26,11 @@ class Elementwise(Codec):
         """Which loop rounds."""
         return "encode"
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a piece becomes as many words each time: it does."""
+        return True
+
     def n_words(self, n: int) -> int:
         """Return `n`: one word for each number.
 

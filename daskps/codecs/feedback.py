@@ -25,6 +25,11 @@ class Feedback(Codec):
     #: The loops that it uses.
     _loops: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a piece becomes as many words each time."""
+        return True
+
     def n_words(self, n: int) -> int:
         """Return how many words `n` numbers become.
 

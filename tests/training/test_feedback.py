@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -58,7 +59,7 @@ def push_steps(trainer, part):
         for c in CODECS
         for s, n in (("bsp", 1), ("bsp", 3), ("asp", 3), ("ssp", 3))
     ],
-    real=[("topk", "asp", 3)],
+    real=[("topk", "asp", 3), ("bound", "bsp", 3), ("int8", "ssp", 3)],
 )
 def test_what_was_not_said_is_said_later_by_every_way(way, codec, sync, shards):
     """To the last bit, on any number of shards."""
@@ -69,20 +70,42 @@ def test_what_was_not_said_is_said_later_by_every_way(way, codec, sync, shards):
         np.testing.assert_array_equal(found[name], array)
 
 
+class Doubles(codecs.Codec):
+    """Two words of a user's for each number, which say it twice."""
+
+    dtype = "float64"
+
+    def n_words(self, n):
+        return 2 * n
+
+    def encode(self, array, words):
+        words[:] = np.repeat(array, 2)
+
+    def decode(self, words, out):
+        out[:] = words[::2]
+
+
 # -- bytes ------------------------------------------------------------------------------
 
 
 def count_steps(trainer, part):
-    """Return messages and bytes of three steps."""
+    """Return messages, calls by lane and bytes of three steps."""
     counters, rng = trainer._session.shards.counters, np.random.default_rng(4)
     grad = {"w": rng.normal(size=8000).astype("f4")}
     trainer.push(grad)
-    before = counters.messages, counters.nbytes
+    before = replace(counters)
     for _ in range(3):
         trainer.push(grad)
-    return counters.messages - before[0], counters.nbytes - before[1]
+    nbytes = counters.nbytes + counters.lane_nbytes
+    return (
+        counters.messages - before.messages,
+        counters.lane_calls - before.lane_calls,
+        nbytes - before.nbytes - before.lane_nbytes,
+    )
 
 
+@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("sync", ["asp", "bsp"])
 @pytest.mark.parametrize(
     ("codec", "each"),
     [
@@ -90,15 +113,17 @@ def count_steps(trainer, part):
         (Int8(), 8000 + 4 * (16 + 17)),
         (TwoBit(1.0), 2 * 1000),
         (TopK(ratio=0.01), 80 * 8),
+        (Doubles(), 2 * 8000 * 8),
     ],
-    ids=["int8", "2bit", "topk"],
+    ids=["int8", "2bit", "topk", "own"],
 )
-def test_bytes_of_a_step_are_those_of_the_words(rpc_cluster, codec, each):
+def test_bytes_of_a_step_are_those_of_the_words(way, request, codec, each, sync):
     params = {"w": np.zeros(8000, "f4")}
-    how: dict[str, Any] = {"optimizer": optim.SGD(0.1), "client": rpc_cluster}
-    with daskps.create(params, shards=2, **how) as store:
-        [found] = daskps.run(store, count_steps, [0], codec=codec, sync="asp")
-    assert found == (3 * 2, 3 * each)
+    with daskps.create(params, shards=2, optimizer=optim.SGD(0.1)) as store:
+        [found] = daskps.run(store, count_steps, [0], codec=codec, sync=sync)
+    by_lane = "lane" in request.node.callspec.id.split("-")
+    assert found[:2] == ((0, 3 * 2) if by_lane else (3 * 2, 0))
+    assert found[2] == 3 * each
 
 
 # -- refused, lost, sent again ----------------------------------------------------------

@@ -110,6 +110,53 @@ def test_bytes_of_a_pull_are_those_of_the_words(way, request, sync, codec):
     assert found == [(*calls, 3 * words), (*calls, 3 * (words + 4 * 8001))]
 
 
+# -- rows of tables ---------------------------------------------------------------------
+
+IDS = np.array([3, 17, 3, 0, 19, 8, 5])
+
+
+def read_rows(trainer, name):
+    """Return rows that were pulled, with arrays and alone, and bytes of the latter."""
+    counters = trainer._session.shards.counters
+    read_in(trainer, name)
+    rows = {"emb": daskps.RowGrad(np.arange(12), np.full((12, 3), -GIVEN, "f4"))}
+    found = [trainer.pushpull({"w": np.zeros(9, "f4"), **rows}, rows={"emb": IDS})]
+    before = counters.messages, counters.nbytes + counters.lane_nbytes
+    found.append(trainer.pull((), rows={"emb": IDS}))
+    nbytes = counters.nbytes + counters.lane_nbytes - before[1]
+    return found, counters.messages - before[0], nbytes
+
+
+@mostly_inside(
+    "codec,sync,rows",
+    [("bf16", "bsp", 20), ("fp16", "asp", None), ("bf16", "asp", 20)],
+    real=[("bf16", "bsp", 20), ("fp16", "asp", None)],
+)
+def test_rows_are_rounded_by_every_way(way, request, codec, sync, rows):
+    """Also those of arrays that are read with them, and those that are not there."""
+    params = {**START, "emb": daskps.TableSpec(rows, 3, init=0.3)}
+    with daskps.create(params, optimizer=optim.SGD(1.0), shards=3) as store:
+        [(found, messages, nbytes)] = daskps.run(store, read_rows, [codec], sync=sync)
+    there = np.float32(0.3) + np.float32(GIVEN)
+    expected = np.where(IDS < 12, there, np.float32(0.3)).astype("f4")
+    words = np.empty(len(IDS), "u2")
+    codecs.named(codec).encode(expected, words)
+    expected = decoded(codec, words, "f4")
+    if rows is None:  # there is none to be rounded
+        expected[IDS >= 12] = np.float32(0.3)
+    expected = np.repeat(expected, 3).reshape(-1, 3)
+    for pulled in found:
+        np.testing.assert_array_equal(pulled["emb"], expected)
+    assert found[0]["w"][0] == np.float32(ROUNDED[codec])
+    way = request.node.callspec.id.split("-")[0]
+    marks = 0 if rows else len(IDS)
+    if way == "rpc":
+        assert (messages, nbytes) == (2, len(IDS) * 3 * 2 + marks)
+    elif way == "lane":
+        assert messages == 0
+        assert nbytes == len(IDS) * (3 * 2 + 8) + marks  # ids count too
+
+
 @pytest.mark.parametrize("execution", ["resident", "graph"])
 def test_both_executions_see_the_same(client, execution):
     found = []

@@ -53,7 +53,7 @@ def push_rows(trainer, part):
 @mostly_inside(
     "codec,sync,rows",
     [(c, s, n) for c in CODECS for s in ("bsp", "asp") for n in (20, None)],
-    real=[("bf16", "asp", 20)],
+    real=[("bf16", "asp", 20), ("int8", "bsp", None), ("own", "asp", 20)],
 )
 def test_rows_arrive_as_their_codec_says_by_every_way(way, codec, sync, rows):
     """Rows that repeat are added up as what they come to."""
@@ -74,19 +74,25 @@ def count_rows(trainer, part):
     counters = trainer._session.shards.counters
     grad = {"emb": RowGrad(np.arange(400), np.ones((400, 8), "f4"))}
     trainer.push(grad)
-    before = counters.nbytes
+    before = counters.nbytes + counters.lane_nbytes
     trainer.push(grad)
-    return counters.nbytes - before
+    return counters.nbytes + counters.lane_nbytes - before, counters.messages
 
 
 @pytest.mark.parametrize(
     ("codec", "each"), [(None, 4 * 8), ("fp16", 2 * 8), ("int8", 8 + 4), (Halved(), 16)]
 )
-def test_bytes_of_rows_are_those_of_their_words(rpc_cluster, codec, each):
-    how: dict[str, Any] = {"optimizer": optim.SGD(0.1), "client": rpc_cluster}
-    with daskps.create({"emb": TableSpec(400, 8)}, shards=2, **how) as store:
-        [found] = daskps.run(store, count_rows, [0], codec=codec, sync="asp")
-    assert found == 400 * each
+@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+def test_bytes_of_rows_are_those_of_their_words(way, request, codec, each):
+    how: dict[str, Any] = {"optimizer": optim.SGD(0.1), "shards": 2}
+    with daskps.create({"emb": TableSpec(400, 8)}, **how) as store:
+        [(found, messages)] = daskps.run(
+            store, count_rows, [0], codec=codec, sync="asp"
+        )
+    by_lane = "lane" in request.node.callspec.id.split("-")
+    # By lane ids count too.
+    assert found == 400 * (each + 8 * by_lane)
+    assert messages == (0 if by_lane else 2 * 2)
 
 
 def push_too_large(trainer, part):

@@ -10,7 +10,8 @@ from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall, LaneFuture
 from daskps.cluster.caller.lane_form import told_once
 from daskps.cluster.caller.lane_route import LaneRoute, looks_there
-from daskps.cluster.caller.lane_rows import RowRoute, RowRoutes
+from daskps.cluster.caller.lane_row_frames import RowRoute
+from daskps.cluster.caller.lane_rows import RowRoutes
 from daskps.cluster.caller.lanes import Lanes, lanes_of
 from daskps.cluster.caller.shard_map import Prepared
 
@@ -63,12 +64,11 @@ class FarByLane(Far):
         # Pieces that a caller gives away are of a form of their own each time.
         if request.given:
             return None
-        if (request.codec or request.read_codec) and not carries_words(request):
-            return None
-        if request.rows or (request.target and request.target.rows):
+        has_words = request.codec and not codecs.named(request.codec).is_fixed
+        if has_words or request.rows or (request.target and request.target.rows):
             rows = self._rows.find(request, shards)
             if rows is None:
-                self.counters.fell_back("rows that lanes do not carry")
+                self.counters.fell_back("rows or words that lanes do not carry")
             return rows
         step, target = request.step, request.target
         looks = request.check is not None and looks_there(request, shards)
@@ -86,16 +86,6 @@ class FarByLane(Far):
             known = LaneRoute(self.lanes, self.meta, request, shards, looks=looks)
             self._routes.keep(key, known, where)
         return known
-
-
-def carries_words(request: Request) -> bool:
-    """Return whether forms say of words how many there are: the same each time.
-
-    And how many come, of arrays.
-    """
-    if request.rows or (request.target and request.target.rows):
-        return False
-    return not request.codec or codecs.named(request.codec).is_fixed
 
 
 def call_of(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
-from daskps.cluster.caller.lane_rows import HostRows, RowRoute
+from daskps.cluster.caller.lane_row_frames import RowRoute
+from daskps.cluster.caller.lane_rows import HostRows
 from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.row_routes import RowSlice
 from daskps.cluster.caller.shard_map import Prepared

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import codecs
 from daskps.cluster.caller.lane_form import (
-    PATIENCE_SECONDS,
-    SLOW_NBYTES,
     LaneForm,
-    RowMove,
     told_once,
 )
-from daskps.cluster.caller.lane_route import LaneRoute, looks_there, unlooked
+from daskps.cluster.caller.lane_route import looks_there, unlooked
+from daskps.cluster.caller.lane_row_frames import Moves, RowFrame, RowRoute
 from daskps.cluster.caller.routes import route_of
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
-from daskps.cluster.lane.frames import HEAD_NBYTES
-from daskps.cluster.lane.row_forms import ID, given_in
+from daskps.cluster.lane.row_forms import ID, given_in, most_words
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.run_record import changes
 
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.row_routes import RowCut, RowsGiven, RowSlice
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
 #: How many kinds of calls with rows are ready for lanes.
@@ -72,6 +71,10 @@ class HostRows:
         plain = None if target is None else target._replace(rows={})
         call = request._replace(rows=(), target=plain).call(meta, shards, 0.0, "")
         call = unlooked(call) if looks else call
+        #: Whose words it brings; how many they are comes with each frame.
+        self._codec = codecs.named(request.codec) if request.codec else None
+        if self._codec is not None:
+            call = _unsized(call)
         tables = [layout.tables[k] for k in pushed]
         arrays = [
             [(item.data.dtype.name, len(item.data)) for item in part.step.items]
@@ -84,11 +87,18 @@ class HostRows:
         #: Position of the first table of each shard.
         self._firsts = [len(layout.pieces[shard]) for shard in shards]
         #: What comes after the ids, and which of the caller's arrays those are.
-        self._given = given_in(arrays, tables, call.step.kind)
+        word = "" if self._codec is None else self._codec.dtype
+        self._word_nbytes = np.dtype(word or "uint8").itemsize
+        n_read = len(self._read)
+        self._given = given_in(arrays, tables, call.step.kind, n_read=n_read, word=word)
         self._slices = [
             request.route.slices[shard] if request.arrays else () for shard in shards
         ]
         self._reads = [() if plain is None else plain.slices.get(s, ()) for s in shards]
+        #: How arrays travel that are read, and whose words rows are.
+        self._words = [part.words for part in call.parts]
+        name = request.read_codec
+        self._read_codec = codecs.named(name) if name else None
 
     def frame(
         self,
@@ -113,26 +123,30 @@ class HostRows:
         form = self.form
         cuts = [one.cut.ids_of(shard) for shard in form.shards for one in given]
         counts, reads = [len(ids) for ids in cuts], []
-        moves: list[RowMove] = []
-        for shard, slices, first in zip(
-            form.shards, self._reads, self._firsts, strict=True
+        moves: Moves = []
+        for shard, slices, first, words in zip(
+            form.shards, self._reads, self._firsts, self._words, strict=True
         ):
             of = rows.get(shard, ()) if shard in meant else ()
-            found, marks = [*slices], list[ReadSlice]()
+            found = route.take_all(words, slices, moves) if words else [*slices]
+            marks = list[ReadSlice]()
             for table in self._read:
                 n = 0
                 for one in of:
                     if one.asked.position == first + table:
                         n = len(one.asked.ids)
                         cuts.append(one.asked.ids)
-                        found.append(route.take_in(one, moves))
+                        found.append(route.take_in(one, moves, self._read_codec))
                         if one.marks is not None:
                             marks.append(ReadSlice(("uint8", 0, n), *one.marks))
                 counts.append(n)
             reads.append((*found, *marks))
         brought = [(route.bring(ids), 0, len(ids)) for ids in cuts if len(ids)]
         nbytes = ID.itemsize * sum(counts)
-        for part, slot, dtype, n, k in self._given:
+        if self._codec is not None:
+            counts += self._bring_words(given, brought, route)
+            nbytes += self._word_nbytes * sum(counts[-len(self._given) :])
+        for part, slot, dtype, n, k, _ in () if self._codec else self._given:
             if k < 0:
                 _, name, start, stop = self._slices[part][slot]
             elif n and counts[k]:
@@ -155,101 +169,26 @@ class HostRows:
             asked=asked,
         )
 
-
-class RowFrame(LaneForm):
-    """One frame of a call with rows: its form, and what is this call's alone.
-
-    Parameters
-    ----------
-    form : LaneForm
-        What the host is told once.
-    counts : sequence of int
-        How many ids there are, for each shard and table.
-    brought : sequence of (name, start, stop)
-        Which elements of the call's arrays go, in their order.
-    nbytes : int
-        Bytes of these.
-    reads : sequence of sequence of ReadSlice
-        What comes of each shard, and where it goes.
-    moves : sequence of RowMove
-        Rows that come one after the other, and belong elsewhere.
-    asked : tuple of int
-        The shards that the call means.
-    """
-
-    __slots__ = ()
-
-    def __init__(
+    def _bring_words(
         self,
-        form: LaneForm,
-        counts: Sequence[int],
-        *,
-        brought: Sequence[tuple[Any, int, int]],
-        nbytes: int,
-        reads: Sequence[tuple[ReadSlice, ...]],
-        moves: Sequence[RowMove],
-        asked: tuple[int, ...],
-    ) -> None:
-        self.worker, self.store, self.asked = form.worker, form.store, asked
-        self.said, self.key, self.shards = form.said, form.key, form.shards
-        self.rows, self.applied = form.rows, form.applied
-        self.counts = np.array(counts, ID).tobytes()
-        self.nbytes = len(self.counts) + nbytes
-        self.slices, self.reads, self.moves = tuple(brought), tuple(reads), moves
-        self._place()
-        self.call_nbytes = nbytes + self.answer_nbytes - HEAD_NBYTES - self.rows.size
-        self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
-
-
-class RowRoute(LaneRoute):
-    """One call with rows as lanes take it: its frames, and the arrays of these.
-
-    Parameters
-    ----------
-    lanes : Lanes
-        The lanes of this process.
-    arrays : mapping of name to ndarray
-        Arrays that it brings beside rows.
-    flats : sequence of ndarray
-        Where goes what it reads.
-    run : int
-        The run of who calls; 0 outside runs.
-    """
-
-    __slots__ = ("brings", "outs")
-
-    def __init__(
-        self,
-        lanes: Lanes,
-        arrays: Mapping[Any, Array],
-        flats: Sequence[Array],
-        run: int = 0,
-    ) -> None:
-        self.lanes, self.run, self.looks = lanes, run, False
-        self.may_wait, self.is_small = run != 0, False
-        self.slices, self.rest, self.words = {}, {}, ()
-        self.forms: tuple[LaneForm, ...] = ()
-        #: What goes, by what frames call it, and where goes what comes.
-        self.brings: dict[Any, Array] = dict(arrays)
-        self.outs: list[Array] = [*flats]
-
-    def bring(self, array: Array) -> Hashable:
-        """Return what an array is called that goes with the frames."""
-        name = "rows", len(self.brings)
-        self.brings[name] = array
-        return name
-
-    def take_in(self, one: RowSlice, moves: list[RowMove]) -> ReadSlice:
-        """Return where rows are received that one shard is asked for."""
-        asked, at = one.asked, one.at
-        n, number = len(asked.ids) * asked.dim, one.number
-        if isinstance(at, slice):
-            where = slice(at.start * asked.dim, at.stop * asked.dim)
-            return ReadSlice((asked.dtype, 0, n), number, where)
-        rows = np.empty(n, asked.dtype)
-        moves.append(RowMove(number, at, rows.reshape(-1, asked.dim)))
-        self.outs.append(rows)
-        return ReadSlice((asked.dtype, 0, n), len(self.outs) - 1, slice(0, n))
+        given: Sequence[RowsGiven],
+        brought: list[tuple[Any, int, int]],
+        route: RowRoute,
+    ) -> list[int]:
+        """Have words go with a frame; return how many there are of what."""
+        found = []
+        for part, slot, _, _, _, row in self._given:
+            if row < 0:
+                name = self._slices[part][slot][1]
+                words = route.brings[name]
+            else:
+                of, shard = given[row - part * len(given)], self.form.shards[part]
+                words = of.item(self._layout, shard, sent=True).data
+                name = route.bring(words)
+            found.append(len(words))
+            if len(words):
+                brought.append((name, 0, len(words)))
+        return found
 
 
 class RowRoutes:
@@ -268,8 +207,10 @@ class RowRoutes:
         self._kinds: Prepared[Hashable, _Kind] = Prepared(meta, MOST_KINDS)
 
     def find(self, request: Request, shards: Sequence[int]) -> RowRoute | None:
-        """Return how a call takes lanes; None where it brings too many rows for them."""
+        """Return how a call takes lanes; None where it brings too much for them."""
         meta, step, target = self._meta, request.step, request.target
+        if request.codec and not _may_say(meta, request):
+            return None
         for one in request.rows:
             if len(one.cut.ids) > MOST_PUSHED_ROWS and not _may_go(one.cut):
                 return None
@@ -284,6 +225,7 @@ class RowRoutes:
             None if only_rows else (request.route, *shards),
             *told_once(step),
             request.codec,
+            request.read_codec,
             pushed,
             read,
             looks,
@@ -320,6 +262,29 @@ class _Kind:
     def __init__(self, slices: Mapping[int, tuple[ReadSlice, ...]]) -> None:
         self.slices = slices
         self.forms: dict[str, HostRows] = {}
+
+
+def _unsized(call: Call) -> Call:
+    """Return a call whose form does not say how many words there are."""
+    parts = []
+    for part in call.parts:
+        items = [one._replace(data=one.data[:0]) for one in part.step.items]
+        step = part.step._replace(items=tuple(items))
+        parts.append(part._replace(step=step))
+    return call._replace(parts=tuple(parts))
+
+
+def _may_say(meta: StoreMap, request: Request) -> bool:
+    """Return whether words are no more than a lane takes: a user's may be any number."""
+    layout, word = meta.layout, codecs.named(request.codec).dtype
+    sizes = [
+        (len(words), layout.pieces[shard][position].size)
+        for (shard, position), words in request.arrays.items()
+    ]
+    for one in request.rows:
+        most = MOST_PUSHED_ROWS * one.cut.table.dim
+        sizes += [(len(words), most) for words in one.words or ()]
+    return all(n <= most_words(size, word) for n, size in sizes)
 
 
 def _may_go(cut: RowCut) -> bool:

@@ -180,7 +180,10 @@ class Session:
             is_late = target is not None and timeout is not None
             if road is not None and (
                 (road.near.parts and (codec is not None or is_late))
-                or (road.near.far and has_rows)
+                or (
+                    road.near.far
+                    and (has_rows or not (codec is None or codec.is_fixed))
+                )
             ):
                 road = None
             if codec is not None:

@@ -25,7 +25,8 @@ from daskps.cluster.host.lane_refusals import refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.frames import APPLIED, AnswerHead, pack_answers
-from daskps.cluster.wire.messages import Answer
+from daskps.cluster.wire.encoding import check_words, widened
+from daskps.cluster.wire.messages import Answer, in_words
 from daskps.errors import ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.row_forms import RowForm, RowsSaid
+    from daskps.cluster.wire.messages import Part
+    from daskps.codecs import Codec
     from daskps.typing import Array
 
 
@@ -66,7 +69,7 @@ class HostRowForm(HostForm):
         is_update = step.tick if step.run else bool(step.producer)
         #: Whether a shard may take its steps without a ticket; nothing is read by them.
         self._steps = is_update and not (
-            self._only_reads or step.whole or has_ranges or form.read
+            self._only_reads or step.whole or has_ranges or form.read or form.codec
         )
         self._row_nbytes = [table.row_nbytes for table in form.read]
         #: What reads rows of each shard; empty where tickets have to.
@@ -75,7 +78,8 @@ class HostRowForm(HostForm):
     def _find(self) -> None:
         super()._find()
         self._row_reads = []
-        if self._tries and self._only_reads and not self._answers.has_reads:
+        simple = not (self._answers.has_reads or self._is_coded)
+        if self._tries and self._only_reads and simple:
             tables = self._row_form.read
             self._row_reads = [
                 ShardRowRead(hosted.shard.segment, self._step, tables)
@@ -109,7 +113,9 @@ class HostRowForm(HostForm):
             versions = self._try_rows(head, said, seconds)
             if ASK not in versions:
                 return [self._rows.pack(head.number, self._said(versions))]
-        parts = form.parts(head, said)
+        parts: Sequence[Part] = form.parts(head, said)
+        if form.codec is not None:
+            parts = self._widened(parts, form.codec)
         asked = [
             (hosted, part, version)
             for hosted, part, version in zip(self._found, parts, versions, strict=True)
@@ -119,8 +125,15 @@ class HostRowForm(HostForm):
             for hosted, *_ in asked:
                 self._host.make_room(hosted, producer, seconds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
-        parked = Parked(self._host, end, partial(self._answer_rows, head.number))
+        parked = Parked(self._host, end, partial(self._answer_rows, head.number, parts))
         return self._offer_all(parked, asked, seconds, queues=queues)
+
+    def _widened(self, parts: Sequence[Part], codec: Codec) -> Sequence[Part]:
+        """Return parts with numbers for the words that have come."""
+        layout, template = self._found[0].layout, self.form.template
+        check_words(parts, codec, layout)
+        call = template._replace(parts=tuple(parts))
+        return widened(call, layout, self._host.empty).parts
 
     def _said(self, versions: Iterable[int]) -> list[int]:
         """Return what is said of shards that are done."""
@@ -178,11 +191,17 @@ class HostRowForm(HostForm):
         return [out]
 
     def _answer_rows(
-        self, number: int, started: Sequence[Started], seconds: float
+        self,
+        number: int,
+        parts: Sequence[Part],
+        started: Sequence[Started],
+        seconds: float,
     ) -> list[Any]:
         """Return the frame that answers a call with tickets, done or not."""
         try:
             found = answers_of(started, self._host.empty, seconds=seconds)
+            if self._is_coded:
+                found = in_words(found, parts, self._host.empty)
         except ShardBusyError:
             raise  # with no time to wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal

@@ -1,10 +1,12 @@
-"""Forms of calls with rows of tables: frames whose lengths are their own.
+"""Forms of calls with rows of tables, or words of any number: frames of any length.
 
 Which tables a call brings rows of, and which it reads, its form says once. How many rows
 that are of each shard, and which ones, comes with each frame, before the rows:
 
 - versions to wait for, as in frames without rows;
 - how many ids follow, for each shard and table: of what is brought, then of what is read;
+- where words of a codec are brought, how many they are, for each shard: of its arrays,
+  then of its rows of each table;
 - these ids;
 - arrays and rows that are brought, those with the widest elements first: so all of it
   lies aligned in the one buffer that a frame is received into.
@@ -22,7 +24,8 @@ import numpy as np
 
 from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
 from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
-from daskps.cluster.wire.messages import Part
+from daskps.cluster.wire.messages import Part, codec_of
+from daskps.cluster.wire.read_words import read_codec_of
 from daskps.cluster.wire.rows import RowsAsked, given_to, most_rows
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError, PushRejectedError
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from daskps.cluster.wire.messages import Call
+    from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table, TablePiece
     from daskps.reduction import Empty
@@ -41,6 +45,18 @@ if TYPE_CHECKING:
 _NONE = np.empty(0, np.uint8)
 #: Of an id, and of how many there are.
 ID = np.dtype("int64")
+
+
+#: Bytes of words for a number, and besides, of which a lane carries no more.
+_MOST_NBYTES, _MORE_NBYTES = 16, 4096
+
+
+def most_words(n: int, word: str) -> int:
+    """Return how many words of such a dtype a lane carries at most for `n` numbers.
+
+    Of what a codec of a user's says more goes by message.
+    """
+    return (_MOST_NBYTES * n + _MORE_NBYTES) // np.dtype(word).itemsize
 
 
 class RowsSaid(NamedTuple):
@@ -61,14 +77,21 @@ class Given(NamedTuple):
     #: Which of the part's arrays; the tables come after them.
     slot: int
     dtype: np.dtype[Any]
-    #: Elements of the array, or of each row.
+    #: Elements of the array, or of each row; of words 1.
     n: int
-    #: Which number of ids says how many rows there are; -1 for an array.
+    #: Which number of the frame says how many rows or words there are; -1 for an array.
     counted: int
+    #: Which number says how many ids there are; -1 for an array, and for its words.
+    ids: int
 
 
 def given_in(
-    arrays: Sequence[Sequence[tuple[str, int]]], pushed: Sequence[Table], kind: str
+    arrays: Sequence[Sequence[tuple[str, int]]],
+    pushed: Sequence[Table],
+    kind: str,
+    *,
+    n_read: int = 0,
+    word: str = "",
 ) -> tuple[Given, ...]:
     """Return what the body of a frame has, in its order.
 
@@ -80,14 +103,23 @@ def given_in(
         The tables that all of them have rows of.
     kind : str
         What the call does with them.
+    n_read : int
+        How many tables all of them read rows of.
+    word : str
+        The dtype of words, where all of it is in words; "" for numbers.
     """
-    found = []
+    found, words = [], len(arrays) * (len(pushed) + n_read)
     for part, of in enumerate(arrays):
         for slot, (dtype, n) in enumerate(of):
-            found.append(Given(part, slot, np.dtype(dtype), n, -1))
+            found.append(Given(part, slot, np.dtype(dtype), n, -1, -1))
         for k, table in enumerate(pushed):
             (rows, n), at = given_to(table, kind), part * len(pushed) + k
-            found.append(Given(part, len(of) + k, np.dtype(rows), n, at))
+            found.append(Given(part, len(of) + k, np.dtype(rows), n, at, at))
+    if word:
+        found = [
+            Given(part, slot, np.dtype(word), 1, words + i, ids)
+            for i, (part, slot, _, _, _, ids) in enumerate(found)
+        ]
     return tuple(sorted(found, key=lambda one: -one.dtype.itemsize))
 
 
@@ -106,11 +138,15 @@ class RowForm(Form):
     reads_at: tuple[tuple[int, ...], ...] = ()
     #: Whose ids each number of them counts.
     pieces: tuple[TablePiece, ...] = ()
-    #: By number of ids how many there may be at most, and bytes that come with each.
+    #: By number of ids, and of words, how many there may be at most, and bytes that come
+    #: with each.
     limits: tuple[tuple[int, int], ...] = ()
     #: Bytes of a frame without ids and rows, and with as many as there may be.
     least_nbytes: int = 0
     most_nbytes: int = 0
+    #: Whose words arrays and rows are that are brought, and those that are read.
+    codec: Codec | None = None
+    read_codec: Codec | None = None
 
     def check(self, head: Head) -> None:
         """Refuse a head whose body is none of this form; see :meth:`Form.check`."""
@@ -146,9 +182,9 @@ class RowForm(Form):
         first = at + ID.itemsize * len(self.limits)
         counts: list[int] = data[at:first].view(ID).tolist()
         self._check_counts(counts, len(data) - at)
-        at = first + ID.itemsize * sum(counts)
+        at = first + ID.itemsize * sum(counts[: len(self.pieces)])
         ids, cut, k = data[first:at].view(ID), [], 0
-        for n, piece in zip(counts, self.pieces, strict=True):
+        for n, piece in zip(counts, self.pieces, strict=False):
             cut.append(some := ids[k : k + n])
             k += n
             if n and not piece.holds(some, cache_dir=cache_dir()):
@@ -160,10 +196,10 @@ class RowForm(Form):
             [*part.step.items, *self.row_items[i]]
             for i, part in enumerate(self.template.parts)
         ]
-        for part, slot, dtype, n, k in self.given:
+        for part, slot, dtype, n, k, row in self.given:
             end = at + dtype.itemsize * (n if k < 0 else n * counts[k])
             array, of = data[at:end].view(dtype), items[part]
-            of[slot] = Item(of[slot].position, 0, array, None if k < 0 else cut[k])
+            of[slot] = Item(of[slot].position, 0, array, None if row < 0 else cut[row])
             at = end
         n, k = len(self.read), n_parts * len(self.pushed)
         asked = [cut[k + i * n : k + (i + 1) * n] for i in range(n_parts)]
@@ -174,7 +210,7 @@ class RowForm(Form):
         for n, (most, each) in zip(counts, self.limits, strict=True):
             if not 0 <= n <= most:
                 raise ProtocolError(
-                    f"a call with {n:,} ids for a table of a shard, which takes {most:,}"
+                    f"a call with {n:,} ids or words for a shard, which takes {most:,}"
                 )
             found += n * each
         if found != nbytes:
@@ -188,6 +224,7 @@ class RowForm(Form):
         Parts of a call that only reads have nothing to read where no id is theirs.
         """
         found: list[Part] = []
+        words_in = self.read_codec
         lr = head.lr if head.flags & HAS_LR else None
         for part, at_least, items, ids in zip(self.template.parts, *said, strict=True):
             shard, step, ranges, _, _ = part
@@ -212,7 +249,8 @@ class RowForm(Form):
                 at_least=at_least,
                 floor=head.floor,
             )
-            found.append(Part(shard, step, ranges, asked))
+            one = Part(shard, step, ranges, asked)
+            found.append(one.in_words(words_in) if words_in else one)
         return found
 
 
@@ -224,23 +262,25 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     ProtocolError, PushRejectedError, StaleGenerationError
         As :func:`~daskps.cluster.lane.forms.read_form`.
     """
-    form = read_form(said, layout_of)
     if "tables" not in said:
-        return form
-    template, kind = form.template, form.template.step.kind
+        return read_form(said, layout_of)
+    name, codec = _codec_in(said)
+    form = read_form(said, layout_of)
+    template, kind = form.template._replace(codec=name), form.template.step.kind
     layout = layout_of(template.store, template.parts[0].shard)
     pushed, read = (_tables(layout, of) for of in said["tables"])
-    if template.codec or template.read_codec or (pushed and kind in (NOTHING, MODEL)):
-        raise ProtocolError(f"a {kind} of rows, of codec {template.codec!r:.60}")
+    if pushed and kind in (NOTHING, MODEL):
+        raise ProtocolError(f"a {kind} of rows")
     n, arrays = len(template.parts), _arrays_of(template)
-    given = given_in(arrays, pushed, kind)
-    given_each = [given_to(table, kind) for table in pushed]
-    limits = [
-        (MOST_PUSHED_ROWS, ID.itemsize + np.dtype(dtype).itemsize * wide)
-        for dtype, wide in given_each
-    ] * n
+    word = codec.dtype if codec else ""
+    given = given_in(arrays, pushed, kind, n_read=len(read), word=word)
+    limits = [_limit(table, kind, is_coded=bool(word)) for table in pushed] * n
     limits += [(most_rows(t), ID.itemsize) for t in read] * n
+    if word:
+        for part in template.parts:
+            limits += _word_limits(layout, part, pushed, word)
     nbytes = form.nbytes + ID.itemsize * len(limits)
+    read_in = template.read_codec
     return RowForm(
         template,
         form.arrays,
@@ -265,7 +305,42 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         tuple(limits),
         nbytes,
         nbytes + sum(most * each for most, each in limits),
+        codec,
+        read_codec_of(read_in) if read_in else None,
     )
+
+
+def _codec_in(said: Any) -> tuple[str, Codec | None]:
+    """Return whose words come, and have the form say nothing of them any more.
+
+    How many they are comes with each frame, and is looked at there.
+    """
+    head = said["head"] = [*said["head"]]
+    name, head[-2] = head[-2], ""
+    if not name:
+        return "", None
+    if any(start or n for of in said["sizes"] for _, start, n, _ in of):
+        raise ProtocolError("a form that says how many words come with each frame")
+    if said.get("looks"):
+        raise ProtocolError("a form of words that are to be looked at")
+    return name, codec_of(name, head[1])
+
+
+def _limit(table: Table, kind: str, *, is_coded: bool) -> tuple[int, int]:
+    """Return how many rows of a table may come, and bytes that do with each id."""
+    dtype, wide = given_to(table, kind)
+    each = 0 if is_coded else np.dtype(dtype).itemsize * wide
+    return MOST_PUSHED_ROWS, ID.itemsize + each
+
+
+def _word_limits(
+    layout: Layout, part: Part, pushed: Sequence[Table], word: str
+) -> list[tuple[int, int]]:
+    """Return how many words may come of each array and table, and bytes of each."""
+    pieces = layout.pieces[part.shard]
+    sizes = [pieces[item.position].size for item in part.step.items]
+    sizes += [MOST_PUSHED_ROWS * table.dim for table in pushed]
+    return [(most_words(n, word), np.dtype(word).itemsize) for n in sizes]
 
 
 def _arrays_of(template: Call) -> list[list[tuple[str, int]]]:

@@ -19,7 +19,7 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.cluster.wire.messages import Call
+    from daskps.cluster.wire.messages import Call, Part
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.layout.parameters import Piece
@@ -157,6 +157,36 @@ def numbers(
         out = found[index][piece.start : piece.stop]
         codec.decode_piece(of, out, piece.start, cache_dir=cache_dir())
     return found
+
+
+def check_words(parts: Sequence[Part], codec: Codec, layout: Layout) -> None:
+    """Refuse words that are not those of what they are for.
+
+    Messages are looked at where they are unpacked, see `wire.messages`; these are what a
+    lane has brought, whose frames say themselves how long they are.
+
+    Raises
+    ------
+    PushRejectedError
+        Where their number does not fit a piece, or rows.
+    """
+    for part in parts:
+        pieces = layout.pieces[part.shard]
+        for item in part.step.items:
+            n, ids = len(item.data), item.ids
+            if ids is None:
+                piece = pieces[item.position]
+                fits, what = codec.fits(n, piece.size, piece.start), str(piece)
+            else:
+                at = item.position - len(pieces)
+                dim = layout.table_pieces[part.shard][at].table.dim
+                what = f"{len(ids):,} rows of {dim} elements"
+                fits = codec.of_rows(dim).fits(n, len(ids) * dim) if len(ids) else not n
+            if not fits:
+                raise PushRejectedError(
+                    f"{n:,} words of codec={codec.name!r} do not fit {what} of shard "
+                    f"{part.shard}"
+                )
 
 
 def widened(call: Call, layout: Layout, empty: Empty) -> Call:

@@ -243,7 +243,7 @@ def unpack_call(
     common = Step(**dict(zip(_STEP, said, strict=True)), owned=owned)
     if common.touched is not None:
         common = common._replace(touched=tuple((a, b) for a, b in common.touched))
-    known = _codec(codec, common.kind)
+    known = codec_of(codec, common.kind)
     read_in = read_codec_of(read_codec) if read_codec else None
     _check_parts(parts, layout)
     unpacked = []
@@ -313,7 +313,16 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
             )
 
 
-def _codec(name: str, kind: str) -> Codec | None:
+def codec_of(name: str, kind: str) -> Codec | None:
+    """Return the codec that calls of a kind name; None for "".
+
+    Raises
+    ------
+    ProtocolError
+        For a kind that no codec is for.
+    ValueError
+        If no run has told of it here.
+    """
     if not name:
         return None
     if kind not in (NOTHING, GRADIENT):

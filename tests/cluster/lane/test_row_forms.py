@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.cluster.caller.lane_rows import RowRoute, RowRoutes
+from daskps import codecs
+from daskps.cluster.caller.lane_row_frames import RowRoute
+from daskps.cluster.caller.lane_rows import RowRoutes
 from daskps.cluster.caller.routes import push, read, spanning
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
+from daskps.cluster.caller.row_words import worded
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
@@ -34,8 +37,10 @@ from daskps.cluster.lane.frames import (
     unpack_text,
 )
 from daskps.cluster.lane.row_forms import RowForm, read_any_form
+from daskps.cluster.wire import encoding
 from daskps.cluster.wire.messages import Call
-from daskps.errors import ProtocolError
+from daskps.codecs import BFloat16, TopK
+from daskps.errors import ProtocolError, PushRejectedError
 from daskps.init import constant
 from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
@@ -44,7 +49,7 @@ from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE
-from daskps.shards.steps import ADD, ASK, Step
+from daskps.shards.steps import ADD, ASK, GRADIENT, Step
 from tests.cluster.callers import map_of
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import hosted_shards
@@ -423,3 +428,116 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
 
     monkeypatch.setattr(FixedGather, "__call__", gathered)
     assert read_.read(0, ids, out, 0)[0] < 0
+
+
+# -- words of any number ------------------------------------------------------------------
+
+
+def in_words(routes: RowRoutes, codec: Any, rows: bool) -> Any:
+    """Return a push of words of "w", to which rows of "f" may come."""
+    meta, name = meta_of(routes), codecs.name_of(codec, b"of these tests")
+    codecs.keep(name, codec)
+    arrays = {1: np.array([0, 0.5, 0, 0, -2, 3, 0], "f4")}
+    words, _ = encoding.encoded(LAYOUT, arrays, codec, finite=True, empty=np.empty)
+    given = [brings(2, [8, 1, 1, 4])] if rows else []
+    given = [worded(one, codec, finite=True, empty=np.empty) for one in given]
+    step = Step(GRADIENT, run=7, tick=True)
+    made = push(meta, arrays, step, everywhere=True, rows=given, words=words)
+    return made._replace(codec=name)
+
+
+@pytest.mark.parametrize(
+    ("codec", "rows"), [(TopK(threshold=0.4), False), (BFloat16(), True)]
+)
+def test_words_arrive_as_a_message_brings_them(host, routes, codec, rows):
+    request = in_words(routes, codec, rows)
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    for frame in route.forms:
+        form, body = form_of(frame), body_of(route, frame)
+        head = Head(CALL, len(body))
+        [buffer] = form.wanted(head, np.empty)
+        buffer[:] = body
+        parts = form.parts(head, form.read_body(head, [buffer]))
+        found = form.template._replace(parts=tuple(parts))
+        assert found.codec == request.codec
+        expected = request.call(meta_of(routes), frame.asked, 0.0, "")
+        assert plain(found) == plain(expected)
+        encoding.check_words(found.parts, codec, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(-1, "which takes"), (2**62, "which takes"), (1, "numbers of ids make")],
+)
+def test_numbers_of_words_of_no_call_are_refused(host, routes, value, says):
+    """Host a has two shards: 0.5 is in one of them, 3 in the other."""
+    request = in_words(routes, TopK(threshold=0.4), rows=False)
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    frame = route.forms[0]
+    body = body_of(route, frame).copy()
+    words = body[: 8 * 2].view(np.int64)
+    assert words.tolist() == [2, 2]
+    before = version_of(host)
+    words[0] = value
+    kind, text = served(host, frame, body)
+    assert kind == REFUSAL
+    assert says in unpack_text(text)
+    assert version_of(host) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (
+            {"sizes": [[[1, 0, 2, -1]], [[1, 0, 0, -1]]]},
+            ProtocolError,
+            "how many words",
+        ),
+        ({"looks": True}, ProtocolError, "words that are to be looked at"),
+        ({1: "add"}, ProtocolError, "a add in words of a codec"),
+        ({-2: "evil"}, ValueError, "codec='evil' is not known here"),
+    ],
+)
+def test_a_form_of_words_of_no_call_is_refused(routes, change, error, says):
+    request = in_words(routes, TopK(threshold=0.4), rows=False)
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    said = json.loads(json.dumps(route.forms[0].said))
+    for at, value in change.items():
+        if isinstance(at, int):
+            said["head"][at] = value
+        else:
+            said[at] = value
+    with pytest.raises(error, match=says):
+        read_any_form(said, lambda *_: LAYOUT)
+
+
+def test_words_that_do_not_fit_are_refused(host, routes):
+    """Four where three are as many as there can be of one number."""
+    request = in_words(routes, TopK(threshold=0.4), rows=False)
+    parts = request.call(meta_of(routes), (0, 1, 2), 0.0, "").parts
+    step = parts[1].step
+    [item] = step.items
+    bad = parts[1]._replace(
+        step=step._replace(items=(item._replace(data=np.zeros(10, "u4")),))
+    )
+    with pytest.raises(PushRejectedError, match="10 words of codec='topk' do not fit"):
+        encoding.check_words([parts[0], bad], TopK(threshold=0.4), LAYOUT)
+
+
+def test_more_words_than_a_lane_takes_go_by_message(routes):
+    """A user's codec may say any number."""
+
+    class Long(codecs.Codec):
+        def n_words(self, n):
+            return 5000
+
+        def encode(self, array, words):
+            words[: array.nbytes] = array.view("u1")
+
+        def decode(self, words, out):
+            out[:] = words[: out.nbytes].view(out.dtype)
+
+    assert routes.find(in_words(routes, Long(), rows=False), (0, 1, 2)) is None
