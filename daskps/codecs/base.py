@@ -231,6 +231,11 @@ class Codec:
         seen.flags.writeable = False
         with _guarded(self, "encode"):
             self.encode(seen, words)
+        if len(words) != (again := _length(self, len(part))):
+            raise PushRejectedError(
+                f"n_words({len(part)}) of codec={self.name!r} is {len(words)}, and "
+                f"{again} when it is asked again; return the same each time"
+            )
         return words
 
     def _decoded(self, words: Array, out: Array) -> Array:

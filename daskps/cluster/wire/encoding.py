@@ -176,7 +176,8 @@ def check_words(parts: Sequence[Part], codec: Codec, layout: Layout) -> None:
             n, ids = len(item.data), item.ids
             if ids is None:
                 piece = pieces[item.position]
-                fits, what = codec.fits(n, piece.size, piece.start), str(piece)
+                fits = codec.fits(n, piece.size, piece.start)
+                what = f"{piece.size:,} elements of {piece.parameter.name[:60]!r}"
             else:
                 at = item.position - len(pieces)
                 dim = layout.table_pieces[part.shard][at].table.dim

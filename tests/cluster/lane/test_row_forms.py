@@ -527,6 +527,17 @@ def test_words_that_do_not_fit_are_refused(host, routes):
         encoding.check_words([parts[0], bad], TopK(threshold=0.4), LAYOUT)
 
 
+def test_a_host_refuses_words_that_do_not_fit(host, routes):
+    """Of three numbers there are nine at most, and here are twelve."""
+    request = in_words(routes, TopK(threshold=0.4), rows=False)
+    route = routes.find(request, (0, 1, 2))
+    assert route is not None
+    said = [np.array([12, 0]).view(np.uint8), np.zeros(12 * 4, np.uint8)]
+    kind, text = served(host, route.forms[0], np.concatenate(said))
+    assert kind == REFUSAL
+    assert "12 words of codec='topk' do not fit 3 elements of 'w'" in unpack_text(text)
+
+
 def test_more_words_than_a_lane_takes_go_by_message(routes):
     """A user's codec may say any number."""
 
