@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -22,7 +23,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import RowGrad, TableSpec, codecs, config, optim
-from daskps.cluster.caller import lanes
+from daskps.cluster.caller import lane, lanes
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
@@ -617,6 +618,52 @@ def test_adopters_hear_of_a_codec_that_they_have_not_known(machine, workers, syn
     np.testing.assert_array_equal(s["w"].pull(), -expected)
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2]
     assert {*s.placement} - {a, b}
+    s.close()
+
+
+def disturb_in_a_push(trainer, part):
+    """Push 30 times by lane; the owner dies, or hangs, when it has been sent the 13th."""
+    pid, is_killed = part
+    shards = trainer._session.shards
+    until(lambda: trainer.pull() and shards.far.lanes.count(shards.meta.hosts))
+    whole, n_lost = lane.Lane.ask, 0
+
+    def ask(*args, **kwargs):
+        whole(*args, **kwargs)
+        os.kill(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+
+    while trainer.clock < 30:
+        if trainer.clock == 12 and not n_lost:
+            with mock.patch.object(lane.Lane, "ask", ask):
+                try:
+                    trainer.push({"w": SAID}, timeout=60 if is_killed else 1)
+                except TimeoutError:
+                    n_lost += 1
+                    os.kill(pid, signal.SIGCONT)
+        else:
+            trainer.push({"w": SAID})
+    return shards.counters.lane_calls, n_lost
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_what_a_lost_push_left_over_is_put_back(machine, workers, is_killed):
+    """Words of any number by lane: each counts once, with what was left over before."""
+    a, b = workers[:2]
+    s = daskps.create(
+        {"w": np.zeros(40)}, optimizer=optim.SGD(1.0), servers=[a], shards=2
+    )
+    codec, part = codecs.TopK(ratio=0.1), (pids(machine)[a], is_killed)
+    machine.run(set_machine_way, False, workers=[b])
+    try:
+        [(by_lane, n_lost)] = daskps.run(
+            s, disturb_in_a_push, [part], codec=codec, workers=[b], timeout=100
+        )
+    finally:
+        machine.run(set_machine_way, True, workers=[b])
+    assert by_lane >= 12
+    assert n_lost == (not is_killed)
+    np.testing.assert_array_equal(s["w"].pull(), -said_in_words(codec, ranks=1))
+    assert {r["version"] for r in s.stats()["shards"]} == {30}
     s.close()
 
 
