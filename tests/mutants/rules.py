@@ -88,4 +88,34 @@ MUTANTS = (
         "pass",
         ("tests/kernels/test_bfloat16.py::test_a_float64_is_rounded_once",),
     ),
+    Mutant(
+        "what-a-lost-push-left-over-is-kept",
+        "daskps.cluster.caller.run_codecs:RunCodecs.encoded",
+        "return given._replace(words=words, left=left, rows=rows)",
+        "self.keep(of := given._replace(words=words, left=left, rows=rows)); return of",
+        (
+            "tests/training/test_feedback.py"
+            "::test_a_push_that_is_refused_or_lost_takes_nothing_of_what_is_left[bsp]",
+        ),
+    ),
+    Mutant(
+        "words-that-a-lane-brings-are-not-looked-at",
+        "daskps.cluster.host.lane_rows:HostRowForm._widened",
+        "check_words(parts, codec, layout)",
+        "assert parts",
+        (
+            "tests/cluster/lane/test_row_forms.py"
+            "::test_a_host_refuses_words_that_do_not_fit",
+        ),
+    ),
+    Mutant(
+        "a-codec-says-another-length-each-time",
+        "daskps.codecs.base:Codec._encoded",
+        "if len(words) != (again := _length(self, len(part))):",
+        "if len(words) > (again := _length(self, len(part))):",
+        (
+            "tests/training/test_bad_codecs.py"
+            "::test_what_is_bad_at_the_trainer_changes_nothing[inside-length grows-asp]",
+        ),
+    ),
 )

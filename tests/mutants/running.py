@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from tests.mutants.mutant import Mutant, UnfitError
 
 #: What a copy needs beside the package.
-BESIDE = ("tests", "pyproject.toml")
+BESIDE = ("docs", "tests", "pyproject.toml")
 #: Longest that the tests of one mutant may take: what hangs is caught too.
 MUTANT_SECONDS, BASELINE_SECONDS = 120.0, 900.0
 #: The part that names what it compiles.

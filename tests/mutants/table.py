@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     caller,
     checkpoints,
+    combination,
     cuts,
     directory,
     graph,
@@ -44,6 +45,7 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "ground": ground.MUTANTS,
     "training": training.MUTANTS,
     "checkpoints": checkpoints.MUTANTS,
+    "combination": combination.MUTANTS,
     "store": store.MUTANTS,
     "replicas": replicas.MUTANTS,
     "policies": policies.MUTANTS,

@@ -14,7 +14,7 @@ import pytest
 
 import daskps
 from daskps.codecs import TopK
-from daskps.combination import GRADIENTS, Combination, find_refusal
+from daskps.combination import GRADIENTS, Combination, check_rows, find_refusal
 from daskps.training import fit_job
 from tests.training.cells import Cell, attempt, every_cell, expected, store_of
 
@@ -81,6 +81,15 @@ def test_every_combination_is_as_the_page_says():
         n, refused = n + 1, refused + bool(said)
     assert used == {*pairs}
     assert (n, refused) == (15_938, 13_646)
+
+
+def test_rows_that_are_refused_are_refused_as_a_push_is():
+    """By the name of the first table; where they go none is named."""
+    refused = Combination("train", reduce="function")
+    with pytest.raises(daskps.PushRejectedError, match="rows of table 'emb' do not go"):
+        check_rows(refused, ["emb", "other"])
+    check_rows(refused, [])
+    check_rows(Combination("train"), ["emb"])
 
 
 def test_what_cannot_be_asked_for_is_no_argument():
