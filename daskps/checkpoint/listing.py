@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskps.checkpoint.digests import digest
 from daskps.checkpoint.manifest import MANIFEST, is_torn
-from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.storage import Storage, shown
 from daskps.checkpoint.texts import from_bytes
 from daskps.errors import CheckpointError
 
@@ -56,6 +56,20 @@ def number_of(folder: str) -> int:
     return int(found[1]) if found else -1
 
 
+def is_one(url: str) -> bool:
+    """Return whether an URL has the name of a checkpoint, not of a folder of them."""
+    return number_of(url.rstrip("/").rpartition("/")[2]) >= 0
+
+
+def not_within(url: str) -> CheckpointError:
+    """Return the refusal to save a checkpoint into another one."""
+    above = url.rstrip("/").rpartition("/")[0]
+    return CheckpointError(
+        f"{shown(url)} is a checkpoint itself, and no other can be saved into it; give "
+        f"the folder that has it, {shown(above)}, and the new one gets its own name there"
+    )
+
+
 def next_folder(storage: Storage, digits: str) -> tuple[str, int]:
     """Return the folder of a new checkpoint, and its sequence number.
 
@@ -74,8 +88,10 @@ def next_folder(storage: Storage, digits: str) -> tuple[str, int]:
     Raises
     ------
     CheckpointError
-        If the URL cannot be read.
+        If the URL cannot be read, or is a checkpoint itself.
     """
+    if storage.has(MANIFEST):
+        raise not_within(storage.url)
     number = 1 + max(map(number_of, storage.folders()), default=-1)
     number = max(1, number)
     return f"ckpt-{number:012d}-{digits}", number
@@ -185,7 +201,7 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
         If there is none, or it cannot be read: an older one is never taken in silence.
     """
     storage = Storage(url, options)
-    if number_of(url.rpartition("/")[2]) >= 0 or storage.has(MANIFEST):
+    if is_one(url) or storage.has(MANIFEST):
         content = storage.read(MANIFEST)
         return FoundCheckpoint(url, from_bytes(content), digest(content))
     for found in _whole(url, storage):

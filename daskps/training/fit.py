@@ -210,8 +210,9 @@ def train(  # noqa: PLR0913 - the public contract
         How often, within `retry_window`, the run goes on after an error that `gradient`,
         the update rule or `reduce` has raised: at the last complete round, under BSP to
         the bits of a run without the error, under SSP and ASP at the clock of the slowest
-        trainer. Not before the first tick, and not for what the store refuses, such as
-        NaN. One more error is raised as it is.
+        trainer. Not before the first tick, not for what the store refuses, such as
+        NaN, and not where the store lost a shard and was restored meanwhile. One more
+        error is raised as it is.
     retry_window : float, str or None
         Seconds or a duration such as "120s" after which an error no longer counts; None
         for never.

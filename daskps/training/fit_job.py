@@ -17,7 +17,12 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.combination import find_refusal
 from daskps.consistency import BSP
 from daskps.epochs import Epochs
-from daskps.errors import DaskPSError, SchedulerLostError, UnsavedRunError
+from daskps.errors import (
+    DaskPSError,
+    SchedulerLostError,
+    StoreRestoredError,
+    UnsavedRunError,
+)
 from daskps.optim.local import check_rules
 from daskps.training.beginning import Beginning, last_round, next_epoch
 from daskps.training.data.parts import is_computed_first, parts_of
@@ -152,6 +157,8 @@ class FitJob(Job):
         """Return whether there was a round since the call; without rounds, an update."""
         try:
             return await self._progress(link) > self._began_at
+        except StoreRestoredError:
+            raise  # what is lost nobody else would tell
         except (OSError, DaskPSError):
             return False  # what was raised says more
 

@@ -12,8 +12,10 @@ from daskps.checkpoint.listing import (
     ABANDONED_SECONDS,
     entries,
     find,
+    is_one,
     newest,
     next_folder,
+    not_within,
     number_of,
     retain,
     sweep,
@@ -205,3 +207,17 @@ def test_one_file_that_was_written_lately_keeps_all(storage, tmp_path):
         os.utime(path, (now - 2 * ABANDONED_SECONDS,) * 2)
     os.utime(tmp_path / old / "weights/w/c/0", (now, now))
     assert sweep(storage, now) == []
+
+
+def test_none_is_saved_into_another_one(storage, tmp_path):
+    """By its name, or by what is in it where somebody has renamed it."""
+    assert is_one("s3://b/ckpt-000000000007-5f0c12ab")
+    assert is_one("/a/ckpt-000000000007-5f0c12ab/")
+    assert not is_one("s3://b/ckpt-7")
+    assert not is_one("ckpt")
+    storage.put_last("renamed/manifest.json", b"m")
+    with pytest.raises(CheckpointError, match=rf"renamed is a .* it, {tmp_path}, and"):
+        next_folder(Storage(f"{tmp_path}/renamed"), "0" * 8)
+    said = str(not_within("s3://key:hush@b/x/ckpt-000000000007-5f0c12ab"))
+    assert "hush" not in said
+    assert "the folder that has it, s3://***@b/x, and" in said

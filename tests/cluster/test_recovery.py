@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dask
@@ -168,3 +169,73 @@ def test_no_store_is_recovered_from_the_memory_of_another_process(client):
             )
     assert [info.name for info in daskps.list_stores()] == ["there"]
     assert daskps.open("there")["w"].pull().tolist() == [0, 0, 0]
+
+
+class AccidentError(Exception):
+    """What a gradient raises."""
+
+
+class Fails:
+    """A gradient that raises once: where a shard was lost, and restored, meanwhile."""
+
+    def __init__(self, folder: Any) -> None:
+        self.waits, self.goes_on = folder / "waits", folder / "goes-on"
+
+    def __call__(self, params: Any, X: Any, y: Any) -> Any:
+        if self.waits.exists() and not self.goes_on.exists():
+            until(self.goes_on.exists)
+            raise AccidentError
+        return gradient(params, X, y)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_run_is_not_tried_again_on_a_restored_store(apart, tmp_path, is_told):
+    """It ends with what was lost, also where its handle was told before: what came after
+    the checkpoint would be gone in silence. Called again it goes on to the same bits."""
+    X = np.random.default_rng(1).normal(size=(25, 5))
+    y = X @ np.arange(5)
+    first, _, third = apart.nthreads()
+    about: Any = {"batch_size": 3, "trainers": 1, "workers": [third]}
+
+    def create(**options: Any) -> Any:
+        start = {"v": np.zeros(5)}
+        return daskps.create(start, optimizer=optim.Adam(0.01), **options)
+
+    with create() as store:
+        expected = daskps.train(store, gradient, X, y, epochs=5, **about)
+    saved = tmp_path / "saved"
+    store = create(servers=[first], recover_from=saved, name="v")
+    where, fails = daskps.Checkpoints(saved), Fails(tmp_path)
+
+    def restored() -> None:
+        until(fails.waits.exists)
+        kill(apart, first)
+        with pytest.raises(StoreRestoredError):
+            (store if is_told else daskps.open("v")).pull()
+        fails.goes_on.touch()
+
+    def stop(history: Any) -> bool:
+        if len(history) == 3:
+            until(lambda: [*saved.glob("*/manifest.json")])
+            fails.waits.touch()
+        return False
+
+    go_on: Any = {
+        "retries": 1,
+        "epochs": 5,
+        "resume": True,
+        "checkpoint": where,
+        **about,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(restored)
+        with pytest.raises(StoreRestoredError):
+            daskps.train(store, fails, X, y, stop=stop, **go_on)
+        lost.result()
+    store.pull()
+    result = daskps.train(store, fails, X, y, **go_on)
+    assert result.stats.retried_runs == 0
+    assert result.weights["v"].tobytes() == expected.weights["v"].tobytes()
+    assert result.version == expected.version
+    assert [entry.epoch for entry in result.history] == [0, 1, 2, 3, 4]
+    store.delete()

@@ -60,6 +60,31 @@ def trained(name=None, **more):
     return store
 
 
+def test_none_is_saved_into_another_one(tmp_path):
+    """Nor by those who save later: before anything is made, copied or trained."""
+    store = trained()
+    info = store.save(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    X = np.ones((4, 2))
+
+    def gradient(params, X, y):
+        raise AssertionError("it was trained")
+
+    for call in (
+        lambda: store.save(info.url),
+        lambda: store.save(info.url, wait=False),
+        lambda: daskps.create({"w": np.zeros(3)}, recover_from=info.url),
+        lambda: daskps.restore(info.url, recover_from=info.url),
+        lambda: daskps.train(
+            store, gradient, X, X[:, 0], checkpoint=daskps.Checkpoints(info.url)
+        ),
+    ):
+        with pytest.raises(CheckpointError, match=rf"give the folder .*{tmp_path}, "):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(daskps.list_checkpoints(tmp_path)) == 1
+
+
 def small():
     """One of few files."""
     return daskps.create({"w": np.arange(12.0), "n": np.arange(3)}, shards=3)

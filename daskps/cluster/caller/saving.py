@@ -48,12 +48,22 @@ SAVED_NBYTES_A_SECOND = 1e7
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTarget:
-    """Where checkpoints of a store go."""
+    """Where checkpoints of a store go.
+
+    Raises
+    ------
+    CheckpointError
+        For the URL of one checkpoint.
+    """
 
     #: Of the folder that has them all.
     url: str
     #: For its file system; they may be secrets.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if listing.is_one(self.url):
+            raise listing.not_within(self.url)
 
     def folder(self, name: str) -> str:
         """Return the URL of one of them."""
