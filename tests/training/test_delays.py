@@ -103,7 +103,7 @@ def test_a_read_that_is_known_counts(way, request):
         assert min(found) >= 4
 
 
-@mostly_inside("rows", [False, True])
+@mostly_inside("rows", [False, True], real=[False, True])
 def test_above_the_bound_nothing_is_applied(way, rows):
     """Of a bound of 1 those with delays 0 and 1 are; versions count only these."""
     with made(emb=daskps.TableSpec(2, N)) if rows else made() as store:
