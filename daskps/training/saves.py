@@ -96,6 +96,14 @@ class Saves:
         described = progress.described
         await filling.fill(self._shards, self._target, folder, described)
         self.saved = progress.epochs
+        ended, within = self.saved.place
+        logger.info(
+            "store %r goes on from its checkpoint %s: after %s and %s",
+            self._shards.meta.name,
+            folder,
+            counted(ended, "epoch"),
+            counted(within, "round"),
+        )
 
     async def hear(self, status: RunStatus, *, epoch: bool) -> None:
         """Begin a save where one is due, after an epoch or some rounds.

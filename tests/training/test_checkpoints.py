@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import pickle
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -224,8 +225,9 @@ def test_processes_go_on_where_a_checkpoint_was_saved(way, execution, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
-def test_without_rounds(way, tmp_path):
+def test_without_rounds(way, tmp_path, caplog):
     """One trainer: nobody is ahead of it, and the bits are the same."""
+    caplog.set_level("INFO", "daskps.training.saves")
     how: dict[str, Any] = {"sync": "asp", "trainers": 1, "weights": None, **ROWS}
     where = {"checkpoint": Checkpoints(tmp_path, every=1), "resume": True}
     with new_store() as whole, new_store() as store, new_store(shards=1) as other:
@@ -233,9 +235,15 @@ def test_without_rounds(way, tmp_path):
         fail_at(17, tmp_path)
         with pytest.raises(FailedError):
             train(store, 3, fails, **how, **where)
+        folder = manifests(tmp_path)[-1].parent.name
         result = train(other, 3, **how, **where)
         assert bits(other) == bits(whole)
         assert result.stats.clock < 36
+    since = {entry.since for entry in result.history} - {0}
+    [said] = [text for text in caplog.messages if "goes on from" in text]
+    assert f"{other.name!r} goes on from its checkpoint {folder}: after " in said
+    [rounds] = re.findall(r" epochs? and (\d+) rounds?$", said)
+    assert {int(rounds)} == (since or {0})
 
 
 @pytest.mark.parametrize("rows", [[{}], [{"epoch": "x"}], [[1]], [{"epoch": 1}]])
