@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
+#: How many words a user's codec may make of each number, and besides.
+MOST_FOR_EACH, MOST_BESIDE = 64, 65_536
 #: What words may be.
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "float32", "float64")
 
@@ -91,7 +93,7 @@ class Codec:
         Returns
         -------
         int
-            Always the same for the same `n`.
+            Always the same for the same `n`, at most 64 `n` + 65,536.
         """
         raise NotImplementedError
 
@@ -294,6 +296,10 @@ def _length(codec: Codec, n: int) -> int:
         raise PushRejectedError(
             f"n_words({n}) of codec={codec.name!r} is {found!r:.60}; return a number "
             f"of words, 0 or more"
+        )
+    if found > (most := MOST_FOR_EACH * n + MOST_BESIDE):
+        raise PushRejectedError(
+            f"n_words({n}) of codec={codec.name!r} is {found:,}; return {most:,} at most"
         )
     return int(found)
 

@@ -34,6 +34,8 @@ class Bad(codecs.Codec):
             raise SystemExit(3)
         if self.does("length is none"):
             return "many"
+        if self.does("length is huge"):
+            return 10**15
         if self.does("length grows"):
             self.n_asked += 1
             return n + self.n_asked
@@ -65,6 +67,7 @@ AT_TRAINER = {
     "length raises": "n_words of codec='Bad' raised KeyError",
     "length exits": "n_words of codec='Bad' raised .*called sys.exit.3",
     "length is none": "n_words.9. of codec='Bad' is 'many'",
+    "length is huge": "n_words.9. of codec='Bad' is 1,000,.*; return 66,112 at most",
     "length grows": "n_words.9. of codec='Bad' is 1., and 1. when it is asked again",
     "encode exits": "encode of codec='Bad' raised .*called sys.exit.3",
     "encode writes its input": "encode of codec='Bad' raised ValueError",
@@ -115,6 +118,7 @@ def push_to_bad(trainer: Any, pid: int) -> tuple[str, int]:
 AT_SHARD = {
     "length exits": "n_words of codec='Bad' raised",
     "length grows": "do not fit",
+    "length is huge": "return 66,048 at most",
     "decode exits": "decode of codec='Bad' raised",
     "decode writes its input": "decode of codec='Bad' raised",
     "another dtype": "decode of codec='Bad' returned",
