@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -253,18 +252,6 @@ class Storage:
         """Have the names of local files on the disk, and those of their folders."""
         if self._is_local:
             local_files.sync_names(Path(self._root), paths)
-
-    def try_out(self) -> None:
-        """Find out whether files can be written here, by one that is removed again.
-
-        Raises
-        ------
-        CheckpointError
-            If not.
-        """
-        path = f"{local_files.UNFINISHED}{uuid.uuid4().hex}"
-        self.write(path, b"")
-        self.remove(path)
 
     @_told("write")
     def put_last(self, path: str, content: bytes) -> None:

@@ -179,16 +179,3 @@ def recovery_target(
         return None
     pack_options(options)
     return CheckpointTarget(full_url(recover_from), options)
-
-
-def try_out(target: CheckpointTarget) -> None:
-    """Find out whether checkpoints can be written and read where they are to be.
-
-    Raises
-    ------
-    CheckpointError
-        If not.
-    """
-    storage = Storage(target.url, target.options)
-    storage.try_out()
-    storage.folders()

@@ -13,7 +13,7 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import current_link
 from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND
 from daskps.store.awaiting import opening
-from daskps.store.checkpoints import recovery_target, try_out
+from daskps.store.checkpoints import recovery_target
 from daskps.store.restored import restored
 from daskps.store.servers import Wanted
 from daskps.store.store import ParameterStore
@@ -109,8 +109,6 @@ def restore(  # noqa: PLR0913 - the public contract
     link = current_link(client)
 
     async def make() -> ParameterStore:
-        if target is not None:
-            await asyncio.to_thread(try_out, target)
         found = await asyncio.to_thread(listing.find, at, options)
         source = creation.CheckpointSource(
             found.url, options, found.digest, found.manifest

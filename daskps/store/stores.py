@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
@@ -16,7 +14,7 @@ from daskps.cluster.caller.link import current_link
 from daskps.layout.arrays import counted
 from daskps.store.arguments import checked_name
 from daskps.store.awaiting import opening
-from daskps.store.checkpoints import recovery_target, try_out
+from daskps.store.checkpoints import recovery_target
 from daskps.store.created import blueprint
 from daskps.store.repr import html_tables, text_table
 from daskps.store.servers import Wanted
@@ -194,9 +192,6 @@ def create(  # noqa: PLR0913 - the public contract
     link = current_link(client)
 
     async def make() -> ParameterStore:
-        if target is not None:
-            trial = partial(asyncio.to_thread, try_out, target)
-            await link.within(trial, seconds, "a trial to write at recover_from")
         meta = await creation.create(link, plan, seconds)
         return ParameterStore._of(meta, link)
 

@@ -14,6 +14,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import using
 from daskps.cluster.directory import lease
@@ -447,6 +448,30 @@ def test_where_nothing_can_be_saved_no_store_is_made(here, options, error, says)
     with pytest.raises(error, match=says):
         daskps.create({"w": np.zeros(3)}, name="none", **options)
     assert not here.directory.stores
+
+
+def test_a_folder_that_not_all_workers_share(here, tmp_path, monkeypatch):
+    """One that does not see what the caller has written there is found at once."""
+    has, asked = Storage.has, list[str]()
+
+    def elsewhere(storage, path):
+        asked.append(path)
+        return len(asked) != 2 and has(storage, path)
+
+    monkeypatch.setattr(Storage, "has", elsewhere)
+    old = daskps.create({"w": np.zeros(3)}, name="old")
+    over: dict[str, Any] = {"name": "old", "overwrite": True}
+    for options in ({}, over):
+        asked.clear()
+        with pytest.raises(CheckpointError, match=rf"go to {tmp_path}: worker .* see"):
+            daskps.create({"w": np.ones(9)}, recover_from=tmp_path, shards=3, **options)
+        assert len(asked) == 3
+        assert not [*tmp_path.iterdir()]
+        assert [*here.directory.stores] == [old.uid]
+    assert old["w"].pull().tolist() == [0, 0, 0]
+    asked[:] = ["of a fourth one"] * 3
+    daskps.create({"w": np.ones(9)}, recover_from=tmp_path, shards=3).delete()
+    old.delete()
 
 
 def test_a_folder_that_cannot_be_written(here, tmp_path):

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.checkpoint.storage import shown
 from daskps.cluster import upstream
 from daskps.cluster.caller.far import gather, locate
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.caller.trial import try_out
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, make_anchor
 from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.errors import CheckpointError, LayoutError, ShardLostError
+from daskps.errors import LayoutError, ShardLostError
 from daskps.layout.slots import marked
 from daskps.layout.tables import AnyIds
 from daskps.optim import Function
@@ -116,7 +115,8 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
     StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
         For what its name says.
     CheckpointError
-        Where the checkpoint that it is made from is not whole.
+        Where the checkpoint that it is made from is not whole, or its owners do not
+        share the URL that it is to be restored from.
     ShardLostError
         When an owner dies meanwhile.
     TimeoutError
@@ -184,7 +184,9 @@ async def _create(
         },
     )
     _check_whole(StoreMap(wire).layout, plan.rules)
-    _check_shared(StoreMap(wire).owners, plan.recover_from)
+    if plan.recover_from is not None and plan.replaces is None:
+        owners, ask = StoreMap(wire).owners, partial(_control, link, StoreMap(wire))
+        await try_out(link, plan.recover_from, owners, ask)
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
     if plan.source is not None:
@@ -219,18 +221,6 @@ def _check_whole(layout: Layout, rules: Mapping[int, Rule]) -> None:
                 f"placement={{{name!r}: address of a worker}}, or create the store "
                 f"with shards=1"
             )
-
-
-def _check_shared(owners: Sequence[str], target: CheckpointTarget | None) -> None:
-    """Refuse an URL that is another one in each process, where owners have their own."""
-    if target is None or not target.url.startswith("memory://"):
-        return
-    if apart := [owner for owner in owners if owner not in HOSTS]:
-        raise CheckpointError(
-            f"checkpoints cannot go to {shown(target.url)}: worker {apart[0]} is another "
-            f"process, with a memory:// of its own; give recover_from= an URL that all "
-            f"workers reach"
-        )
 
 
 def _pickled(value: Any, what: str, it: str) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 from daskps.checkpoint.arrays import Counts, stored_arrays
 from daskps.checkpoint.digests import digest
 from daskps.checkpoint.plan import StoredChunk, chunks_written
-from daskps.checkpoint.storage import Storage
+from daskps.checkpoint.storage import Storage, full_url
 from daskps.cluster.keys import saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
@@ -205,6 +205,19 @@ async def write_checkpoint(
         "begins": work.begins,
         "counted": [_counted(shard, copy) for shard, copy in mine.items()],
     }
+
+
+@HOST.handles("sees_file")
+async def sees_file(
+    host: ShardHost, store: str, where: tuple[str, str], path: str
+) -> bool:
+    """Return whether a file that another process has written is there from here.
+
+    `where` are an URL and options, as of :func:`write_checkpoint`; `store` is being made.
+    """
+    url, options = where
+    at = full_url(url), unpack_options(options)
+    return await host.in_thread(lambda: Storage(*at).has(path))
 
 
 async def _all_of(work: _Writing, pool: ThreadPoolExecutor, in_flight: int) -> None:

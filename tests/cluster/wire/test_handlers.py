@@ -31,7 +31,7 @@ TO_HOSTS = {
     "host.installing": "install",
     "host.reductions": "sums note receipts free end_graph",
     "host.runs": "begin_run end_run finish resume hold goes_on rounds epochs changed",
-    "host.saving": "write_checkpoint",
+    "host.saving": "write_checkpoint sees_file",
     "host.table_ids": "table_ids",
     "host.warming": "warm",
 }

@@ -123,7 +123,7 @@ async def live(c, folder):
         await daskps.train(store, gradient, X, execution=execution, stop=bool)
     await daskps.run(store, loop, [0, 1], sync="asp", resumable=True)
     params = {"t": daskps.TableSpec(4, 1), "a": daskps.TableSpec(None, 1)}
-    async with await daskps.create(params, client=c) as tables:
+    async with await daskps.create(params, client=c, recover_from=folder) as tables:
         for name in params:
             await tables[name].pull_changed()
         deadline, said = Deadline(20, "a save"), saving.TrainingState()
