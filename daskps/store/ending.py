@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from daskps import config
 from daskps.cluster.caller import creation
+from daskps.cluster.caller.scheduler_lost import scheduler_named
+from daskps.errors import SchedulerLostError
 from daskps.store.handle import Handle
 from daskps.store.mistaken import why_shut
 
@@ -87,7 +89,7 @@ class Closable(Handle):
 
         Raises
         ------
-        StoreNotFoundError, StoreClosedError
+        StoreNotFoundError, StoreClosedError, SchedulerLostError
             If it is gone already.
 
         Examples
@@ -111,10 +113,15 @@ class Closable(Handle):
         wait = {} if seconds is None else {"wait_seconds": min(60, seconds / 2)}
 
         async def end() -> None:
+            what = f"the {method} of {self.name!r}"
             try:
                 if link.live:
                     work = partial(link.directory, method, uid=self.uid, **wait)
-                    await link.within(work, seconds, f"the {method} of {self.name!r}")
+                    async with scheduler_named(link, what):
+                        await link.within(work, seconds, what)
+            except SchedulerLostError:
+                if method == "delete":  # else it has come about by itself
+                    raise
             finally:
                 # Also where nobody answered: what was asked for goes on there.
                 creation.release(link, self.uid)

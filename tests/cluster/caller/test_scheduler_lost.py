@@ -6,11 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import daskps
 from daskps.cluster.caller import scheduler_lost
+from daskps.cluster.caller.link import Link
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.errors import ConsistencyError, SchedulerLostError
+from tests import inprocess
 
 
 class FakeLink:
@@ -96,3 +100,24 @@ def test_what_waits_for_a_scheduler_that_is_gone_is_ended(monkeypatch):
     # What its caller ends is ended as it was.
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(work(), 0.001))
+
+
+def test_a_close_ends_with_its_scheduler_and_a_delete_says_so(monkeypatch):
+    """Dask would look for it for half a minute, to free what went with it."""
+    monkeypatch.setattr(scheduler_lost, "OVER_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_lost, "WATCH_SECONDS", 0.001)
+    with inprocess.cluster():
+        closed, deleted = (daskps.create({"w": np.zeros(1)}) for _ in range(2))
+
+        async def unanswered(*args: Any, **about: Any) -> None:
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as gone:
+            gone.setattr(Link, "has_scheduler", False)
+            gone.setattr(Link, "directory", unanswered)
+            gone.setattr(scheduler_lost, "_whom", lambda link: "its scheduler")
+            closed.close()
+            with pytest.raises(daskps.StoreClosedError):
+                closed.pull()
+            with pytest.raises(SchedulerLostError, match="the delete of"):
+                deleted.delete()
