@@ -13,7 +13,7 @@ import numpy as np
 
 import daskps
 from daskps.cluster.caller.link import current_link
-from daskps.errors import DaskPSError, RunCancelledError
+from daskps.errors import DaskPSError, RunCancelledError, SchedulerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,12 +295,14 @@ def launch(
         Without a client.
     RunCancelledError
         If a trainer was lost with its worker.
+    SchedulerLostError
+        If the scheduler is gone, and all stores with it.
     Exception
         What a program raised, with its rank in a note.
     """
     refuse_asynchronous(f"{system}.launch waits for its trainers", client)
     name = f"{system}-{uuid.uuid4().hex}"
-    clock = store
+    clock, has_scheduler = store, True
     if clock is None:
         clock = daskps.create({"clock": np.zeros(1)}, client=client)
     try:
@@ -321,11 +323,15 @@ def launch(
         raise RunCancelledError(
             f"{said}; what its program knew is gone: call {system}.launch again"
         ) from error
+    except SchedulerLostError:
+        has_scheduler = False  # its stores went with it: nobody is left to free them
+        raise
     finally:
-        if clock is not store:
+        if has_scheduler and clock is not store:
             with suppress(Exception):  # what the programs raised says more
                 clock.close()
-        _free(name, client)
+        if has_scheduler:
+            _free(name, client)
     return found
 
 

@@ -294,3 +294,20 @@ def test_a_lost_trainer_is_advised_what_works(monkeypatch):
         "trainer 1 was lost with its worker; what its program knew is gone: call "
         "some.launch again"
     )
+
+
+def test_nothing_is_looked_for_where_the_scheduler_is_gone(monkeypatch):
+    """Dask would try for half a minute to reach it, once for each question."""
+    asked = []
+
+    def lost(*args, **options):
+        raise daskps.SchedulerLostError("a run ended, as the scheduler is gone")
+
+    with cluster():
+        monkeypatch.setattr(daskps, "run", lost)
+        monkeypatch.setattr(daskps, "list_stores", lambda **how: asked.append(how))
+        with pytest.raises(daskps.SchedulerLostError):
+            launch("some", where, [0])
+        assert asked == []
+        monkeypatch.undo()
+        launch("some", where, [0])
