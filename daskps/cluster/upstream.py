@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pickle import UnpicklingError
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dask.base import is_dask_collection
 from dask.core import flatten
-from distributed import Client, Future, rpc
+from distributed import Client, Future, KilledWorker, rpc
 from distributed import worker as _worker
 from distributed.comm import tcp as _tcp
 from distributed.comm.core import connect as _connect
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from distributed import Nanny, Scheduler, Worker
     from distributed.utils import SyncMethodMixin
 
+#: What Dask raises of a task whose worker, or what was there, is gone.
+LOSSES = (CancelledError, KilledWorker)
 _RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
 
 

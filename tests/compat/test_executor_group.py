@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from daskps.compat import mxnet
 from daskps.compat.mxnet import DataBatch
 from daskps.compat.mxnet.binding import cut_rows
 from daskps.errors import NotEnoughWorkersError
+from tests.support import local_cluster, until
 
 #: Also given what its types refuse.
 Group: Any = mxnet.DataParallelExecutorGroup
@@ -48,7 +52,7 @@ class Squares:
 
 @pytest.fixture
 def two(client):
-    return sorted(client.scheduler_info()["workers"])
+    return sorted(client.nthreads())
 
 
 def weighted(contexts, rows=4, **options):
@@ -398,3 +402,39 @@ def test_a_worker_that_is_gone_is_named(two, monkeypatch):
         NotEnoughWorkersError, match=r"worker tcp://127\.0\.0\.1:1 of an exec"
     ):
         group.forward(ones())
+
+
+def test_a_worker_that_dies_is_named_where_its_results_are_waited_for():
+    with local_cluster(threads=1) as client:
+        there = list(client.nthreads())
+        group = weighted(there, client=client)
+        group.set_params({"w": np.array(1.0)})
+        group.forward(ones())
+        group.get_outputs()
+        pid = client.run(os.getpid, workers=there[1:])[there[1]]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: there[1] not in client.nthreads())
+        with pytest.raises(
+            NotEnoughWorkersError, match=f"worker {there[1]} of an exec"
+        ):
+            group.get_outputs()
+        with pytest.raises(
+            NotEnoughWorkersError, match=f"worker {there[1]} of an exec"
+        ):
+            group.forward(ones())
+
+
+class Exiting(Weighted):
+    def forward(self, params, aux, batch, is_train):
+        sys.exit(3)
+
+
+def test_a_network_that_exits_ends_its_call_and_no_worker(two, client):
+    group = weighted(two, symbol=Exiting())
+    group.set_params({"w": np.array(1.0)})
+    group.forward(ones())
+    with pytest.raises(
+        RuntimeError, match=r"the network's forward called sys\.exit\(3\)"
+    ):
+        group.get_outputs()
+    assert set(two) <= set(client.nthreads())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ class Trainers:
             attempt += 1
             try:
                 return await upstream.result(self.futures[rank])
-            except (CancelledError, KilledWorker) as error:
+            except upstream.LOSSES as error:
                 # The data it was given went with a worker, so Dask gave it up. Or Dask
                 # could make the data anew and has counted workers, over the whole run.
                 if not self.spec.restartable:

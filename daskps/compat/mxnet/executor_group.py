@@ -71,7 +71,7 @@ class DataParallelExecutorGroup(BoundGroup):
     ...     def backward(self, params, saved, out_grads):
     ...         return {"w": (saved * out_grads[0]).sum()}, {"x": params["w"] * out_grads[0]}
     >>> group = mxnet.DataParallelExecutorGroup(
-    ...     symbol=Scale(), contexts=list(client.scheduler_info()["workers"]),
+    ...     symbol=Scale(), contexts=list(client.nthreads()),
     ...     data_shapes=[("x", (5,))], param_names=["w"],
     ... )
     >>> group.set_params({"w": np.array(2.0)})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.cluster import upstream
 from daskps.cluster.caller.link import current_link
 from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.mxnet import executors
@@ -32,7 +33,7 @@ class ExecutorStates:
         refuse_asynchronous("a group of executors waits for its workers", client)
         self.client: Any = current_link(client).client
         self.contexts = list(contexts)
-        there = self.client.scheduler_info()["workers"]
+        there = self._workers()
         unknown = [context for context in self.contexts if context not in there]
         if unknown or not self.contexts:
             raise ValueError(
@@ -47,6 +48,9 @@ class ExecutorStates:
         self._before: list[Any] = [None] * len(self.contexts)
         #: Shape of each parameter and auxiliary state.
         self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def _workers(self) -> list[str]:
+        return list(self.client.nthreads())
 
     def submit(self, i: int, function: Callable[..., Any], *args: Any) -> Any:
         """Have one executor's worker do something; another one if that is gone."""
@@ -69,16 +73,24 @@ class ExecutorStates:
         context = self.contexts[i]
         try:
             [future] = self.client.scatter([value], workers=[context], hash=False)
-        except KeyError as error:  # Dask's, for an address that it does not know
-            raise NotEnoughWorkersError(
-                f"worker {context} of an executor is gone, and what it held; make a group "
-                f"on those that are there, and set its parameters again"
-            ) from error
+        except (KeyError, OSError) as error:  # Dask's, for an address without a worker
+            raise _lost(context) from error
         return future
 
     def gather(self, futures: Sequence[Any]) -> list[Any]:
-        """Wait for results."""
-        found: list[Any] = self.client.gather(list(futures))
+        """Wait for results.
+
+        Raises
+        ------
+        NotEnoughWorkersError
+            If a worker is gone.
+        """
+        try:
+            found: list[Any] = self.client.gather(list(futures))
+        except upstream.LOSSES as error:
+            there = self._workers()
+            gone = [context for context in self.contexts if context not in there]
+            raise _lost(", ".join(gone)) from error
         return found
 
     def advance(self, i: int, ran: Any) -> None:
@@ -126,3 +138,10 @@ class ExecutorStates:
             replicas = [{**params, **aux}[name] for params, aux in states]
             found[name] = np.mean(replicas, axis=0)
         return found
+
+
+def _lost(context: str) -> NotEnoughWorkersError:
+    return NotEnoughWorkersError(
+        f"worker {context or 'of one'} of an executor is gone, and what it held; make a "
+        f"group on those that are there, and set its parameters again"
+    )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.usercode import user_code
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -38,7 +40,10 @@ def forward(
     """Run a network forward. It may write to `aux`, its own copies."""
     params, aux = state
     changed = {name: array.copy() for name, array in aux.items()}
-    outputs, saved = symbol.forward(_frozen(params), changed, _frozen(batch), is_train)
+    with user_code("the network's forward"):
+        outputs, saved = symbol.forward(
+            _frozen(params), changed, _frozen(batch), is_train
+        )
     return Forward([np.asarray(out) for out in outputs], saved, changed)
 
 
@@ -57,7 +62,8 @@ def backward(
     """
     params, _, ran = state
     requests, out_grads = asked
-    grads, input_grads = symbol.backward(_frozen(params), ran.saved, out_grads)
+    with user_code("the network's backward"):
+        grads, input_grads = symbol.backward(_frozen(params), ran.saved, out_grads)
     found = {}
     for name, request in requests.items():
         if request == "null":
@@ -107,7 +113,8 @@ def statistics(
     outputs = {f"output{i}": out for i, out in enumerate(ran.outputs if ran else ())}
     known = {**state[0], **state[1], **outputs}
     asked = [name for name in known if re.match(pattern, name)]
-    return [(name, (stat or _size)(known[name])) for name in asked]
+    with user_code("the monitor's statistic"):
+        return [(name, (stat or _size)(known[name])) for name in asked]
 
 
 def _size(array: Array) -> float:
