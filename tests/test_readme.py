@@ -49,6 +49,7 @@ def run_python(code: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    assert "the cluster to lose" not in done.stderr  # what was never closed
     return done.stdout
 
 
