@@ -32,7 +32,7 @@ class RowsRead(NamedTuple):
     #: Of its piece in the shard.
     position: int
     ids: Array
-    #: Where they go: flat, in C order.
+    #: Where they go: flat, in C order; of no elements where only `found` is wanted.
     out: Array
     #: Which row of `out` is meant for each, None for one after the other.
     at: Array | None = None
@@ -159,6 +159,8 @@ def _by_row(
     if wanted.found is None or wanted.found.shape != there.shape:
         raise not_any(table)
     wanted.found[:] = there
+    if not wanted.out.size:
+        return wanted._replace(ids=rows[:0], at=None)
     if there.all():
         return wanted._replace(ids=rows)
     at = np.arange(len(ids)) if wanted.at is None else wanted.at

@@ -133,11 +133,10 @@ def sought(
 ) -> list[Target]:
     """Return where a look for rows of any ids goes: a target for one call each.
 
-    What each of them finishes is an array of bool of that shape, of all. The rows that
-    the shards have go where nobody looks at them.
+    What each of them finishes is an array of bool of that shape, of all. No rows come.
     """
     layout, most = meta.layout, most_rows(table)
-    flats = [np.empty(min(most, len(ids)) * table.dim, table.dtype)]
+    flats = [np.empty(0, table.dtype)]
     found = np.zeros(len(ids), bool)
     cuts: list[tuple[int, RowCut, Array]] = []
     targets = []
@@ -152,7 +151,7 @@ def sought(
         cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
         flats.append(np.zeros(len(cut.ids), np.uint8))
         cuts.append((start, cut, flats[-1]))
-        each = slices_of(layout, cut, 0, 0, marks=len(flats) - 1)
+        each = slices_of(layout, cut, 0, 0, marks=len(flats) - 1, finds=True)
         rows = {shard: (one,) for shard, one in each.items()}
         targets.append(Target({}, flats, finish, rows))
     return targets

@@ -60,6 +60,9 @@ def test_rows_are_read_in_parts(n_shards, n, monkeypatch):
     looked = row_targets.sought(map_of(layout), layout.tables[1], ids - 25, (1, n))
     assert len(looked) == len(targets)
     assert sum(answer(target) for target in looked) == n
+    # A look for rows brings a byte for each id, and no row.
+    every = [one for t in looked for shard in t.rows for one in t.rows_asked(shard)]
+    assert sum(one.nbytes for one in every) == n
     assert looked[-1].finish().tolist() == [is_odd.tolist()]
     first = initial_rows(ids - 25, (DIM, "float32"), FIRST, name="any", seed=SEED)
     expected = np.where(is_odd[:, None], rows_of(ids - 25), first).astype("f4")

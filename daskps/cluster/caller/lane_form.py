@@ -125,7 +125,7 @@ class LaneForm:
         reads: Mapping[int, Sequence[ReadSlice]] | None = None,
         *,
         moves: Sequence[WordMove] = (),
-        tables: tuple[Sequence[int], Sequence[int]] | None = None,
+        tables: tuple[Sequence[int], Sequence[int], bool] | None = None,
     ) -> None:
         self.worker, self.store = worker, call.store
         #: What the host is told once for each lane, and what that is known by.

@@ -55,6 +55,8 @@ class HostRows:
         Which of the store's tables it brings rows of, and reads.
     looks : bool
         Whether the shard looks for NaN and infinity in the rows that it gets.
+    finds : bool
+        Whether of the tables that it reads it asks only which rows there are.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class HostRows:
         pushed: Sequence[int],
         read: Sequence[int],
         looks: bool = False,
+        finds: bool = False,
     ) -> None:
         layout, target = meta.layout, request.target
         plain = None if target is None else target._replace(rows={})
@@ -80,9 +83,8 @@ class HostRows:
             [(item.data.dtype.name, len(item.data)) for item in part.step.items]
             for part in call.parts
         ]
-        self.form = LaneForm(
-            meta.where.owners[shards[0]], call, tables=(tuple(pushed), tuple(read))
-        )
+        named = tuple(pushed), tuple(read), finds
+        self.form = LaneForm(meta.where.owners[shards[0]], call, tables=named)
         self._layout, self._read = layout, tuple(read)
         #: Position of the first table of each shard.
         self._firsts = [len(layout.pieces[shard]) for shard in shards]
@@ -217,6 +219,7 @@ class RowRoutes:
         first = len(meta.layout.parameters)
         pushed = tuple([one.cut.table.index - first for one in request.rows])
         read = _tables_of(meta, target.rows) if target else ()
+        finds = bool(read) and target is not None and _finds(target.rows)
         slices = {} if target is None else target.slices
         looks = request.check is not None and looks_there(request, shards)
         # Its shards differ from call to call; see above.
@@ -229,6 +232,7 @@ class RowRoutes:
             pushed,
             read,
             looks,
+            finds,
         )
         kind, where = self._kinds.find(key), meta.where
         if kind is None or not (kind.slices is slices or kind.slices == slices):
@@ -249,7 +253,8 @@ class RowRoutes:
                 if only_rows:
                     said = [s for s, w in enumerate(where.owners) if w == worker]
                     made = request._replace(route=route_of(meta, (), None))
-                form = HostRows(meta, said, made, pushed=pushed, read=read, looks=looks)
+                named = {"pushed": pushed, "read": read}
+                form = HostRows(meta, said, made, **named, looks=looks, finds=finds)
                 kind.forms[worker] = form
             frames.append(form.frame(request.rows, rows, of, route))
         route.forms, route.looks = tuple(frames), looks
@@ -290,6 +295,11 @@ def _may_say(meta: StoreMap, request: Request) -> bool:
 def _may_go(cut: RowCut) -> bool:
     """Return whether each shard gets no more rows than a lane takes."""
     return max(b - a for a, b in pairwise(cut.starts)) <= MOST_PUSHED_ROWS
+
+
+def _finds(rows: Mapping[int, Sequence[RowSlice]]) -> bool:
+    """Return whether a read asks only which rows there are."""
+    return not any(one.asked.dim for of in rows.values() for one in of)
 
 
 def _tables_of(

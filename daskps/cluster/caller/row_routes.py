@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.wire.rows import RowsAsked
+from daskps.cluster.wire.rows import asked_of
 from daskps.config import cache_dir
 from daskps.errors import IllegalStateError
 from daskps.shards.row_reads import RowsRead
@@ -20,6 +20,7 @@ from daskps.shards.steps import Item
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from daskps.cluster.wire.rows import RowsAsked
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
     from daskps.typing import Array
@@ -191,12 +192,18 @@ class RowSlice(NamedTuple):
 
     def fill(self, flats: Sequence[Array], rows: Array) -> None:
         """Put what a shard has answered where it belongs."""
-        dim = self.asked.dim
-        flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)
+        if dim := self.asked.dim:
+            flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)
 
 
 def slices_of(
-    layout: Layout, cut: RowCut, number: int, start: int, *, marks: int | None = None
+    layout: Layout,
+    cut: RowCut,
+    number: int,
+    start: int,
+    *,
+    marks: int | None = None,
+    finds: bool = False,
 ) -> dict[int, RowSlice]:
     """Return what each shard is asked for, of a read into one array.
 
@@ -212,16 +219,18 @@ def slices_of(
         Which of its rows the first id goes to.
     marks : int, optional
         Of a table of any ids: which array gets a mark for each id, in the order of `cut`.
+    finds : bool, default False
+        Whether that is all that is asked for.
     """
     table, found = cut.table, {}
     for shard in cut.shards():
         position = layout.table_position(shard, table.index)
         ids = cut.ids_of(shard)
-        asked = RowsAsked(position, ids, table.dim, table.dtype, not table.is_bounded)
+        asked = asked_of(table, position, ids, finds=finds)
         first, last = cut.starts[shard], cut.starts[shard + 1]
         given = cut.at_of(shard)
         at: Array | slice = slice(start + first, start + last)
-        if given is not None:
+        if given is not None and not finds:
             at = given + start if start else given
         where = None if marks is None else (marks, slice(first, last))
         found[shard] = RowSlice(asked, number, at, where)

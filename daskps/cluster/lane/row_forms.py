@@ -26,7 +26,7 @@ from daskps.cluster.lane.forms import LEAST, SMALL_NBYTES, Form, read_form
 from daskps.cluster.lane.frames import HAS_LEAST, HAS_LR, Head
 from daskps.cluster.wire.messages import Part, codec_of
 from daskps.cluster.wire.read_words import read_codec_of
-from daskps.cluster.wire.rows import RowsAsked, given_to, most_rows
+from daskps.cluster.wire.rows import asked_of, given_to, most_rows
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.limits import MOST_PUSHED_ROWS
@@ -147,6 +147,8 @@ class RowForm(Form):
     #: Whose words arrays and rows are that are brought, and those that are read.
     codec: Codec | None = None
     read_codec: Codec | None = None
+    #: Whether of the tables that are read only marks are asked for.
+    finds: bool = False
 
     def check(self, head: Head) -> None:
         """Refuse a head whose body is none of this form; see :meth:`Form.check`."""
@@ -230,9 +232,7 @@ class RowForm(Form):
             shard, step, ranges, _, _ = part
             asked = tuple(
                 [
-                    RowsAsked(
-                        position, some, table.dim, table.dtype, not table.is_bounded
-                    )
+                    asked_of(table, position, some, finds=self.finds)
                     for table, position, some in zip(
                         self.read, self.reads_at[len(found)], ids, strict=True
                     )
@@ -268,7 +268,10 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
     form = read_form(said, layout_of)
     template, kind = form.template._replace(codec=name), form.template.step.kind
     layout = layout_of(template.store, template.parts[0].shard)
-    pushed, read = (_tables(layout, of) for of in said["tables"])
+    *named, finds = said["tables"]
+    pushed, read = (_tables(layout, of) for of in named)
+    if type(finds) is not bool or (finds and any(t.is_bounded for t in read)):
+        raise ProtocolError(f"a form that asks with {finds!r:.60} which rows there are")
     if pushed and kind in (NOTHING, MODEL):
         raise ProtocolError(f"a {kind} of rows")
     n, arrays = len(template.parts), _arrays_of(template)
@@ -307,6 +310,7 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
         nbytes + sum(most * each for most, each in limits),
         codec,
         read_codec_of(read_in) if read_in else None,
+        finds,
     )
 
 

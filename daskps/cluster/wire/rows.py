@@ -33,7 +33,7 @@ class RowsAsked(NamedTuple):
     position: int
     #: By their numbers in the table.
     ids: Array
-    #: Length and dtype of a row.
+    #: Length and dtype of a row; a length of 0 where only marks are asked for.
     dim: int
     dtype: str
     #: Whether some may be absent: then the answer has a mark for each, 1 where it is
@@ -64,7 +64,7 @@ def most_rows(table: Table) -> int:
 
 def pack_rows(asked: RowsAsked) -> list[Any]:
     """Return what asks for rows as a message has it."""
-    return [asked.position, pack_array(asked.ids)]
+    return [asked.position, pack_array(asked.ids), not asked.dim]
 
 
 def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
@@ -75,7 +75,7 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
     ProtocolError
         For rows that the shard does not have, or more than one call may read.
     """
-    position, data = packed
+    position, data, finds = packed
     piece = _piece(layout, shard, position)
     if piece is None:
         raise errors.ProtocolError(
@@ -88,7 +88,25 @@ def unpack_rows(layout: Layout, shard: int, packed: Sequence[Any]) -> RowsAsked:
             f"a read of {ids.size:,} rows of shard {shard}, which has {piece} and gives "
             f"{most_rows(table):,} at once"
         )
-    return RowsAsked(position, ids, table.dim, table.dtype, not table.is_bounded)
+    return asked_of(table, position, ids, finds=finds)
+
+
+def asked_of(
+    table: Table, position: int, ids: Array, *, finds: bool = False
+) -> RowsAsked:
+    """Return what asks for rows of a table, or with `finds` which of them there are.
+
+    Raises
+    ------
+    ProtocolError
+        For a look for rows of a table that has a number of them.
+    """
+    if finds and table.is_bounded:
+        raise errors.ProtocolError(
+            f"a look for rows of table {table.name[:60]!r}, which has {table.told}"
+        )
+    dim = 0 if finds else table.dim
+    return RowsAsked(position, ids, dim, table.dtype, not table.is_bounded)
 
 
 def unpack_rows_item(

@@ -308,9 +308,12 @@ def test_a_body_that_no_numbers_can_make_takes_no_memory(routes):
         ([[], ["0"]], "table '0'"),
         ([[0, 0], []], "twice"),
         ([[], [1, 1]], "twice"),
+        ([[], [0], 1], "with 1 which rows"),
+        ([[], [0], True], "with True which rows"),
     ],
 )
 def test_a_form_of_tables_that_are_none_is_refused(routes, tables, says):
+    tables = [*tables, False][:3]
     request = push(meta_of(routes), {}, STEP, rows=[brings(0, [0])])
     route = routes.find(request, (0, 1, 2))
     assert route is not None

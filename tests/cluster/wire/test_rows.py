@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from daskps.cluster.wire.messages import (
     unpack_answers,
     unpack_call,
 )
-from daskps.cluster.wire.rows import RowsAsked, most_rows
+from daskps.cluster.wire.rows import RowsAsked, asked_of, most_rows
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.init import constant
 from daskps.kernels import id_hash
@@ -118,6 +120,27 @@ def test_a_read_of_rows_travels_with_what_it_asks_for():
 def test_a_read_of_rows_that_are_not_there_is_refused(shard, asked):
     with pytest.raises(ProtocolError, match="a read of"):
         sent(read(shard, asked))
+
+
+def test_a_look_for_rows_says_that_no_row_is_asked_for():
+    of: Any = {
+        "n": (4, 2, "float32"),
+        "any": (0, 2, "float32", AnyIds(constant(0.0), 1)),
+    }
+    layout = Layout.build({}, 1, of)
+
+    def arrived(asked):
+        call = Call("u", (Part(0, Step(), (), (asked,)),))
+        [part] = unpack_call(**pack_call(call), layout=layout).parts
+        return part.rows[0]
+
+    table = layout.tables[1]
+    for finds, nbytes in ((True, 3), (False, 3 * (8 + 1))):
+        found = arrived(asked_of(table, 1, ids(-4, 6, 4), finds=finds))
+        assert found.nbytes == nbytes
+        assert found.is_marked
+    with pytest.raises(ProtocolError, match="a look for rows of table 'n'"):
+        arrived(RowsAsked(0, ids(1), 0, "float32"))
 
 
 def test_one_call_reads_rows_of_so_many_bytes_at_most():
