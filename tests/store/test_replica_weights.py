@@ -116,3 +116,20 @@ def test_a_replica_that_did_nothing_has_the_very_bits_of_the_store(rng):
     replica._base["w"][:] = replica.params["w"]
     exchanged(replica, store)
     assert replica.params["w"].tobytes() == store["w"].tobytes()
+
+
+def test_what_is_assigned_is_written_to_the_array_that_is_there():
+    params = {"w": np.zeros(2), "n": np.zeros(1, int)}
+    w = params["w"]
+    weights = ReplicaWeights(params)
+    weights.params["w"] = [1, 2]
+    assert (weights.params["w"] is w, w.tolist()) == (True, [1, 2])
+    w += 1  # as `weights.params["w"] += 1` does first
+    weights.params["w"] = w
+    with pytest.raises(ValueError, match=r"'w' has shape \(2,\), found \(1,\)"):
+        weights.params["w"] = [3.0]  # nothing is broadcast
+    with pytest.raises(TypeError, match="same_kind"):
+        weights.params["n"] = [1.5]
+    with pytest.raises(KeyError):
+        weights.params["v"] = 1
+    assert weights.begin().deltas["w"].tolist() == [2, 3]
