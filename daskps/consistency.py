@@ -66,10 +66,10 @@ class SSP:
             raise TypeError(
                 f"staleness is a number of clocks (int), found {self.staleness!r}"
             )
-        if self.staleness < 0:
+        if not 0 <= self.staleness < 2**63:  # a word of a shard has it
             raise ValueError(
-                f"staleness must be 0 or more clocks, found {self.staleness}; for no "
-                f'bound at all use sync="asp"'
+                f"staleness must be from 0 to {2**63 - 1} clocks, found "
+                f'{self.staleness}; for no bound at all use sync="asp"'
             )
 
 
