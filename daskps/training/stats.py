@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.session import Session
     from daskps.typing import Array
-
-#: Fields of a trainer's report, and of `RankStats`, that add up.
-_SUMMED = (
-    "sent_nbytes",
-    "sent_encoded_nbytes",
-    "received_nbytes",
-    "received_encoded_nbytes",
-    "compute_seconds",
-    "delivery_seconds",
-    "waiting_seconds",
-    "retries",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +60,10 @@ class RankStats:
     delivery_seconds: float = 0.0
     waiting_seconds: float = 0.0
     retries: int = 0
+
+
+#: What adds up from report to report: all but the rank.
+_SUMMED = [one.name for one in fields(RankStats)][1:]
 
 
 @dataclass(frozen=True, slots=True)
