@@ -72,11 +72,10 @@ class RunCodecs:
     def keep(self, given: TrainerStep) -> None:
         """Keep what is left over of a step that was accepted.
 
-        Not before: what was refused or lost takes nothing of what was left over, and
-        what weighs nothing does not either.
+        Not before: what was refused or lost takes nothing of what was left over. What
+        weighs nothing brings no arrays, and does not either.
         """
-        if given.weight:
-            self._residuals |= given.left
+        self._residuals |= given.left
 
     def round_read(self, target: Target) -> None:
         """Round what was read, where it has not come in words."""
