@@ -84,6 +84,8 @@ def named_rows(index: Any, shape: tuple[int, ...]) -> tuple[Array, Any] | None:
     if not parts or not isinstance(parts[0], list | np.ndarray):
         return None
     first, rest = np.asarray(parts[0]), parts[1:]
+    if first.dtype == bool and not first.ndim:  # as True is, no mask of rows
+        _check_basic(parts)
     if not first.size and isinstance(parts[0], list):
         first = first.astype(np.intp)
     _check_basic(rest)

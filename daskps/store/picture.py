@@ -53,8 +53,12 @@ def draw(graph: Mapping[str, Any], filename: str) -> Any:
     Raises
     ------
     ImportError
-        Where graphviz is not installed.
+        Where graphviz is not installed; TypeError for a name that is no text.
     """
+    if not isinstance(filename, str):
+        raise TypeError(
+            f"filename is a text such as 'store.svg', found {filename!r:.60}"
+        )
     source = dot_source(graph)
     if filename.lower().endswith(_SOURCES):
         Path(filename).write_text(source, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -125,6 +126,9 @@ def test_without_the_program_it_says_what_to_install(tmp_path) -> None:
 def test_of_a_store(tmp_path) -> None:
     with inprocess.cluster(1), daskps.create({"w": np.zeros(3)}, name="m") as store:
         store.visualize(str(tmp_path / "m.dot"))
+        nothing: Any = 3
+        with pytest.raises(TypeError, match=r"a text such as 'store\.svg', found 3"):
+            store.visualize(nothing)
         store.delete()
         with pytest.raises(daskps.StoreClosedError):
             store.visualize(str(tmp_path / "n.dot"))

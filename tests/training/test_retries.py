@@ -121,18 +121,19 @@ def test_with_a_fresh_optimizer_it_is_reset_once(way):
     assert [entry.epoch for entry in found.history] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("execution", ["resident", "graph"])
 @pytest.mark.parametrize("what", ["rule", "reduce"])
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
-def test_rule_and_reduce_may_fail_too(way, what):
+def test_rule_and_reduce_may_fail_too(way, what, execution):
     """On one of two shards alone: the other takes the round back."""
     reduce = mean if what == "reduce" else "mean"
     rule = Failing(0.1) if what == "rule" else optim.SGD(0.1)
     with made(rule) as store, made(rule) as whole:
         fail_at(gradient=(), reduce=())
-        wanted = trained(whole, reduce=reduce)
+        wanted = trained(whole, reduce=reduce, execution=execution)
         fail_at(gradient=(), reduce={9} if what == "reduce" else ())
         CALLS["step"] = 5 if what == "rule" else None
-        found = trained(store, reduce=reduce, retries=1)
+        found = trained(store, reduce=reduce, retries=1, execution=execution)
         for name, value in wanted.weights.items():
             np.testing.assert_array_equal(found.weights[name], value)
     assert found.stats.retried_runs == 1

@@ -315,7 +315,8 @@ async def slices(s, get):
     for outside in (5, (0, 3), (0, 0, 0)):
         with pytest.raises(IndexError):
             await get(s["w"][outside])
-    for wrong in (1.5, "w", True, np.s_[:, [0, 1]], ([0, 1], [0, 1])):
+    no_index: list[Any] = [1.5, "w", True, np.s_[:, [0, 1]], ([0, 1], [0, 1])]
+    for wrong in (*no_index, np.array(True)):
         with pytest.raises(TypeError, match="int and slice"):
             await get(s["w"][wrong])
     for index in NAMED:

@@ -152,9 +152,13 @@ class Sums:
     def _reduced_arrays(self, found: dict[tuple[int, int], Node]) -> dict[int, Any]:
         reduce = self.context.reduce
         if callable(reduce):
-            return reduce_all(
-                {lo: n for (lo, _), n in found.items()}, self.size, reduce
-            )
+            nodes = {lo: n for (lo, _), n in found.items()}
+            try:
+                return reduce_all(nodes, self.size, reduce)
+            except Exception as error:
+                # As of what a trainer raises: a run may go on after it.
+                error.add_note(f"raised in the reduction of round {self.place.round}")
+                raise
         empty = self.context.host.pool.empty
         total = fold(found, 0, self.size, empty) or ({}, {})
         return mean(total, empty) if reduce == "mean" else total[0]
