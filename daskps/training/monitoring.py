@@ -62,7 +62,8 @@ class Monitor:
         parameter the weights that a step began with, and as "name:gradient" what the
         gradients came to that it ended with, before a codec. Under SSP and ASP both are
         those of trainer 0, at its clocks. Rows of tables are not watched, nor the mean of
-        models.
+        models. Of an epoch in which trainer 0 lost its worker, steps before that are not
+        there.
 
     Raises
     ------
