@@ -115,8 +115,13 @@ def lost(monkeypatch, losses, **changes):
         return at[0]
 
     monkeypatch.setattr(upstream, "result", result)
+    let_go = list[Any]()
+    monkeypatch.setattr(upstream, "release", let_go.append)
     trainers._restart, trainers._clock = restart, clock
-    return asyncio.run(trainers._one(0)), restarts
+    found = asyncio.run(trainers._one(0))
+    # Of each that was lost: it holds the error, and what that holds.
+    assert len(let_go) == len(restarts)
+    return found, restarts
 
 
 @pytest.mark.parametrize(
