@@ -250,7 +250,7 @@ def test_a_host_with_too_few_lanes_is_told(
     async def refused(*args: Any) -> Any:
         return {"status": "error"}, None
 
-    monkeypatch.setattr("daskps.cluster.upstream.ask_for_socket", refused)
+    monkeypatch.setattr("daskps.cluster.connections.ask_for_socket", refused)
     pushes = partial(crowd.by_lane, seconds=0.01, peer=pair.pids[1])
     with pair.store(8) as store, pytest.raises(crowd.CrowdError, match="0 lanes of 3"):
         pair.run(pushes, store, pair.there, 3)

@@ -464,14 +464,24 @@ def test_a_circle_is_found(sources: dict[str, str], way: list[str] | None) -> No
 #: a folder with all that is in it.
 ROOMS: dict[str, set[str]] = {
     "keys": set(),
+    "connections": set(),
     "upstream": {"keys"},
     "wire": {"keys", "upstream"},
     "machine": {"keys", "upstream"},
     "lane": {"keys", "upstream", "wire"},
     "directory": {"keys", "upstream", "wire"},
-    "host": {"keys", "upstream", "wire", "lane", "machine"},
+    "host": {"keys", "connections", "upstream", "wire", "lane", "machine"},
     "plugins": {"keys", "upstream", "wire", "machine", "host", "directory"},
-    "caller": {"keys", "upstream", "wire", "lane", "machine", "host", "plugins"},
+    "caller": {
+        "keys",
+        "connections",
+        "upstream",
+        "wire",
+        "lane",
+        "machine",
+        "host",
+        "plugins",
+    },
     "runs": {"keys", "upstream", "wire", "machine", "host", "plugins", "caller"},
 }
 #: The scheduler's part knows of shards their sizes, their reports and where runs stand.

@@ -19,7 +19,7 @@ import daskps
 from daskps import optim
 from daskps.bench import clusters, command, counting, model
 from daskps.bench.model import RoundWork, StoreShape, Times
-from daskps.cluster import upstream
+from daskps.cluster import connections
 
 
 def test_messages_and_payload_of_a_round() -> None:
@@ -105,7 +105,7 @@ def test_bytes_of_calls_by_lane_are_what_the_model_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[socket.socket] = []
-    take = upstream._take_socket
+    take = connections._take_socket
 
     def noted(comm: Any) -> socket.socket:
         found = take(comm)
@@ -127,7 +127,7 @@ def test_bytes_of_calls_by_lane_are_what_the_model_says(
             by_lane += store.stats()["handle"]["lane_calls"] - handle["lane_calls"]
         return came() - before
 
-    monkeypatch.setattr(upstream, "_take_socket", noted)
+    monkeypatch.setattr(connections, "_take_socket", noted)
     with clusters.inside(1, lane=True) as cluster, Client(cluster) as client:
         spec, sgd = {"w": daskps.ArraySpec((999,), "float32")}, optim.SGD(1e-3)
         with daskps.create(spec, client=client, optimizer=sgd) as store:

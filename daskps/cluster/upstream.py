@@ -19,7 +19,6 @@ from dask.core import flatten
 from distributed import Client, Future, KilledWorker, rpc
 from distributed import worker as _worker
 from distributed.comm import tcp as _tcp
-from distributed.comm.core import connect as _connect
 from distributed.core import Status
 from distributed.protocol import pickle as _pickle
 from distributed.protocol.serialize import (
@@ -41,7 +40,6 @@ from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import (
         AsyncIterator,
         Awaitable,
@@ -315,100 +313,6 @@ async def connection(address: str, seconds: float) -> AsyncIterator[Any]:
         yield node
     finally:
         await node.close_rpc()
-
-
-async def ask_for_socket(
-    pool: Any, address: str, message: Mapping[str, Any], seconds: float
-) -> tuple[Any, socket.socket | None]:
-    """Ask a server for a connection of its own, and take that over.
-
-    Parameters
-    ----------
-    pool : ConnectionPool
-        Of a client or worker: it connects as that does, also by TLS.
-    address : str
-        The server's.
-    message : mapping
-        What is asked, as a handler that ends with :func:`give_socket` takes it.
-    seconds : float
-        How long all of it may take.
-
-    Returns
-    -------
-    reply : object
-        What the server has answered.
-    socket : socket.socket or None
-        None where it has not agreed.
-
-    Raises
-    ------
-    OSError
-        Where it cannot be reached, or the connection cannot be taken over.
-    """
-    async with asyncio.timeout(seconds):
-        comm = await _connect(address, timeout=seconds, **pool.connection_args)
-        try:
-            await comm.write({**message, "reply": True})
-            reply = await comm.read()
-            agreed = isinstance(reply, dict) and reply.get("status") == "OK"
-            # Since the reply was read the server is silent: it waits for the first byte.
-            return reply, _take_socket(comm) if agreed else None
-        finally:
-            comm.abort()
-
-
-async def give_socket(comm: Any, reply: Mapping[str, Any]) -> socket.socket:
-    """Agree to a caller's :func:`ask_for_socket` and take its connection over.
-
-    For a handler of messages, which returns `Status.dont_reply` then.
-
-    Raises
-    ------
-    OSError
-        Where the connection cannot be taken over. It is closed, and nobody has agreed.
-    """
-    _check_takeable(comm)
-    # Where this ends without a pause, as it does for a short message, the event loop
-    # cannot have read what the caller sends next.
-    await comm.write(reply)
-    return _take_socket(comm)
-
-
-class _Gone:
-    """What a stream has in place of its socket: it takes no descriptor, so never fails."""
-
-    def close(self) -> None:
-        """Do nothing: the socket is somebody else's."""
-
-
-def _take_socket(comm: Any) -> socket.socket:
-    """Leave a comm without its socket, and that to the caller, in blocking mode."""
-    _check_takeable(comm)
-    stream = comm.stream
-    taken: socket.socket = stream.socket
-    stream.io_loop.remove_handler(taken.fileno())
-    # Or closing the stream would close the socket, and end what the loop does with it.
-    stream._state = None
-    stream.socket = _Gone()
-    comm.abort()
-    taken.setblocking(True)
-    return taken
-
-
-def _check_takeable(comm: Any) -> None:
-    """Close a comm that is no idle connection by TCP or TLS, and refuse it."""
-    stream = getattr(comm, "stream", None)
-    # Whoever derives from them may do something of its own with the stream.
-    if type(comm) not in (_tcp.TCP, _tcp.TLS):
-        why = f"a {type(comm).__name__} connection has no socket of its own"
-    elif stream is None or stream.closed() or stream.reading():
-        why = "the connection is closed or being read"
-    elif stream.writing() or stream._read_buffer_size:
-        why = "bytes are under way between the connection and Dask"
-    else:
-        return
-    comm.abort()
-    raise OSError(f"{why}; it cannot be taken over")
 
 
 class _AtClose:

@@ -14,7 +14,7 @@ from distributed.security import Security
 
 import daskps
 from daskps import optim
-from daskps.cluster import upstream
+from daskps.cluster import connections
 from daskps.cluster.wire.messages import PROTOCOL
 from tests.support import WAYS, local_cluster, store
 
@@ -85,7 +85,7 @@ def test_no_stranger_is_served(encrypted: Client, stranger: Security | None) -> 
 
         async def ask_for_lane() -> Any:
             pool = SimpleNamespace(connection_args=arguments(stranger))
-            return await upstream.ask_for_socket(pool, worker, lane, 30)
+            return await connections.ask_for_socket(pool, worker, lane, 30)
 
         for asked in (
             lambda: ask(scheduler, "daskps_directory", method="list"),

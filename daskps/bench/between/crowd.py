@@ -22,7 +22,7 @@ from distributed import get_worker
 from daskps.bench.between import sockets
 from daskps.bench.between.calls import used
 from daskps.bench.between.rows import WaySample
-from daskps.cluster import upstream
+from daskps.cluster import connections
 from daskps.cluster.caller.link import link_of
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -61,7 +61,7 @@ async def _open(address: str, uid: str, n: int) -> list[socket.socket]:
     async def one() -> socket.socket | None:
         async with some:
             said = {**message, "token": uuid.uuid4().hex}
-            _, taken = await upstream.ask_for_socket(
+            _, taken = await connections.ask_for_socket(
                 worker.rpc, address, said, OPEN_SECONDS
             )
         return taken

@@ -16,7 +16,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.cluster import upstream
+from daskps.cluster import connections, upstream
 from daskps.cluster.caller.lane import Lane
 from daskps.cluster.caller.lane_form import PATIENCE_SECONDS
 from daskps.cluster.wire.messages import PROTOCOL
@@ -170,7 +170,7 @@ class Lanes:
         }
         taken: socket.socket | None = None
         try:
-            reply, taken = await upstream.ask_for_socket(
+            reply, taken = await connections.ask_for_socket(
                 self.link.pool, worker, message, OPEN_SECONDS
             )
             unpack_reply(reply, f"worker {worker}")

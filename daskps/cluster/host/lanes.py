@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 
 from daskps import config
-from daskps.cluster import upstream
+from daskps.cluster import connections
 from daskps.cluster.host.compiled_reads import CompiledReads
 from daskps.cluster.host.lane_calls import LaneCalls
 from daskps.cluster.host.warming import load_loops
@@ -84,7 +84,7 @@ class HostLanes:
         except DaskPSError as error:
             return refusal(error)
         try:
-            taken = await upstream.give_socket(comm, {"status": "OK", "value": None})
+            taken = await connections.give_socket(comm, {"status": "OK", "value": None})
         except OSError as error:
             logger.info("no lane for %.60s: %s", token, error)
             return Status.dont_reply

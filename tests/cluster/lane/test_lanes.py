@@ -20,7 +20,7 @@ from distributed.security import Security
 
 import daskps
 from daskps import optim
-from daskps.cluster import upstream
+from daskps.cluster import connections
 from daskps.cluster.caller import lane, lane_call, lane_form, lanes
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES
@@ -501,7 +501,7 @@ def ask(client: Client, **message: Any) -> Any:
     """Ask the first worker for a lane, as any process of the cluster can."""
     address = next(iter(client.nthreads()))
     message = {"op": "daskps_lane", "protocol": PROTOCOL, "token": "t", **message}
-    work = upstream.ask_for_socket(client.rpc, address, message, 30)
+    work = connections.ask_for_socket(client.rpc, address, message, 30)
     loop: Any = client.loop
     return asyncio.run_coroutine_threadsafe(work, loop.asyncio_loop).result()
 

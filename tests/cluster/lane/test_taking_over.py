@@ -16,7 +16,7 @@ from distributed.core import Server, Status
 from distributed.security import Security
 from tornado.ioloop import IOLoop
 
-from daskps.cluster import upstream
+from daskps.cluster import connections
 
 #: Sizes of what is sent there and back: within a segment of TCP, and beyond any buffer.
 SIZES = (1, 8, 1000, 70_000, 300_000)
@@ -51,7 +51,7 @@ class Echo:
         if wrong:
             return {"status": "refused"}
         try:
-            taken = await upstream.give_socket(comm, {"status": "OK"})
+            taken = await connections.give_socket(comm, {"status": "OK"})
         except OSError as error:
             self.refused.append(error)
             return Status.dont_reply
@@ -63,7 +63,7 @@ class Echo:
     async def ask(self, **message: Any) -> tuple[Any, socket.socket | None]:
         message = {"op": "daskps_lane", **message}
         address = self.server.address
-        return await upstream.ask_for_socket(self.pool, address, message, 30)
+        return await connections.ask_for_socket(self.pool, address, message, 30)
 
 
 def is_watched(taken: socket.socket) -> bool:
@@ -153,7 +153,7 @@ def test_a_caller_that_does_not_wait_for_the_answer_is_cut():
         async with Echo("tcp") as echoing:
             comm: Any = await connect(echoing.server.address)
             begun = asyncio.Event()
-            give = upstream.give_socket
+            give = connections.give_socket
 
             async def late(comm: Any, reply: Any) -> Any:
                 # As if the loop had gone on between the answer and this.
@@ -162,7 +162,7 @@ def test_a_caller_that_does_not_wait_for_the_answer_is_cut():
                 return await give(comm, reply)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(upstream, "give_socket", late)
+                patch.setattr(connections, "give_socket", late)
                 await comm.write({"op": "daskps_lane"})
                 await comm.stream.write(b"raw bytes, too early")
                 await begun.wait()

@@ -21,7 +21,7 @@ import pytest
 from distributed.core import Server, Status
 from distributed.security import Security
 
-from daskps.cluster import upstream
+from daskps.cluster import connections
 from daskps.cluster.lane import selecting, serving
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.connection import Connection
@@ -280,7 +280,7 @@ def test_a_lane_that_dask_opened_is_encrypted_as_dask_is(security):
     threads: list[threading.Thread] = []
 
     async def lane(comm: Any) -> Any:
-        taken = await upstream.give_socket(comm, {"status": "OK"})
+        taken = await connections.give_socket(comm, {"status": "OK"})
         threads.append(in_thread(echo, Channel(taken, 30.0), len(array)))
         return Status.dont_reply
 
@@ -296,7 +296,7 @@ def test_a_lane_that_dask_opened_is_encrypted_as_dask_is(security):
         await server.listen(f"{scheme}://127.0.0.1:0", **listens)
         await server
         with listening(server.port) as (port, relays):
-            taken = await upstream.ask_for_socket(
+            taken = await connections.ask_for_socket(
                 SimpleNamespace(connection_args=arguments),
                 f"{scheme}://127.0.0.1:{port}",
                 {"op": "daskps_lane"},
