@@ -12,6 +12,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller import rates, snapshots
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
+from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.launch import launch
 from daskps.cluster.runs.parts import check_workers
 from daskps.cluster.runs.spec import Launch
@@ -187,10 +188,13 @@ class Job:
                 f"{self.plateaus[0]!r} is for train: loops of run have no epochs; call "
                 f"store.scale_lr(factor) where the run is over"
             )
-        await check_workers(self.store._bind(), self.workers)
+        link = self.store._bind()
+        await check_workers(link, self.workers)
         if any(map(is_lazy, parts)):
+            # Data may take long: a store that takes no run says so before.
+            await epochs_of(link, self.store.uid, self.store.name)
             await self._notify("on_data")
-        parts = await computed_parts(self.store._bind(), parts)
+            parts = await computed_parts(link, parts)
         await self._notify("on_start")
         found = await self.launch(body, parts)
         await self._notify("on_stop")

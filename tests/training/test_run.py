@@ -120,6 +120,13 @@ def test_callbacks_hear_that_data_is_computed_before_the_start(client):
     assert waits == [["data", "start"] * 2, ["start"] * 2, ["data", "start"] * 2]
 
 
+def test_a_store_that_is_gone_is_told_before_data_is_computed(client):
+    store = counting(name="gone")
+    daskps.open("gone").delete()
+    with pytest.raises(daskps.StoreClosedError):
+        daskps.run(store, describe, [delayed(int)("three")])
+
+
 def test_a_lazy_part_that_fails_is_named(client):
     with counting() as store:
         wrong = delayed(int)("three")
