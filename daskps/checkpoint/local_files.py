@@ -29,7 +29,7 @@ def write(root: Path, path: str, content: Content) -> None:
     Parameters
     ----------
     root : Path
-        A folder; the names of those above it that are made here are on the disk, too.
+        A folder, which is made where it is missing.
     path : str
         Of the file, below it, with "/".
     content : bytes-like
@@ -39,7 +39,6 @@ def write(root: Path, path: str, content: Content) -> None:
     try:
         file = os.open(at, _NEW, 0o666)
     except FileNotFoundError:
-        _make(root.parent)
         os.makedirs(at.parent, exist_ok=True)
         file = os.open(at, _NEW, 0o666)
     try:
@@ -67,21 +66,19 @@ def put(root: Path, path: str, content: Content) -> None:
 
 
 def sync_names(root: Path, paths: Iterable[str]) -> None:
-    """Have the names of files below a folder on the disk, and that of the folder itself."""
-    folders = {root.parent, root}
-    for path in paths:
-        folders.update(root / of for of in Path(path).parents)
+    """Have the names of files below a folder on the disk, and those of all folders.
+
+    Not before: others that are being written wait for the journal meanwhile.
+    """
+    folders = {root / of for path in paths for of in Path(path).parents}
     for folder in folders:
         _sync(folder)
-
-
-def _make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, their names on the disk."""
-    if folder.is_dir():
-        return
-    _make(folder.parent)
-    os.makedirs(folder, exist_ok=True)
-    _sync(folder.parent)
+    # Those above may be as new. What may not be read was not made here.
+    for folder in root.parents:
+        with suppress(PermissionError):
+            _sync(folder)
+        if os.path.ismount(folder):
+            break
 
 
 def _sync(folder: Path) -> None:

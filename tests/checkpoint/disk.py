@@ -40,7 +40,7 @@ class Disk:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("O_") or name == "close":
+        if name.startswith("O_") or name in ("close", "path"):
             return getattr(os, name)
         raise AttributeError(f"an operation that is no kill point: {name}")
 
