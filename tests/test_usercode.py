@@ -16,6 +16,7 @@ from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.upstream import dumps, loads
 from daskps.optim import Rule, bind
 from daskps.training import callbacks
+from daskps.training.data import parts
 from daskps.usercode import holding_interrupts, user_code
 
 CASES = [
@@ -159,6 +160,18 @@ class Callback:
         sys.exit("round")
 
 
+class Rows:
+    """Data that end the process that reads them."""
+
+    shape, dtype = (8, 1), np.dtype("f8")
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, rows):
+        sys.exit("rows")
+
+
 def leave(*args):
     sys.exit("here")
 
@@ -186,6 +199,10 @@ def places():
     yield "the optimizer Leaving called", lambda: bind(Leaving(0.1, "update"), "f4")
     yield "what was pickled called sys.exit('read')", lambda: loads(dumps(Unreadable()))
     yield "what was to be pickled called", lambda: dumps(Unwritable())
+    yield (
+        "taking rows of the data called sys.exit('rows')",
+        lambda: parts._each(Rows(), [slice(0, 4)]),
+    )
     yield (
         "on_round of Callback called sys.exit('round')",
         lambda: callbacks.notify([Callback()], "on_round", None),  # type: ignore[arg-type]  # a stand-in
