@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -438,3 +439,22 @@ def test_a_network_that_exits_ends_its_call_and_no_worker(two, client):
     ):
         group.get_outputs()
     assert set(two) <= set(client.nthreads())
+
+
+class Keeping(Weighted):
+    """Keeps for its backward what travels to no other process."""
+
+    def forward(self, params, aux, batch, is_train):
+        outputs, out = super().forward(params, aux, batch, is_train)
+        return outputs, (threading.Lock(), out)
+
+    def backward(self, params, saved, out_grads):
+        return super().backward(params, saved[1], out_grads)
+
+
+def test_what_a_network_keeps_stays_on_its_worker(two):
+    group = weighted(two, symbol=Keeping())
+    group.set_params({"w": np.array(1.0)})
+    group.forward(ones())
+    group.backward([np.ones((4, 3))])
+    assert [g.item() for g in group.grad_arrays[0]] == [36, 36]

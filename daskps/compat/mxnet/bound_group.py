@@ -123,7 +123,9 @@ class BoundGroup:
             inputs = [*self._data, *self._labels]
             zeros = {one.name: np.zeros(one.shape) for one in inputs}
             ran = self._ran[0] or self._forward_on(0, zeros, is_train=False)
-            [(outputs, *_)] = self.states.gather([ran])
+            # What the network keeps for its backward stays where it is.
+            outs = self.states.submit(0, executors.item, ran, 0)
+            [outputs] = self.states.gather([outs])
             mine = self._rows[0].stop - self._rows[0].start
             self._output_shapes = [
                 _with_batch(np.shape(out), axis, mine, self.batch_size)
