@@ -24,6 +24,7 @@ ALLOWED = {
     "cluster/caller/allreduce.py": "what trainers combined, kept for others of them",
     "cluster/caller/client.py": "prepared reads are filled",
     "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
+    "cluster/caller/lane_row_frames.py": "how many ids and words there are, as bytes",
     "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/row_routes.py": "the caller's rows, kept a while, and its ids, to compare",
     "cluster/caller/session.py": "prepared reads are filled",

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from daskps.cluster import upstream
+from daskps.cluster import connections, upstream
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
@@ -250,7 +250,7 @@ def test_who_wants_a_lane_while_the_last_one_opens_opens_no_other(monkeypatch):
         of.take("a", "store")  # as another thread's call does meanwhile
         return Lane(*args)
 
-    monkeypatch.setattr(upstream, "ask_for_socket", ask_for_socket)
+    monkeypatch.setattr(connections, "ask_for_socket", ask_for_socket)
     monkeypatch.setattr(lanes, "Lane", lane)
     of.take("a", "store")
     asyncio.run(started[0]())
@@ -279,7 +279,7 @@ class Opening:
         link: Any = SimpleNamespace(node=None, pool=None)
         link.start = lambda work: asyncio.run(work())
         monkeypatch.setattr(upstream, "at_close", lambda *_: None)
-        monkeypatch.setattr(upstream, "ask_for_socket", self._ask)
+        monkeypatch.setattr(connections, "ask_for_socket", self._ask)
         self.of = Lanes(link)
 
     async def _ask(self, *_: Any) -> Any:

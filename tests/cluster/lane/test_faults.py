@@ -259,7 +259,7 @@ def test_no_descriptor_is_left(here, monkeypatch):
         raise OSError(24, "Too many open files")
 
     with store(here, params={"w": np.zeros(N)}) as s:
-        monkeypatch.setattr("daskps.cluster.upstream._connect", fail)
+        monkeypatch.setattr("daskps.cluster.connections._connect", fail)
         until(lambda: s.pull() and any(counts(s)["fallbacks"]))
         assert counts(s)["lanes"] == 0
         s.push({"w": np.ones(N)})
