@@ -200,9 +200,11 @@ class RowReads:
                 tries += became == SPOILED
             if not pending:
                 break
-            pause = pause or Pause(SPIN_SECONDS)
-            if tries >= TRIES or pause.seconds > SPIN_SECONDS:
+            if tries >= TRIES or (pause and pause.seconds > SPIN_SECONDS):
                 return False
+            # Made after the look at the time: a thread that loses its processor here
+            # still tries once more.
+            pause = pause or Pause(SPIN_SECONDS)
             pause()
         for one in absent:
             one.fill()

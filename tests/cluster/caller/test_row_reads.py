@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import count, repeat
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from daskps.cluster.caller.row_reads import TRIES, RowReads
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.machine import pauses
 from daskps.consistency import BSP, SSP
 from daskps.kernels.row_index import RowIndex
 from daskps.kernels.row_moves import FixedGather
@@ -91,10 +93,15 @@ def test_what_is_not_as_simple_is_left_to_others() -> None:
         here.pull(np.ones(2))
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("disturbed", range(TRIES + 1))
 def test_a_copy_that_an_update_runs_into_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, disturbed: int
+    monkeypatch: pytest.MonkeyPatch, disturbed: int, slow: bool
 ) -> None:
+    """Also by a thread that the machine leaves without a processor between any two lines."""
+    if slow:
+        clock = SimpleNamespace(perf_counter=count().__next__, sleep=lambda _: None)
+        monkeypatch.setattr(pauses, "time", clock)
     here, updates = Here(), iter(range(disturbed))
     here.pull([1])
     really = FixedGather.__call__
