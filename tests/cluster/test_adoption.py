@@ -475,6 +475,29 @@ def test_no_room_to_adopt(machine, workers):
     until(lambda: not left_of(machine, owner))
 
 
+def pause(dask_worker):
+    dask_worker.memory_manager.memory_pause_fraction = 1e-9
+
+
+def test_a_worker_that_dask_has_paused_adopts_too():
+    """No other worker is left; it serves what it adopts as what it has."""
+    with local_cluster(threads=1) as client:
+        for nanny in client.cluster.workers.values():
+            # No other worker comes.
+            nanny.instantiate = mock.AsyncMock()
+        a, b = scheduler(client).workers
+        s = daskps.create({"w": np.zeros(8)}, servers=[a])
+        s.add({"w": np.ones(8)})
+        client.run(pause, workers=[b])
+        until(lambda: scheduler(client).workers[b].status is Status.paused)
+        kill(client.run(os.getpid, workers=[a])[a])
+        until(lambda: "shards-" in events(client, s)[-1]["action"])
+        assert events(client, s)[-1]["action"] == "shards-adopted"
+        s.add({"w": np.ones(8)})
+        np.testing.assert_array_equal(s["w"][:], 2.0)
+        assert s.placement == (b,)
+
+
 def ones(params, X, y):
     return {name: np.ones_like(value) for name, value in params.items()}
 

@@ -30,6 +30,12 @@ async def test_a_worker_that_dask_has_paused_serves_its_shards(c, s, a, way):
         for n in range(1, 4):
             assert await made.add(ONES) == n
         np.testing.assert_array_equal(await made["w"].pull(), 3.0)
+        # It gets no shards of new stores, and the error says why.
+        with (
+            dask.config.set({"daskps.register-timeout": "100ms"}),
+            pytest.raises(daskps.NotEnoughWorkersError, match=f"{a.address}: paused"),
+        ):
+            await daskps.create({"w": np.zeros(4)}, client=c)
         # Paused it was all the time: no task has run.
         assert not waiting.done()
         manager.memory_pause_fraction = enough

@@ -2,7 +2,8 @@
 
 Those of its machine, as far as addresses tell, and a few others: a worker that can map
 the memory is on that machine whatever its address says. First comes a worker that may
-hold a shard already, for its answer was lost.
+hold a shard already, for its answer was lost. A worker that Dask has paused serves its
+shards, so it adopts some where no running one does; one that closes adopts none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
+from distributed.core import Status
 
 from daskps.cluster.directory.placement import held_bytes
 from daskps.cluster.wire.reports import Sight
@@ -100,8 +102,13 @@ class Candidates:
         self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}
 
     def _near(self) -> dict[str, bool]:
-        """Return the workers that may be on the machine: whether it seems so."""
-        found = [ws.address for ws in self._scheduler.running]
+        """Return the workers that may be on the machine: whether it seems so.
+
+        Running ones come first.
+        """
+        known = self._scheduler.workers
+        both = Status.running, Status.paused
+        found = [w for status in both for w in known if known[w].status == status]
         near = [w for w in found if get_address_host(w) == self._machine]
         far = [w for w in found if get_address_host(w) != self._machine]
         return dict.fromkeys(near, True) | dict.fromkeys(far[:MOST_FAR], False)
@@ -117,19 +124,22 @@ class Candidates:
         question, "adopt" or "look", and worker the shards.
         """
         near, held = self._near(), held_bytes(self._stores.values())
+        known = self._scheduler.workers
         n, share = Counter(self._entry.holders), self._entry.memory_share
         found = dict[tuple[str, str], list[int]]()
         for shard in due:
             asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
             may = [w for w in near if w not in asked.refused]
             for w in asked.askable(may, now):
-                limits = {w: self._scheduler.workers[w].memory_limit}
+                limits = {w: known[w].memory_limit}
+                is_paused = known[w].status is Status.paused
                 try:
                     check_memory({w: asked.nbytes}, held, limits, share)
                 except LayoutError as error:
                     wait_for(shard, str(error))
                 else:
-                    rank[w] = asked.turn(w), not near[w], asked.n[w], n[w], held[w]
+                    first = asked.turn(w), not near[w], asked.n[w], is_paused
+                    rank[w] = *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)
                 n[by] += 1

@@ -76,7 +76,7 @@ class Move:
             for shard in shards
         }
         self._news = asyncio.Event()
-        why = f"{self._reason}; there is no other worker on its machine"
+        why = f"{self._reason}; no other worker of its machine runs or is paused"
         entry.set_away(shards, why)
 
     async def run(self) -> None:

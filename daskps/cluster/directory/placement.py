@@ -139,10 +139,14 @@ async def find_servers(
             return found
         if loop.time() >= deadline:
             absent = f", {sorted(missing)} are not among them" if missing else ""
+            others = [
+                w for w in scheduler.workers.values() if w not in scheduler.running
+            ]
+            idle = "".join(f", {ws.address}: {ws.status.name}" for ws in others)
             raise NotEnoughWorkersError(
                 f"servers={servers!r} found {len(found)} running workers{absent}; the "
-                f"cluster has {len(scheduler.workers)}. Start workers, or name others "
-                f"in servers="
+                f"cluster has {len(scheduler.workers)}{idle}. Start workers, or name "
+                f"others in servers="
             )
         await asyncio.sleep(LOOK_SECONDS)
 

@@ -38,7 +38,9 @@ class Cluster:
     """
 
     def __init__(self, *workers: str, n_shards: int = 1) -> None:
-        self.workers = dict.fromkeys(workers, SimpleNamespace(memory_limit=0))
+        self.workers = {
+            w: SimpleNamespace(memory_limit=0, status=Status.running) for w in workers
+        }
         self.answers: dict[tuple[str, str], Any] = {}
         self.asked: list[tuple[float, str, str]] = []
         self.events: list[tuple[float, str, Any]] = []
@@ -66,10 +68,6 @@ class Cluster:
         self.departures = Departures(context)
 
     status = Status.running
-
-    @property
-    def running(self) -> list[Any]:
-        return [SimpleNamespace(address=w) for w in self.workers]
 
     @property
     def now(self) -> float:
@@ -205,7 +203,7 @@ def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
         cluster.die()
         await asyncio.sleep(30.0)
         check()
-        cluster.workers[ONE] = SimpleNamespace(memory_limit=0)
+        cluster.workers |= Cluster(ONE).workers
         cluster.departures.worker_came()
         await asyncio.sleep(12.0)
 
@@ -279,6 +277,38 @@ def test_lost_at_once_where_its_memory_was_private(running: bool) -> None:
     [(_, error)] = cluster.ended
     assert ("daskps.ways.machine is false" in str(error)) is running
     assert not cluster.asked
+
+
+def test_a_paused_worker_adopts_where_no_running_one_does() -> None:
+    """The running one is asked first, and in turn with it; one that closes is not."""
+    cluster = Cluster(TWO, ONE, FAR)
+    cluster.workers[ONE].status = Status.paused
+    cluster.workers[FAR].status = Status.closing_gracefully
+    cluster.answers = {
+        (TWO, "adopt"): said("found", "it has no more memory"),
+        (ONE, "adopt"): lambda now: TAKEN if now > 0.2 else said("found", "locked"),
+    }
+    look_after(cluster, 5.0)
+    asked = [who for _, who, _ in cluster.asked]
+    assert asked == [TWO, ONE] * (len(asked) // 2)
+    assert cluster.entry.owners == (ONE,)
+
+
+@pytest.mark.parametrize("status", [Status.paused, Status.closing_gracefully])
+def test_a_paused_worker_is_heard_before_a_shard_is_lost(status: Status) -> None:
+    """Its machine's last one says that the memory is gone, and no closing one is asked."""
+    cluster = Cluster(ONE)
+    cluster.workers[ONE].status = status
+    cluster.answers = {(ONE, "adopt"): said("absent", "no file there")}
+    look_after(cluster, 20.0)
+    lost_at, why = {
+        Status.paused: (0.0, "no file there"),
+        Status.closing_gracefully: (10.0, "no other worker of its machine runs"),
+    }[status]
+    assert [(at, what) for at, what in cluster.told() if what == "lost"] == [
+        (lost_at, "lost")
+    ]
+    assert why in cluster.events[-1][2]["reason"]
 
 
 def test_an_adopter_whose_answer_was_lost_is_asked_first() -> None:
