@@ -155,7 +155,7 @@ class ReadableArray:
         if (region := self._region) is not None:
             flat = np.empty(self.size, self.dtype)
             if out is not None:
-                out = checked_out(out, self._shown)
+                out = checked_out(out, self._shown.name, self.shape, str(self.dtype))
             return self._read(
                 region.start, flat, partial(_given_to, out, flat), timeout
             )

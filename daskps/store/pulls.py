@@ -57,7 +57,7 @@ class Readable(Closable):
             Ids of the rows to read, by the names of tables. Without it none are read.
         out : mapping of str to ndarray, optional
             Arrays of the parameters' shapes and dtypes to fill, of rows with the shape
-            of the ids and then that of a row; they are returned.
+            of the ids and then that of a row; they are returned. No two may share memory.
         min_version : int or Version, optional
             Wait until this version is reached: exactly the shards and versions of a
             :class:`Version`, or by every shard the pull touches.

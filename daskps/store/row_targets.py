@@ -13,7 +13,12 @@ from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.rows import most_rows
 from daskps.layout.tables import UnboundedTable
 from daskps.store.row_intake import asked_ids
-from daskps.store.targets import checked_mapping, target_of
+from daskps.store.targets import (
+    check_apart,
+    checked_mapping,
+    checked_out,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowSlice
@@ -74,12 +79,16 @@ def with_rows(
             flat = np.empty(len(ids) * table.dim, table.dtype)
             found[name] = flat.reshape(whole)
         else:
-            array = found[name] = _checked_out(out[name], name, whole, table.dtype)
+            what = "the rows that are asked for"
+            array = checked_out(out[name], name, whole, table.dtype, what=what)
+            found[name] = array
             flat = array.reshape(-1)
             if not array.flags.c_contiguous:
                 flat = np.empty(array.size, table.dtype)
                 detours.append((array, flat.reshape(whole)))
         wanted.append(_Wanted(table, ids, flat))
+
+    check_apart(out.items())
 
     def finish() -> Any:
         for array, values in detours:
@@ -201,17 +210,3 @@ def table_of(meta: StoreMap, name: Any) -> Table:
             f"store[{array.name[:60]!r}][start:stop]"
         )
     return table
-
-
-def _checked_out(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return an array that rows can be read into, or refuse it."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"out[{name!r}] is an ndarray, found {type(array).__name__}")
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise ValueError(
-            f"out[{name!r}] has shape {array.shape} and dtype {array.dtype}, the rows "
-            f"that are asked for {shape} and {dtype}; they must be equal"
-        )
-    if not array.flags.writeable:
-        raise ValueError(f"out[{name!r}] is read-only")
-    return array

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.targets import find_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,12 +49,14 @@ def target_of(
             flats[p.index] = routes.empty_like(p)
             arrays[name] = flats[p.index].reshape(p.shape)
             continue
-        array = arrays[name] = checked_out(out[name], p)
+        array = arrays[name] = checked_out(out[name], name, p.shape, p.dtype)
         if array.flags.c_contiguous:
             flats[p.index] = array.reshape(-1)
         else:
             flats[p.index] = routes.empty_like(p)
             detours.append((array, flats[p.index].reshape(p.shape)))
+
+    check_apart((out or {}).items())
 
     def finish() -> dict[str, Array]:
         for array, values in detours:
@@ -73,6 +76,16 @@ def checked_mapping(out: Any) -> Mapping[str, Array]:
             f"{type(out).__name__}; pass {{'w': array}}"
         )
     return out
+
+
+def check_apart(outs: Iterable[tuple[Any, Array]]) -> None:
+    """Refuse arrays that share memory: one would take what was read for another."""
+    if overlap := find_overlap(outs):
+        first, second = overlap
+        raise ValueError(
+            f"out[{first!r}] and out[{second!r}] share memory; give each an array of "
+            f"its own"
+        )
 
 
 def chosen_names(meta: StoreMap, names: Any) -> list[str]:
@@ -95,15 +108,22 @@ def given_names(names: Any) -> list[Any]:
         ) from None
 
 
-def checked_out(array: Any, p: Any) -> Array:
-    """Return an array that a parameter can be read into, or refuse it."""
+def checked_out(
+    array: Any,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    what: str = "the parameter",
+) -> Array:
+    """Return an array that `what` can be read into, or refuse it."""
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"out[{p.name!r}] is an ndarray, found {type(array).__name__}")
-    if array.shape != p.shape or array.dtype != np.dtype(p.dtype):
+        raise TypeError(f"out[{name!r}] is an ndarray, found {type(array).__name__}")
+    if array.shape != shape or array.dtype != np.dtype(dtype):
         raise ValueError(
-            f"out[{p.name!r}] has shape {array.shape} and dtype {array.dtype}, the "
-            f"parameter {p.shape} and {p.dtype}; they must be equal"
+            f"out[{name!r}] has shape {array.shape} and dtype {array.dtype}, {what} "
+            f"{shape} and {dtype}; they must be equal"
         )
     if not array.flags.writeable:
-        raise ValueError(f"out[{p.name!r}] is read-only")
+        raise ValueError(f"out[{name!r}] is read-only")
     return array

@@ -313,6 +313,15 @@ async def refuses_rows(s, get):
         await get(s.pull(rows=[1]))
     with pytest.raises(ValueError, match=r"out\['emb'\] has shape"):
         await get(emb.pull([1], out=np.empty(DIM, "f4")))
+    memory, asked = np.zeros(6 * DIM, "f4"), {"emb": [1, 2], "any": [1, 2]}
+    one, other = memory[: 2 * DIM], memory[DIM : 3 * DIM]
+    out = {"emb": one.reshape(2, DIM), "any": other.reshape(2, DIM)}
+    with pytest.raises(ValueError, match=r"out\['emb'\] and out\['any'\] share"):
+        await get(s.pull((), rows=asked, out=out))
+    out = {"emb": out["emb"], "w": memory[DIM - 1 :][:15].reshape(5, 3)}
+    with pytest.raises(ValueError, match=r"out\['emb'\] and out\['w'\] share"):
+        await get(s.pull(rows={"emb": [1, 2]}, out=out))
+    assert not memory.any()
     with pytest.raises(daskps.PushRejectedError, match=r"'emb'.*takes no rows"):
         await get(s.aggregate([{"emb": rows}]))
     await check(s, get, rows_at_first())

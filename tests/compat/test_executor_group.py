@@ -132,6 +132,8 @@ def test_params_are_the_mean_of_replicas(two):
     found = {"w": np.zeros(()), "passes": np.zeros(())}
     group.get_params({"w": found["w"]}, {"passes": found["passes"]})
     assert [found["w"].item(), found["passes"].item()] == [1, 2.5]
+    with pytest.raises(ValueError, match=r"'w'\] and out\['passes'\] share memory"):
+        group.get_params({"w": found["w"]}, {"passes": found["w"]})
     group.set_params({"w": np.array(1.0)}, {"passes": np.array(8.0)})
     whole = np.zeros((), "i4")
     group.forward(ones(5))

@@ -389,6 +389,10 @@ def test_workers_push_the_same_keys():
         launch(other_keys, 2)
 
 
+#: Longer than an array of a key.
+LONG = np.zeros((5, 4))
+
+
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("call", "error", "said"),
@@ -422,6 +426,26 @@ def test_workers_push_the_same_keys():
         ),
         (lambda kv: kv.pull(3, np.ones(2)), ValueError, r"has shape \(4, 4\)"),
         (lambda kv: kv.pull(3, 0.0), TypeError, "out is an array"),
+        (
+            lambda kv: kv.pull([5, 3], [LONG[:4], [np.ones((4, 4)), LONG.T[:, :4]]]),
+            ValueError,
+            r"out\[5\] and out\[3\] share memory",
+        ),
+        (
+            lambda kv: kv.pull(3, [LONG[:4], LONG[1:]]),
+            ValueError,
+            r"out\[3\] and out\[3\] share memory",
+        ),
+        (
+            lambda kv: kv.pushpull([3, 5], [LONG[:4]] * 2),
+            ValueError,
+            r"out\[3\] and out\[5\] share memory",
+        ),
+        (
+            lambda kv: kv.broadcast([1, 2], [LONG[:4]] * 2, [LONG[:4], LONG[1:]]),
+            ValueError,
+            r"out\[1\] and out\[2\] share memory",
+        ),
         (
             lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), [4]),
             IndexError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -51,6 +52,27 @@ def refused(trainer, part):
     return strided.tolist()
 
 
+def overlapping(trainer, part):
+    """Arrays that share memory are refused, known names or not, read ahead or not."""
+    memory = np.zeros(6)
+    both, apart = (
+        {"a": memory[:3], "b": memory[2:5]},
+        {"a": memory[:3], "b": memory[3:]},
+    )
+    for read_ahead in (False, True):
+        if read_ahead:
+            trainer.prefetch(("a", "b"))
+        pushpull = partial(trainer.pushpull, {})
+        for verb in (trainer.pull, trainer.pull_async, pushpull):
+            with pytest.raises(ValueError, match=r"out\['a'\] and out\['b'\] share"):
+                verb(out=both)
+        assert not memory.any()
+        trainer.pull(out=apart)
+        assert memory.tolist() == [1.0] * 3 + [2.0] * 3
+        memory[:] = 0
+    return trainer.clock
+
+
 def dead(trainer, part):
     """Return how many of the arrays that the loop has let go of are still alive."""
     kept = []
@@ -72,6 +94,7 @@ def dead(trainer, part):
         (renamed, [1.0, 1.0, 2.0, 2.0] * 2),
         (exchanged, [[1.0, 2.0, 3.0]] * 3),
         (refused, [1.0] * 3),
+        (overlapping, 0),
         (dead, 0),
     ],
 )

@@ -13,6 +13,7 @@ until it has ticked twice.
 from __future__ import annotations
 
 import time
+import weakref
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +26,7 @@ from daskps.cluster.caller.looks import LOOK_SECONDS, NotedReads, looks_at, wait
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.caller.targets import Target
+from daskps.cluster.caller.targets import Target, find_overlap
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.wire.deadline import Deadline
 from daskps.shards.memory.format import MIXED
@@ -206,6 +207,8 @@ class NamedRead:
         seen: dict[int, int] | None = None,
     ) -> None:
         self._wanted = [(array.shape, array.dtype) for array in out.values()]
+        #: The arrays of the latest read, of which no two share memory.
+        self._apart = [weakref.ref(array) for array in out.values()]
         self.slices = target.slices
         near: dict[int, tuple[ReadSlice, ...]] = {}
         far_slices: dict[int, tuple[ReadSlice, ...]] = {}
@@ -224,8 +227,9 @@ class NamedRead:
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None for others to look at them."""
-        flats = []
-        for array, (shape, dtype) in zip(out.values(), self._wanted, strict=True):
+        flats, is_known = [], True
+        wanted = zip(out.values(), self._wanted, self._apart, strict=True)
+        for array, (shape, dtype), latest in wanted:
             if not (
                 type(array) is np.ndarray
                 and array.shape == shape
@@ -234,6 +238,11 @@ class NamedRead:
             ):
                 return None
             flats.append(array.ravel())
+            is_known = is_known and latest() is array
+        if not is_known:
+            if find_overlap(out.items()):
+                return None
+            self._apart = [weakref.ref(array) for array in out.values()]
         return flats
 
     def target(self, out: Mapping[str, Array]) -> Target | None:

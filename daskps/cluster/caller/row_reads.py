@@ -23,6 +23,7 @@ from daskps.cluster.caller.row_source import (
     RowSource,
 )
 from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.targets import find_overlap
 from daskps.cluster.host.copy_routine import copier
 from daskps.cluster.host.row_copies import copy_both
 from daskps.cluster.machine.pauses import Pause
@@ -138,6 +139,8 @@ class RowReads:
                 return None
             asked.append(made[0])
             found[name] = made[1]
+        if out is not None and len(out) > 1 and find_overlap(out.items()):
+            return None
         return found if self.read(asked, clock) else None
 
     def pull_table(

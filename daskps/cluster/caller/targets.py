@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from daskps.cluster.wire.read_words import CODED
 
@@ -29,6 +30,23 @@ def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:
         coded = in_words and str(array.dtype) in CODED
         encoded += array.size * 2 if coded else array.nbytes
     return plain, encoded
+
+
+def find_overlap(arrays: Iterable[tuple[Any, Array]]) -> tuple[Any, Any] | None:
+    """Return the names of two arrays that share memory; None where none do."""
+    by_start = sorted(
+        (*byte_bounds(array), number, name, array)
+        for number, (name, array) in enumerate(arrays)
+        if array.size
+    )
+    before: list[tuple[int, Any, Array]] = []
+    for start, stop, _, name, array in by_start:
+        before = [one for one in before if one[0] > start]
+        for _, other, earlier in before:
+            if np.shares_memory(earlier, array):
+                return other, name
+        before.append((stop, name, array))
+    return None
 
 
 class ReadSlice(NamedTuple):

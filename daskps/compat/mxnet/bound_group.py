@@ -9,6 +9,7 @@ import numpy as np
 from daskps.compat.mxnet import executors
 from daskps.compat.mxnet.binding import batch_size_of, bound_inputs, cut_rows, part_of
 from daskps.store.arguments import flag
+from daskps.store.targets import check_apart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,7 +190,7 @@ class BoundGroup:
         Raises
         ------
         ValueError
-            For names that there are not, and other shapes.
+            For names that there are not, other shapes, and arrays that share memory.
         RuntimeError
             Before parameters are set.
         """
@@ -201,6 +202,7 @@ class BoundGroup:
                 raise ValueError(
                     f"{name!r} has shape {shape}, and its array {out.shape}"
                 )
+        check_apart(outs.items())
         found = self.states.mean()
         for name, out in outs.items():
             out[...] = found[name].astype(out.dtype)

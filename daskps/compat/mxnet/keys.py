@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.store.targets import check_apart
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -141,7 +143,13 @@ def outs_of(
                     f"key {key_of(name)!r} has shape {shape}; out has {taker.shape}, or "
                     f"is read-only"
                 )
-        found.append(takers)
+        # One array may stand for several devices: all of them take the same.
+        found.append([*{id(taker): taker for taker in takers}.values()])
+    check_apart(
+        (key_of(name), taker)
+        for name, takers in zip(names, found, strict=True)
+        for taker in takers
+    )
     return found
 
 

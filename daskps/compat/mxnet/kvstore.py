@@ -211,10 +211,11 @@ class KVStore(KeyStores):
         Raises
         ------
         ValueError, TypeError
-            For unknown keys, and arrays of another shape.
+            For unknown keys, arrays of another shape, and of several keys those that
+            share memory.
         """
         names = self._keys.known(key)
-        outs = outs_of(out, names, key, [self._store_of(n)[n].shape for n in names])
+        outs = outs_of(out, names, key, self._shapes(names))
         self._crew.settle()
         for name, takers in zip(names, outs, strict=True):
             found = self._store_of(name)[name].pull(timeout=None)
@@ -236,8 +237,11 @@ class KVStore(KeyStores):
         NoOptimizerError, ValueError, TypeError
             As in the two.
         """
+        out = value if out is None else out
+        names = self._keys.known(key)
+        outs_of(out, names, key, self._shapes(names))
         self.push(key, value)
-        self.pull(key, value if out is None else out)
+        self.pull(key, out)
 
     def broadcast(self, key: Any, value: Any, out: Any) -> None:
         """Begin keys, and read what worker 0 has given; once for each.
@@ -254,6 +258,9 @@ class KVStore(KeyStores):
         ValueError, TypeError
             As in the two.
         """
+        names = self._keys.new(key)
+        arrays = arrays_of(value, names, key)
+        outs_of(out, names, key, [array.shape for array in arrays])
         self.init(key, value)
         self.pull(key, out)
 
@@ -275,7 +282,7 @@ class KVStore(KeyStores):
             For unknown keys, arrays of another shape and rows that there are not.
         """
         names = self._keys.known(key)
-        shapes = [self._store_of(name)[name].shape for name in names]
+        shapes = self._shapes(names)
         outs = outs_of(out, names, key, shapes)
         wanted = row_ids_of(row_ids, names, key, shapes)
         self._crew.settle()

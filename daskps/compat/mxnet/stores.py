@@ -14,7 +14,7 @@ from daskps.compat.mxnet.workers import told
 from daskps.errors import NoOptimizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.codecs import TwoBit
     from daskps.compat.mxnet.workers import Crew
@@ -49,6 +49,9 @@ class KeyStores:
     def _store_of(self, name: str) -> ParameterStore:
         store: ParameterStore = self._stores[self._keys.number_of(name)]
         return store
+
+    def _shapes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        return [self._store_of(name)[name].shape for name in names]
 
     def _make(self, arrays: Mapping[str, Array], name: str | None) -> ParameterStore:
         # A function sees its array as a whole, and makes its own precision.

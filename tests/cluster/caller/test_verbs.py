@@ -13,6 +13,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import dask
@@ -123,6 +124,23 @@ async def refuses_out(s, get):
         await get(s.pull(out={"typo": np.empty(1)}))
     with pytest.raises(ValueError, match="names"):
         await get(s.pull("w", out={"b": np.empty(())}))
+
+
+async def refuses_outputs_that_overlap(s, get):
+    """By both names, also where a read of these names is known; nothing is written."""
+    memory = np.zeros(60, "f4")
+    both = {"w": memory[:15].reshape(5, 3), "net/k": memory[14:18].view("f2")[:7]}
+    apart = {"w": memory[:15].reshape(5, 3), "net/k": memory[15:19].view("f2")[:7]}
+    block = memory[20:50].reshape(5, 6)
+    woven = {"w": block[:, :3], "n": block[:4, 4:].view("i8")[:, 0]}
+    for _ in range(2):
+        for verb in (s.pull, s.pull_async, partial(s.pushpull, {})):
+            with pytest.raises(ValueError, match=r"'w'\] and out\['net/k'\] share"):
+                await get(verb(out=both))
+        assert not memory.any()
+        same(await get(s.pull(out=apart)), {n: flat_start()[n] for n in apart})
+        memory[:] = 0
+    same(await get(s.pull(out=woven)), {n: flat_start()[n] for n in woven})
 
 
 async def waits_for_a_version(s, get):
@@ -407,6 +425,7 @@ CONTRACTS = [
     pulls,
     fills_out,
     refuses_out,
+    refuses_outputs_that_overlap,
     waits_for_a_version,
     pushes,
     casts,
