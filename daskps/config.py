@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
-    dask.config.update_defaults(yaml.safe_load(_file))
+    _DEFAULTS: dict[str, Any] = yaml.safe_load(_file)
+dask.config.update_defaults(_DEFAULTS)
 
 #: Whether other processors see the stores of one in their order, which reading without
 #: a lock relies on.
@@ -387,7 +388,10 @@ def _read(key: str) -> Any:
     # Keys of one word are as Dask keeps them: asked of every call, without `get`.
     value = dask.config.config.get("daskps", {}).get(key, _PARSED)
     if value is _PARSED:
-        value = dask.config.get(f"daskps.{key}")
+        # Dask's test helpers set the configuration back to what it was when they were
+        # imported, which may have been before the defaults were added.
+        default = dask.config.get(f"daskps.{key}", config=_DEFAULTS)
+        value = dask.config.get(f"daskps.{key}", default)
     raw, parsed = _PARSED.get(key, (_PARSED, None))
     if raw is value:
         return parsed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import threading
@@ -46,10 +45,8 @@ __all__ = [
     "way",
 ]
 
-#: What `gen_cluster` sets the configuration back to, for all that come after it: what it
-#: was when Dask's helpers were imported. The defaults of daskps came later.
+#: What `gen_cluster` sets the configuration back to, for all that come after it.
 DEFAULTS = utils_test.original_config
-DEFAULTS["daskps"] = copy.deepcopy(dask.config.get("daskps"))
 OURS = {
     # Worker processes are forked from one that has imported all they need: two of them
     # take 0.2 instead of 2.4 s of processor time. Commands that tests start use spawn.

@@ -21,7 +21,7 @@ T = TypeVar("T")
 STOP_SECONDS = 5.0
 #: How soon Ctrl-C is seen at the latest.
 LOOK_SECONDS = 0.2
-#: Made when it is first needed, by the one main thread: workers have no use for it.
+#: Made when the main thread first needs it; it ends with the last client of the process.
 _EXECUTOR: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_EXECUTOR.clear)
 
@@ -55,7 +55,7 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
             future.set_exception(error)
 
     try:
-        _executor().submit(run)
+        _submit(run)
         while True:
             try:
                 return future.result(LOOK_SECONDS)
@@ -71,7 +71,23 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
         raise
 
 
-def _executor() -> ThreadPoolExecutor:
-    if not _EXECUTOR:
-        _EXECUTOR.append(ThreadPoolExecutor(4, "daskps-main"))
-    return _EXECUTOR[0]
+def end() -> None:
+    """End the threads, each after the call that it carries out."""
+    while _EXECUTOR:
+        # Taken out first: `_submit` asks whether it was ended here.
+        _EXECUTOR.pop().shutdown(wait=False)
+
+
+def _submit(run: Callable[[], None]) -> None:
+    try:
+        executor = _EXECUTOR[0]
+    except IndexError:
+        executor = ThreadPoolExecutor(4, "daskps-main")
+        _EXECUTOR.append(executor)
+    try:
+        executor.submit(run)
+    except RuntimeError:
+        if executor in _EXECUTOR:  # the interpreter ends
+            raise
+        # Another thread has closed the last client; the call itself says so.
+        _submit(run)

@@ -21,6 +21,7 @@ from distributed.utils import SyncMethodMixin
 
 from daskps import config
 from daskps.cluster import upstream
+from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
@@ -302,10 +303,18 @@ def link_of(node: Client | Worker) -> Link:
     with _LOCK:
         link = _LINKS.get(id(node))
         if link is None or link.node is not node or not link.live:
-            for key in [k for k, old in _LINKS.items() if not old.live]:
-                del _LINKS[key]
             link = _LINKS[id(node)] = Link(node)
+            upstream.at_close(node, "daskps-links", _forget_closed)
         return link
+
+
+def _forget_closed() -> None:
+    """Forget the links of what is closed; the last one ends the threads of calls."""
+    with _LOCK:
+        for key in [k for k, link in _LINKS.items() if not link.live]:
+            del _LINKS[key]
+    if not _LINKS:
+        interrupts.end()
 
 
 #: What :func:`using` has given the code of this context.
