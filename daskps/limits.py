@@ -38,6 +38,9 @@ MOST_ROWS_NBYTES = 2**26
 MOST_RANGES = 1024
 #: Rows of a table that one step changes in one shard: it must be able to take them back.
 MOST_PUSHED_ROWS = 131_072
+#: Rows that one step of a removal names. Every shard has room to take so many back from
+#: its creation on, about 640 bytes each: rows are removed where memory is short.
+MOST_REMOVED_ROWS = 1024
 #: Bytes of the name of a store.
 STORE_NAME_NBYTES = 200
 #: Resident trainers of a run.

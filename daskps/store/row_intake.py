@@ -10,7 +10,7 @@ from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.layout.arrays import FLOATS, Layout, compute_dtype
 from daskps.layout.ids import as_ids
-from daskps.limits import MOST_PUSHED_ROWS
+from daskps.limits import MOST_PUSHED_ROWS, MOST_REMOVED_ROWS
 from daskps.store import intake
 from daskps.store.row_grad import RowGrad
 
@@ -171,8 +171,9 @@ def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowsGiven]]:
     table.check_removal(PushRejectedError)
     flat, _ = asked_ids(table, ids, PushRejectedError)
     none = np.empty(0, table.dtype)
-    starts = range(0, max(1, len(flat)), MOST_PUSHED_ROWS)
-    parts = [flat[start : start + MOST_PUSHED_ROWS] for start in starts]
+    # Always the same: a task that is tried again numbers its steps as it did before.
+    starts = range(0, max(1, len(flat)), MOST_REMOVED_ROWS)
+    parts = [flat[start : start + MOST_REMOVED_ROWS] for start in starts]
     return [[RowsGiven(RowCut.of(table, p, layout.n_shards), none)] for p in parts]
 
 

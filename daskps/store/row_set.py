@@ -97,7 +97,7 @@ class RowSet:
         Returns
         -------
         Version
-            What the shards reached. More than 131,072 rows are removed part by part.
+            What the shards reached. More than 1,024 rows are removed part by part.
 
         Raises
         ------

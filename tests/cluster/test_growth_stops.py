@@ -72,6 +72,28 @@ def test_the_error_names_the_shards_that_have_the_push(way, full, push):
         assert len(s["any"]) == len(IDS)
 
 
+@pytest.mark.parametrize("way", ["inside", "queue"], indirect=True)
+@pytest.mark.parametrize("policy", [{}, {"ttl": 99}, {"max_rows": 9000}])
+def test_rows_are_removed_where_there_is_no_memory(way, full, policy):
+    """Any number of them: their room is there from the beginning."""
+    params = {"any": TableSpec(None, 4, **policy)}
+    with daskps.create(params, shards=2) as s:
+        table = s["any"]
+        for start in range(0, len(IDS), 200):
+            table.add(IDS[start : start + 200], ONES[start : start + 200])
+        n = len(table)
+        full.workers = {*s.placement}
+        with pytest.raises(PushRejectedError, match=r"room for a push of .* new: "):
+            s["any"].add(np.arange(30_000), np.ones((30_000, 4), "f4"))
+        assert len(table) == n
+        table.remove(IDS[:5000])
+        assert table.ids().tolist() == IDS[5000:][table.contains(IDS[5000:])].tolist()
+        assert 900 < len(table) <= 1000
+        # There is room again where they were.
+        table.add(IDS[:100], ONES[:100])
+        np.testing.assert_array_equal(table.pull(IDS[:100]), 1.0)
+
+
 def in_rounds(trainer: Any, part: Any) -> None:
     for round_ in range(4):
         n = 3 if round_ < 2 else len(IDS)

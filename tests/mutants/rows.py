@@ -391,7 +391,7 @@ MUTANTS = (
     Mutant(
         "the-clock-of-a-table-stands-still",
         "daskps.shards.memory.publication:Publication.add",
-        "self.record.clocks[ordinal] += 1",
+        "self.record.clocks[ordinal] += not operation.forget",
         "pass",
         (
             f"{_POLICY}::test_rows_are_those_of_a_plain_dict_on_any_number_of_shards[time-1]",

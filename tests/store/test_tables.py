@@ -17,7 +17,9 @@ from daskps import (
     init,
     optim,
 )
+from daskps.init import constant
 from daskps.layout.arrays import Layout
+from daskps.layout.tables import AnyIds
 from daskps.store import intake, row_intake
 from daskps.store.created import blueprint
 from daskps.store.servers import Wanted
@@ -209,6 +211,19 @@ def test_many_rows_go_in_parts(monkeypatch):
     one = Layout.build({}, 1, {"emb": (5, 3, "float32")})
     with pytest.raises(PushRejectedError, match="for 5 rows of table 'emb' in shard 0"):
         row_intake.gradients(one, {0: ""}, named, weight=1.0, finite=True)
+
+
+@pytest.mark.parametrize(("n", "steps"), [(0, 1), (1024, 1), (1025, 2), (60_000, 59)])
+def test_a_removal_goes_in_steps_of_one_size(n, steps):
+    """However much memory there is: a task that runs again has the same numbers."""
+    layout = Layout.build(
+        {}, 3, {"any": (0, 1, "float32", AnyIds(constant(0.0), 5, 99999))}
+    )
+    calls = row_intake.removals(layout, layout.tables[0], np.arange(n))
+    assert len(calls) == steps
+    named = [given.cut.ids for [given] in calls]
+    assert max(map(len, named)) <= 1024
+    assert np.sort(np.concatenate(named)).tolist() == [*range(n)]
 
 
 @pytest.mark.parametrize(

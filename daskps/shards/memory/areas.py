@@ -14,7 +14,7 @@ from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
 from daskps.layout.slots import slot_dtype, width
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.layout.tables import UnboundedPiece
-from daskps.limits import MOST_PUSHED_ROWS
+from daskps.limits import MOST_PUSHED_ROWS, MOST_REMOVED_ROWS
 from daskps.shards.arrays.any_rows import SWEPT_WORDS, WORDS_OF_AN_ID
 from daskps.shards.memory import feed
 from daskps.shards.memory.format import HEADER_WORDS, Record
@@ -209,7 +209,8 @@ def first_feed(piece: TablePiece) -> int:
 
 def first_words(piece: UnboundedPiece) -> int:
     """Return how many entries of its log of words there is memory for to begin with."""
-    return _words(piece, first_log(piece))
+    first = _words(piece, max(first_log(piece), MOST_REMOVED_ROWS))
+    return min(first, most_words(piece))
 
 
 def most_words(piece: UnboundedPiece) -> int:

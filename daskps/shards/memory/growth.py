@@ -91,11 +91,12 @@ def make_room(segment: Segment, operations: Operations) -> None:
                     raise OwnerOnlyError
                 _grow(segment.memory, table, table.any_rows, need)
         except LayoutError as error:
-            piece = table.piece
+            piece, forget = table.piece, operation.forget
+            new = "" if forget else f", {need.n_new:,} of them new"
             raise PushRejectedError(
-                f"shard {piece.shard} has no room for a push of {need.n:,} rows of table "
-                f"{piece.table.name[:60]!r}, {need.n_new:,} of them new: {error}; it has "
-                f"applied nothing of it"
+                f"shard {piece.shard} has no room for a {'removal' if forget else 'push'} "
+                f"of {len(operation.ids):,} rows of table {piece.table.name[:60]!r}{new}: "
+                f"{error}; it has applied nothing of it"
             ) from error
 
 

@@ -85,7 +85,8 @@ class Publication:
                 self._rows.setdefault(ordinal, []).append(operation)
                 if len(operation.ids) and ordinal not in self._changed:
                     self._changed.append(ordinal)
-                self.record.clocks[ordinal] += 1
+                # A removal is no push: how many steps it takes must not age rows.
+                self.record.clocks[ordinal] += not operation.forget
             else:
                 self._operations.setdefault(position, []).append(operation)
             self.record.changed[position] = self.flip
@@ -161,7 +162,8 @@ class Publication:
                 if table.any_rows is not None:
                     # What was found of them is what the first of several updates finds.
                     known = update if not i else update._replace(rows=None)
-                    to = known, table.buffers, self.flip, clock + 1 + i
+                    clock += not update.forget
+                    to = known, table.buffers, self.flip, clock
                     update, gone = table.any_rows.change(*to)
                 if table.feed.head[ON]:
                     _tell(table.feed, self.record, named, gone)
