@@ -694,11 +694,9 @@ def add_and_meet(trainer, part):
     for _ in range(steps):
         store.add({"w": delta})
         store.add({"w": delta})
-        trainer.tick()
         trainer.barrier()
         seen.append(store.pull()["w"])
         # Nobody adds before all have read.
-        trainer.tick()
         trainer.barrier()
     return seen
 
@@ -797,11 +795,9 @@ def replicate(trainer, part):
         replica += delta
         replica += delta
         store["w"].add(replica - last)
-        trainer.tick()
         trainer.barrier()
         store["w"].pull(out=replica)
         seen.append(replica.copy())
-        trainer.tick()
         trainer.barrier()
     return seen
 

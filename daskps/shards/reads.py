@@ -168,8 +168,7 @@ def _outcome_in_run(
     reads, clock = TrainerReads(segment, step.run, step.rank), step.clock + step.tick
     in_rounds = record.plain[POLICY] == BSP
     if step.wait == BARRIER:
-        slowest = record.plain[ROUNDS] if in_rounds else reads.find_slowest(flip, clock)
-        return ready if slowest >= clock else None
+        return ready if record.plain[ROUNDS] >= clock else None
     found = reads.find_bound(flip, clock)
     if found == NOT_YET:
         return None

@@ -326,7 +326,15 @@ class Trainer(Verbs):
         return version
 
     def barrier(self, *, timeout: Any = None) -> None:
-        """Wait until every live trainer has ticked as often as this one.
+        """Wait until every trainer that has not ended has called it as often.
+
+        Clocks do not matter, and do not change. All that the trainers pushed before,
+        `push_async` included, is in the parameters then, under every policy. It takes a
+        message of each trainer to the scheduler.
+
+        Where the run is resumable a trainer that was started again passes at once what
+        its predecessor has passed at the same clock: let a resumable loop call it
+        before the push that ends the step, as :meth:`allreduce`.
 
         Parameters
         ----------
@@ -335,7 +343,15 @@ class Trainer(Verbs):
 
         Raises
         ------
-        RunCancelledError, ShardLostError, TimeoutError
+        TimeoutError
+            Naming the trainers that have not called it. The next call of this trainer
+            is the same barrier.
+        ClockError
+            If this trainer has finished.
+        ValueError
+            Under BSP in a resumable run, where another trainer waits for it at another
+            clock.
+        RunCancelledError, ShardLostError
             For what its name says.
 
         Examples
@@ -348,9 +364,10 @@ class Trainer(Verbs):
         >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])], sync="asp")
         [array([-4.]), array([-4.])]
         """
+        session = self._live()
         seconds = self._settled(timeout, "a barrier")
         self._overtaken()
-        self._session.barrier(seconds)
+        session.barrier(seconds)
 
     def finish(self) -> None:
         """Stop taking part: the others no longer wait for this trainer.

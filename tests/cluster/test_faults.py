@@ -226,9 +226,16 @@ def keys_of_tasks(dask_scheduler):
 
 
 def reduce_to(trainer, part):
-    """All-reduce what nobody can bring a second time, three times between two ticks."""
+    """All-reduce what nobody can bring a second time, three times between two ticks.
+
+    Between two barriers nobody can deliver the next step.
+    """
+    steps, store = part
     found, last = {}, None
-    for clock in range(trainer.clock, part):
+    for clock in range(trainer.clock, steps):
+        trainer.barrier()
+        assert store["w"].pull().tolist() == [-clock] * 4
+        trainer.barrier()
         large = trainer.allreduce(np.random.default_rng().random(100_000))
         small = trainer.allreduce(np.random.default_rng().random())
         found[clock] = large.sum(), float(small), int(trainer.allreduce(1))
@@ -236,7 +243,7 @@ def reduce_to(trainer, part):
     return found, int(last or 0)
 
 
-def test_an_all_reduce_comes_to_the_same_for_a_trainer_that_starts_again():
+def test_what_all_call_comes_to_the_same_for_a_trainer_that_starts_again():
     """Its worker dies, with what its shard's host had of all-reduces."""
     with local_cluster(n_workers=3, threads=2) as client:
         s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
@@ -248,7 +255,8 @@ def test_an_all_reduce_comes_to_the_same_for_a_trainer_that_starts_again():
 
         killer = threading.Thread(target=kill)
         killer.start()
-        found = daskps.run(s, reduce_to, [60] * 3, resumable=True, timeout=120)
+        parts = [(60, s)] * 3
+        found = daskps.run(s, reduce_to, parts, resumable=True, timeout=120)
         killer.join()
         for clock in range(60):
             assert len({of[clock] for of, _ in found if clock in of}) == 1

@@ -240,7 +240,6 @@ def wait_behind(participant, part):
             waits.do(lambda: participant.trainer.allreduce(1))
             raise ArithmeticError("rank zero")
         # No all-reduce: two of different kinds would end both by an error of their own.
-        participant.trainer.tick()
         participant.trainer.barrier()
 
 

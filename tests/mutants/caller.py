@@ -202,4 +202,22 @@ MUTANTS = (
         "if False:",
         ("tests/cluster/test_saving.py::test_a_url_that_is_not_shared_is_found_out",),
     ),
+    Mutant(
+        "calls-of-all-are-made-again-at-later-clocks",
+        "daskps.cluster.caller.allreduce:CallCount.at",
+        "self.number = max(self.number, self._last + 1)",
+        "pass",
+        (
+            "tests/training/test_barrier.py::test_who_starts_again_makes_the_calls_of_its_clock_again",
+        ),
+    ),
+    Mutant(
+        "barriers-do-not-wait-for-rounds-that-a-cut-holds",
+        "daskps.cluster.caller.session:Session.barrier",
+        "if self.bsp:",
+        "if not self.bsp:",
+        (
+            "tests/training/test_barrier.py::test_a_round_that_a_cut_holds_back_is_waited_for",
+        ),
+    ),
 )

@@ -211,11 +211,20 @@ MUTANTS = (
     ),
     Mutant(
         "slowest-trainer-has-finished",
-        "daskps.cluster.directory.run:RunState.slowest",
-        "live = (rank for rank in range(self.size) if rank not in self.finished)",
-        "live = (rank for rank in range(self.size))",
+        "daskps.cluster.directory.run:RunState.live",
+        "return [rank for rank in range(self.size) if rank not in self.finished]",
+        "return [*range(self.size)]",
         (
             "tests/cluster/runs/test_telling.py::test_slowest_is_the_live_trainer_furthest_behind",
+        ),
+    ),
+    Mutant(
+        "barriers-are-passed-with-the-first",
+        "daskps.cluster.directory.run:RunState.count_barriers",
+        "reached = min((last + 1 for _, _, last in places), default=0)",
+        "reached = max((last + 1 for _, _, last in places), default=0)",
+        (
+            "tests/training/test_barrier.py::test_all_read_what_was_added_before_a_barrier",
         ),
     ),
 )

@@ -23,7 +23,6 @@ from daskps.shards.steps import (
     GRADIENT,
     READ,
     Item,
-    Ready,
     Standing,
     Step,
     Ticket,
@@ -108,15 +107,6 @@ def test_pushes_from_outside_are_welcome_under_asp():
     shard.begin_run(RUN, ASP(), 1)
     send(shard, step(0, 0), Step(ADD, hot(4), producer=1))
     assert weights(shard)[A] == [1, 0, 0, 0, 1]
-
-
-def test_a_barrier_without_rounds_waits_for_the_clocks():
-    shard = make()
-    shard.begin_run(RUN, ASP(), 2)
-    _, barrier = send(shard, step(0, 0), read(0, 1, BARRIER))
-    assert barrier.outcome is None
-    send(shard, step(1, 0))
-    assert isinstance(barrier.outcome, Ready)
 
 
 def test_a_repeat_after_the_end_of_its_rank_is_a_repeat():

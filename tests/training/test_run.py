@@ -382,27 +382,6 @@ def test_finish_may_come_before_the_loop_ends(way, sync):
         assert pulled(store)["a"] == 5
 
 
-def in_turns(trainer, part):
-    """Rank 0 has added, and met the others, before they look."""
-    store, seen = part, []
-    for i in range(10):
-        if trainer.rank == i % trainer.size:
-            store.add(full(1.0, 1.0))
-        trainer.tick()
-        trainer.barrier()
-        seen.append(float(store.pull()["a"][0]))
-        trainer.tick()
-        trainer.barrier()
-    return seen
-
-
-@mostly_inside("sync", ["ssp", "asp"])
-def test_barrier_waits_for_all(way, sync):
-    with counting() as store:
-        found = daskps.run(store, in_turns, [store] * 3, sync=sync)
-    assert found == [[i + 1.0 for i in range(10)]] * 3
-
-
 def never_alone(trainer, part):
     """Rank 1 waits for a step rank 0 never takes."""
     if trainer.rank == 0:
@@ -444,8 +423,6 @@ def impatient(trainer, part):
         trainer.push(full(1.0))
         with pytest.raises(TimeoutError, match="a pull of trainer 0 at clock 1"):
             trainer.pull(timeout=0.05)
-        with pytest.raises(TimeoutError, match="a barrier of trainer 0"):
-            trainer.barrier(timeout="50ms")
         part.set_total()
         return float(trainer.pull()["a"][0])
     while not part.exists():

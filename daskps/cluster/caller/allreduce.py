@@ -64,6 +64,34 @@ class _Asked(NamedTuple):
         }
 
 
+class CallCount:
+    """How far one trainer is in calls that all trainers make equally often."""
+
+    def __init__(self) -> None:
+        #: Number of the next one, the first at this clock, and the clock.
+        self.number, self.first, self.clock = 0, 0, -1
+        #: The last one of the rank's trainers before this one.
+        self._last = -1
+
+    def resume(self, place: Sequence[int] | None, clock: int) -> None:
+        """Go on where the rank's last trainer was at a clock, as the directory has it."""
+        if place is not None:
+            at, first, self._last = place
+            self.number = first if clock == at else self._last + 1
+            self.first, self.clock = self.number, clock
+
+    def at(self, clock: int) -> int:
+        """Return the number of a call at a clock.
+
+        What the rank's last trainer had called at its clock is called again at that
+        clock only.
+        """
+        if clock > self.clock:
+            self.number = max(self.number, self._last + 1)
+            self.first, self.clock = self.number, clock
+        return self.number
+
+
 class Allreduces:
     """The all-reduces of one trainer.
 
@@ -84,8 +112,7 @@ class Allreduces:
     ) -> None:
         self._link, self._shards, self._bsp = link, shards, bsp
         self._run, self._rank = run, rank
-        #: Number of the next one, the first at this clock, and the clock.
-        self._number, self._first, self._clock = 0, 0, -1
+        self._calls = CallCount()
         self._restartable = False
         #: The first one that any trainer may ask for again.
         self._least = 0
@@ -97,9 +124,7 @@ class Allreduces:
     def resume(self, told: dict[str, Any], clock: int) -> None:
         """Go on where a rank's last trainer was at a clock, as the directory has it."""
         self._restartable, self._behind = True, told["latest"]
-        if told["place"] is not None:
-            at, first, last = told["place"]
-            self._number = first if clock == at else last + 1
+        self._calls.resume(told["allreduces"], clock)
 
     def reduce(
         self, brought: Offered, flats: Sequence[Array], clock: int, deadline: Deadline
@@ -113,8 +138,7 @@ class Allreduces:
         ConsistencyError
             If a trainer has finished while it was in this.
         """
-        if clock > self._clock:
-            self._clock, self._first = clock, self._number
+        self._calls.at(clock)
         nbytes = sum(flat.nbytes for flat in flats)
         n_shards = self._shards.meta.layout.n_shards
         parts = max(1, min(n_shards, -(-nbytes // PART_NBYTES)))
@@ -137,7 +161,7 @@ class Allreduces:
         return outs
 
     def _next(self) -> None:
-        self._number += 1
+        self._calls.number += 1
         self._where = None
 
     def _keep(self, brought: Offered, outs: Sequence[Array]) -> None:
@@ -148,7 +172,10 @@ class Allreduces:
         flats = [out.copy() for out in outs]
         floor = self._least
         host.collectives.keep(
-            self._run, self._number, WholeResult(self._placed(brought), flats), floor
+            self._run,
+            self._calls.number,
+            WholeResult(self._placed(brought), flats),
+            floor,
         )
 
     def _placed(self, brought: Offered) -> Offered:
@@ -158,17 +185,17 @@ class Allreduces:
         the others, and they for it.
         """
         if self._restartable and self._bsp:
-            return brought._replace(clock=self._clock)
+            return brought._replace(clock=self._calls.clock)
         return brought
 
     async def _reduced(
         self, brought: Offered, flats: Sequence[Array], parts: int, deadline: Deadline
     ) -> dict[int, Sequence[Array]]:
-        number = self._number
+        number = self._calls.number
         if number == 0 or self._restartable or number <= self._behind:
             told = await self._tell(deadline)
             self._restartable = told["restartable"]
-        floor = self._first if self._restartable else number
+        floor = self._calls.first if self._restartable else number
         brought = self._placed(brought)
         asked = _Asked(number, floor, brought, flats, parts)
         meta = self._shards.meta
@@ -206,7 +233,7 @@ class Allreduces:
     def _may_be_elsewhere(self) -> bool:
         """Whether a host may have lost what some trainers have got."""
         has_moved = self._where is not self._shards.meta.where
-        return has_moved or self._number <= self._behind
+        return has_moved or self._calls.number <= self._behind
 
     def _plan(
         self, asked: _Asked, sent: dict[int, bool], seconds: float
@@ -244,8 +271,8 @@ class Allreduces:
                 run=self._run,
                 rank=self._rank,
                 worker=self._link.node.address,
-                clock=max(self._clock, 0),
-                number=self._number,
+                clock=self._calls.clock,
+                number=self._calls.number,
             ),
             deadline.remaining(),
             deadline.what,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.allreduce import Allreduces
+from daskps.cluster.caller.allreduce import PEER_SECONDS, Allreduces, CallCount
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
@@ -23,6 +23,7 @@ from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import (
     ContributionLostError,
     PushRejectedError,
@@ -77,6 +78,7 @@ class Session:
         #: Whether each step is a call that says what was read of each shard.
         self._by_call = joined.measures_delay
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
+        self.barriers = CallCount()
         #: Steps that the trainer repeats, by the parameters that they bring.
         self._roads: dict[tuple[int, ...], StepRoad] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
@@ -94,10 +96,11 @@ class Session:
         self._uncommitted = Uncommitted(meta, self._codec, self._pool.empty)
         self._lock = threading.RLock()
 
-    def resume(self, attempt: int) -> None:
+    def resume(self, attempt: int, told: dict[str, Any]) -> None:
         """Take clock and sequence from the shard that is furthest behind.
 
         The rank's trainers before this one, which is its so-many-th, get no further.
+        The directory has told how often they called what all trainers call.
         """
         run, rank, control = self.run, self.rank, self.shards.control
         rows = self.link.run(
@@ -109,6 +112,8 @@ class Session:
             # Under BSP a repeat is told by its clock. A shard that is a step ahead
             # must not take the next step's number for one of this step's.
             self.sequence = max(sequence for _, sequence in places)
+        self.allreduces.resume(told, self.clock)
+        self.barriers.resume(told["barriers"], self.clock)
 
     def read(self, target: Target, timeout: float | None, *, ahead: int = 0) -> None:
         """Read what the policy lets this trainer see at its clock, or ahead of it."""
@@ -375,9 +380,39 @@ class Session:
         return reply
 
     def barrier(self, timeout: float | None) -> None:
-        """Wait until every live trainer has ticked as often as this one."""
-        request = routes.barrier(self.meta, self._step())
-        self._call(request, self._deadline(timeout, "a barrier"))
+        """Wait until every live trainer has called it as often as this one."""
+        with self._lock:
+            deadline = self._deadline(timeout, "a barrier")
+            clock = self.link.run(lambda: self._meet(deadline))
+            if self.bsp:
+                # A cut may hold a round back that all of them have delivered.
+                step = self._step()._replace(clock=clock)
+                self._call(routes.barrier(self.meta, step), deadline)
+            self.barriers.number += 1
+
+    async def _meet(self, deadline: Deadline) -> int:
+        """Wait at the directory; return the least clock of those that meet there."""
+        number, is_endless = self.barriers.at(self.clock), deadline.end is None
+        while True:
+            seconds = 0.0 if deadline.is_over else min(deadline.left(), MOST_SECONDS)
+            found = await self.link.within(
+                partial(
+                    self.link.directory,
+                    "barrier",
+                    run=self.run,
+                    rank=self.rank,
+                    worker=self.link.node.address,
+                    clock=self.clock,
+                    number=number,
+                    wait_seconds=seconds,
+                ),
+                None if is_endless else seconds + PEER_SECONDS,
+                deadline.what,
+            )
+            if not (missing := found["missing"]):
+                return int(found["clock"])
+            if not is_endless and seconds < MOST_SECONDS:
+                raise deadline.error(f"{_named(missing)} not called it", changes=False)
 
     def allreduce(
         self, brought: Offered, flats: Sequence[Array], timeout: float | None
@@ -464,3 +499,11 @@ class Session:
             if seen is not None and target is not None:
                 seen.update(row for row in reply.versions if target.reads(row[0]))
             return reply
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Return in words that some trainers have."""
+    if len(ranks) == 1:
+        return f"trainer {ranks[0]} has"
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"trainers {', '.join(map(str, ranks[:8]))}{more} have"

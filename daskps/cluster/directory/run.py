@@ -47,6 +47,25 @@ class EpochReport:
 
 
 @dataclass
+class CountedCalls:
+    """How far the ranks are in calls that all trainers make equally often."""
+
+    #: By rank its clock, the first of its calls at that clock, and the last one.
+    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def note(self, rank: int, clock: int, number: int) -> None:
+        """Note which call a rank is at."""
+        before, first, last = self.places.get(rank, (-1, 0, -1))
+        if clock > before:
+            first = number
+        self.places[rank] = max(clock, before), first, max(number, last)
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Return the clock of a rank, the first of its calls at it, and the last one."""
+        return self.places.get(rank, (0, 0, -1))
+
+
+@dataclass
 class RunState:
     """One run in progress."""
 
@@ -86,10 +105,14 @@ class RunState:
     holders: set[str] = field(default_factory=set)
     #: Attempt and round of the newest gradient task the scheduler has forgotten.
     forgotten: tuple[int, ...] = ()
-    #: By rank its clock, the first of its all-reduces at that clock, and the last one;
-    #: and the workers that keep what these have come to.
-    collectives: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    #: Its all-reduces, and the workers that keep what these have come to.
+    collectives: CountedCalls = field(default_factory=CountedCalls)
     collecting: set[str] = field(default_factory=set)
+    #: Its barriers, how many of them all live trainers have reached, and the least
+    #: clock that any of these had then.
+    barriers: CountedCalls = field(default_factory=CountedCalls)
+    passed: int = 0
+    passed_clock: int = 0
     #: Ended epochs and everything else the client wants to hear of.
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
@@ -122,25 +145,39 @@ class RunState:
         self.told[rank] = clock, loss, rows
         self.clock = max(self.clock, clock)
 
-    def collects(self, rank: int, clock: int, number: int) -> None:
-        """Note which all-reduce a trainer is at."""
-        before, first, last = self.collectives.get(rank, (-1, 0, -1))
-        if clock > before:
-            first = number
-        self.collectives[rank] = max(clock, before), first, max(number, last)
-
-    def collects_next(self, rank: int) -> dict[str, Any]:
+    def goes_on(self, rank: int) -> dict[str, Any]:
         """Return where the next trainer of a rank goes on, and how far others are."""
-        latest = max((last for _, _, last in self.collectives.values()), default=-1)
-        return {"place": self.collectives.get(rank), "latest": latest}
+        of = self.collectives.places
+        return {
+            "allreduces": of.get(rank),
+            "barriers": self.barriers.places.get(rank),
+            "latest": max((last for _, _, last in of.values()), default=-1),
+        }
+
+    @property
+    def live(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [rank for rank in range(self.size) if rank not in self.finished]
+
+    def count_barriers(self) -> bool:
+        """Count the barriers that all live trainers have reached; say if one is new."""
+        places = [self.barriers.place(rank) for rank in self.live]
+        reached = min((last + 1 for _, _, last in places), default=0)
+        is_new = reached > self.passed
+        if is_new:
+            self.passed, self.passed_clock = reached, min(places)[0]
+        return is_new
+
+    def missing(self, number: int) -> list[int]:
+        """Return the live trainers that have not called a barrier so often."""
+        return [r for r in self.live if self.barriers.place(r)[2] < number]
 
     @property
     def slowest(self) -> int:
         """Clock of the live trainer that is furthest behind; rounds have one clock."""
         if self.bsp:
             return self.clock
-        live = (rank for rank in range(self.size) if rank not in self.finished)
-        told = (self.told.get(rank, (0,))[0] for rank in live)
+        told = (self.told.get(rank, (0,))[0] for rank in self.live)
         return min(told, default=self.clock)
 
     @property

@@ -1,7 +1,7 @@
 """What trainers, and the client that watches them, say to the directory of a run.
 
 Nothing here happens per step: a trainer talks to the directory when it registers, at
-the end of an epoch and when it ends.
+the end of an epoch, when it ends, and where its loop calls a barrier.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TrainerMessages:
         return {
             "attempt": attempt,
             "mailboxes": entry.mailboxes,
-            "collectives": entry.collects_next(rank),
+            "goes_on": entry.goes_on(rank),
         }
 
     @DIRECTORY.handles("collects")
@@ -83,18 +83,65 @@ class TrainerMessages:
         Returns whether it may be started again, and which workers keep what
         all-reduces have come to.
         """
+        entry = self._taking_part(run, rank, worker)
+        if clock < 0 or number < 0:
+            raise ProtocolError(f"allreduce {number} at clock {clock}")
+        entry.collectives.note(rank, clock, number)
+        entry.collecting.add(worker)
+        there = filter(self._hosts.has_worker, sorted(entry.collecting))
+        return {"restartable": entry.restartable, "workers": list(there)}
+
+    @DIRECTORY.handles("barrier")
+    async def on_barrier(
+        self,
+        run: int,
+        rank: int,
+        *,
+        worker: str,
+        clock: int,
+        number: int,
+        wait_seconds: float,
+    ) -> dict[str, Any]:
+        """Wait until all live trainers have called a barrier as often as this one.
+
+        Returns the live trainers that have not, and the least clock of those that have.
+
+        Raises
+        ------
+        ValueError
+            Where one that may have been started again has left one out.
+        """
+        entry = self._taking_part(run, rank, worker)
+        calls = entry.barriers
+        if clock < 0 or not 0 <= number <= calls.place(rank)[2] + 1:
+            raise ProtocolError(f"barrier {number} at clock {clock}")
+        if entry.bsp and entry.restartable and number >= entry.passed:
+            for at, _, last in calls.places.values():
+                if last == number and at != clock:
+                    raise ValueError(
+                        f"trainer {rank} calls a barrier at clock {clock} for which "
+                        f"another one waits at clock {at}; all trainers must call it as "
+                        f"often between two ticks, and a resumable loop before the push "
+                        f"that ends a step"
+                    )
+        calls.note(rank, clock, number)
+        if entry.count_barriers():
+            entry.notify()
+        passed = await entry.wait(lambda: entry.passed > number, wait_seconds)
+        if entry.fenced:
+            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        missing = [] if passed else entry.missing(number)
+        return {"missing": missing, "clock": entry.passed_clock}
+
+    def _taking_part(self, run: int, rank: int, worker: str) -> RunState:
+        """Return the run of a trainer, unless another one goes on in its place."""
         entry = self._runs.get_open(run, rank)
         if entry.ranks.get(rank) != worker:
             raise RunCancelledError(
                 f"trainer {rank} of run {run} on {worker} takes part in nothing: its "
                 f"worker was taken for lost, and another one goes on in its place"
             )
-        if clock < 0 or number < 0:
-            raise ProtocolError(f"allreduce {number} at clock {clock}")
-        entry.collects(rank, clock, number)
-        entry.collecting.add(worker)
-        there = filter(self._hosts.has_worker, sorted(entry.collecting))
-        return {"restartable": entry.restartable, "workers": list(there)}
+        return entry
 
     @DIRECTORY.handles("trains_on")
     def on_trains_on(self, run: int, workers: Sequence[str]) -> None:
@@ -145,6 +192,7 @@ class TrainerMessages:
         entry = self._runs.get_open(run, rank)
         entry.finished.add(rank)
         entry.clock = max(entry.clock, clock)
+        entry.count_barriers()
         self._announce(entry)
 
     @DIRECTORY.handles("report")

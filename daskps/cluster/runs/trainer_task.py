@@ -92,8 +92,7 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
     encoding.learn(*joined.coded)
     session = Session(link, meta, joined, rank=rank, bsp=place["bsp"])
     if found["attempt"] > 1:
-        session.resume(found["attempt"])
-        session.allreduces.resume(found["collectives"], session.clock)
+        session.resume(found["attempt"], found["goes_on"])
         logger.warning(
             "%s goes on with trainer %d of run %d at clock %d, which lost its worker",
             link.node.address,

@@ -45,7 +45,7 @@ TO_THE_DIRECTORY = {
     "directory.departures": "leaving awaits removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",
-    "directory.trainers": "register collects trains_on finishes finished report progress "
+    "directory.trainers": "register collects barrier trains_on finishes finished report progress "
     "watch verdict",
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.allreduce import CallCount
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import StoreMap
@@ -169,9 +170,15 @@ def test_who_starts_again_goes_on_where_the_last_shard_is(
         bsp=bsp,
         link=SimpleNamespace(run=lambda work: work()),
         shards=SimpleNamespace(control=lambda *_, **__: [[(3, 6)], [(2, 4), (3, 5)]]),
+        allreduces=SimpleNamespace(resume=lambda *told: heard.append(told)),
+        barriers=CallCount(),
     )
-    Session.resume(session, 2)
+    heard: list[Any] = []
+    told = {"allreduces": (2, 5, 7), "barriers": (1, 3, 4), "latest": 7}
+    Session.resume(session, 2, told)
     assert (session.clock, session.sequence) == place
+    assert heard == [(told, 2)]
+    assert session.barriers.number == 5
 
 
 def test_trainer_that_was_replaced_tells_no_shard_that_it_ends() -> None:
