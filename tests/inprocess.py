@@ -402,8 +402,7 @@ class Cluster:
     def future_of(self, client: Site, key: Any) -> Result:
         """Return the future of a shard's anchor."""
         result = Result(client, key)
-        store, shard = str(store_of_anchor(key)), key.rpartition("-")[2]
-        result.future.set_result(Anchor(store, int(shard), 0))
+        result.future.set_result(Anchor(str(store_of_anchor(key)), key[-1], 0))
         return result
 
     def close(self) -> None:

@@ -126,12 +126,12 @@ class _Cpu:
 
 
 def _beside_plain(
-    client: Client, rounds: int, alternating: Alternating
+    client: Client, rounds: int, shards: int, alternating: Alternating
 ) -> tuple[Comparison, str]:
     """Return the round beside plain Dask, and the CPU time of both."""
     ours, plain = _Cpu(client, rounds), _Cpu(client, rounds)
     start = {"w": np.ones(ELEMENTS, "f4")}
-    with daskps.create(start, optimizer=optim.SGD(0.1)) as store:
+    with daskps.create(start, optimizer=optim.SGD(0.1), shards=shards) as store:
         found = alternating(
             lambda: ours.seconds(lambda: _train(store, rounds, PARTS, "graph")),
             lambda: plain.seconds(lambda: _plain(client, rounds)),
@@ -199,7 +199,11 @@ def _by_lane(rounds: int, alternating: Alternating) -> Iterator[tuple[Comparison
             yield Comparison(name, "by message", *found), cpu
 
 
-OPTIONS = (*reported(pairs=5), number("--rounds", 48, "of one side"))
+OPTIONS = (
+    *reported(pairs=5),
+    number("--rounds", 48, "of one side"),
+    number("--shards", 2, "of the store beside plain Dask"),
+)
 
 
 def run(options: Namespace) -> None:
@@ -211,7 +215,8 @@ def run(options: Namespace) -> None:
         return alternate(ours, theirs, options.pairs)
 
     with command.cluster(options, 2, threads=4) as client:
-        found, used = _beside_plain(client, options.rounds, alternating)
+        sizes = options.rounds, options.shards
+        found, used = _beside_plain(client, *sizes, alternating)
         print(used)
         report.add(found)
         report.add(_beside_resident(options.rounds, alternating))

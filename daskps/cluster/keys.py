@@ -1,8 +1,8 @@
 """The keys of all Dask tasks that are ours, and what a shard's anchor is.
 
 A key says what its task is: the scheduler's part of daskps recognises gradients and
-anchors by theirs, and Dask's dashboard groups tasks by what stands before the first
-number.
+anchors by theirs. First it has the kind, by which Dask groups tasks and labels its
+metrics: one for each kind, however many stores there are. Then it has the store.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 #: In the name of every task of ours, wherever Dask has put it.
 OURS = "daskps-"
-_ANCHOR = "daskps-anchor-"
 _SNAPSHOT = "daskps-snapshot-"
-#: First element of the key of a gradient task; run, attempt, round, rank follow.
-_GRADIENT = "daskps-gradient"
+#: First elements of keys; the label of the store follows.
+_ANCHOR, _TRAINER = "daskps-anchor", "daskps-trainer"
+_GRADIENT, _REDUCTION = "daskps-gradient", "daskps-reduce"
 
 
 class Anchor:
@@ -49,16 +49,19 @@ def make_anchor(store: str, shard: int, nbytes: int) -> Anchor:
     return Anchor(store, shard, nbytes)
 
 
-def anchor_key(uid: str, shard: int) -> str:
+def label_of(name: str, uid: str) -> str:
+    """Return what keys call a store: its name, which another one may have later."""
+    return f"{name}-{uid[:8]}"
+
+
+def anchor_key(label: str, shard: int) -> tuple[Any, ...]:
     """Return the key of the anchor of a shard."""
-    return f"{_ANCHOR}{uid}-{shard}"
+    return (_ANCHOR, label, shard)
 
 
 def store_of_anchor(key: Any) -> str | None:
-    """Return the uid of the store a key is an anchor of, if it is one."""
-    if not isinstance(key, str) or not key.startswith(_ANCHOR):
-        return None
-    return key[len(_ANCHOR) :].rsplit("-", 1)[0]
+    """Return the label of the store a key is an anchor of, if it is one."""
+    return key[1] if type(key) is tuple and key[0] == _ANCHOR else None
 
 
 def holder_of(uid: str) -> str:
@@ -72,9 +75,9 @@ def is_ours(key: Any) -> bool:
     return isinstance(name, str) and name.startswith(OURS)
 
 
-def trainer_key(store: str, run: int, rank: int, attempt: int) -> str:
+def trainer_key(label: str, run: int, rank: int, attempt: int) -> tuple[Any, ...]:
     """Return the key of the task of a resident trainer."""
-    return f"daskps-trainer-{store}-{run}-{rank}-{attempt}"
+    return (_TRAINER, label, run, rank, attempt)
 
 
 def work_key(run: int) -> str:
@@ -82,27 +85,19 @@ def work_key(run: int) -> str:
     return f"daskps-work-{run}"
 
 
-def gradient_key(place: tuple[int, int, int], rank: int) -> tuple[Any, ...]:
-    """Return the key of a gradient task.
-
-    Parameters
-    ----------
-    place : tuple of int
-        Run, attempt and round.
-    rank : int
-        Whose gradient it is.
-    """
-    return (_GRADIENT, *place, rank)
+def gradient_key(label: str, place: tuple[int, int, int], rank: int) -> Any:
+    """Return the key of a rank's gradient task; `place` is run, attempt and round."""
+    return (_GRADIENT, label, *place, rank)
 
 
-def is_gradient(key: Any) -> bool:
-    """Return whether a key is that of a gradient task."""
-    return type(key) is tuple and key[0] == _GRADIENT
+def place_of_gradient(key: Any) -> tuple[int, int, int] | None:
+    """Return run, attempt and round of a gradient task, if a key is that of one."""
+    return key[2:5] if type(key) is tuple and key[0] == _GRADIENT else None
 
 
-def reduction_key(store: str, shard: int, place: tuple[int, int, int]) -> Any:
-    """Return the key of a reduction task; `shard` is the first of its host's."""
-    return (f"daskps-reduce-{store}-{shard}", *place)
+def reduction_key(label: str, place: tuple[int, int, int], shard: int) -> Any:
+    """Return the key of a reduction task; `shard` is its first."""
+    return (_REDUCTION, label, *place, shard)
 
 
 def copy_key(store: str, index: int | None, shard: int, version: int) -> str:

@@ -34,7 +34,7 @@ from daskps.cluster.host import (
 )
 from daskps.cluster.host.host import HOSTS, ShardHost
 from daskps.cluster.host.node import WorkerNode
-from daskps.cluster.keys import is_gradient, is_ours
+from daskps.cluster.keys import is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
@@ -172,8 +172,12 @@ class DirectoryPlugin(SchedulerPlugin):
             upstream.let_run_anywhere(self._scheduler, [key])
         elif finish == "forgotten":
             self._directory.task_forgotten(key)
-        elif finish == "memory" and is_gradient(key) and "worker" in kwargs:
-            self._directory.trainers.note_contribution(key[1], kwargs["worker"])
+        elif (
+            finish == "memory"
+            and "worker" in kwargs
+            and (place := place_of_gradient(key))
+        ):
+            self._directory.trainers.note_contribution(place[0], kwargs["worker"])
 
     def restart(self, scheduler: Scheduler) -> None:
         """Hear of `client.restart`."""

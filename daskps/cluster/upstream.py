@@ -439,7 +439,7 @@ class _Shortened(logging.Filter):
         if error.startswith("RunCancelledError(") or not workers():
             return False
         record.msg = "%s failed: %s (its caller gets the traceback)"
-        record.args = (name, error if len(error) <= 500 else f"{error[:500]}...")
+        record.args = (key, error if len(error) <= 500 else f"{error[:500]}...")
         return True
 
 

@@ -157,7 +157,7 @@ def train(  # noqa: PLR0913 - the public contract
         Seed of `scheme` and `shuffle`.
     execution : {"auto", "resident", "graph"}
         "resident": one long-running loop per trainer, no task per round. "graph": a
-        round is one Dask task per trainer and one per host of the store; trainers
+        round is one Dask task per trainer and one per shard of the store; trainers
         may outnumber the threads of the cluster by far, and a lost worker costs a
         round at most. BSP only, and the same bits. "auto": resident unless BSP
         trainers outnumber the threads four to one.

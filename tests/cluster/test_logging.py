@@ -176,23 +176,28 @@ def failure(key, error, logger="distributed.worker"):
     ("key", "error", "logged"),
     [
         (
-            "daskps-trainer-model-3-0-0",
+            ("daskps-trainer", "model-01234567", 3, 0, 0),
             "ValueError('no')",
-            "daskps-trainer-model-3-0-0 failed: ValueError('no') (its caller gets the "
-            "traceback)",
+            "('daskps-trainer', 'model-01234567', 3, 0, 0) failed: ValueError('no') (its "
+            "caller gets the traceback)",
         ),
         (
-            ("daskps-gradient", 3, 0, 1, 0),
+            ("daskps-gradient", "m-01234567", 3, 0, 1, 0),
             "E" * 1000,
-            f"daskps-gradient failed: {'E' * 500}... (its caller gets the traceback)",
+            f"('daskps-gradient', 'm-01234567', 3, 0, 1, 0) failed: {'E' * 500}... (its "
+            "caller gets the traceback)",
         ),
         (
             ("frompandas-daskps-rows-0123", 1, 0),
             "ValueError('no')",
-            "frompandas-daskps-rows-0123 failed: ValueError('no') (its caller gets the "
-            "traceback)",
+            "('frompandas-daskps-rows-0123', 1, 0) failed: ValueError('no') (its caller "
+            "gets the traceback)",
         ),
-        ("daskps-trainer-model-3-1-0", "RunCancelledError('run 3 is over')", None),
+        (
+            ("daskps-trainer", "model-01234567", 3, 1, 0),
+            "RunCancelledError('run 3 is over')",
+            None,
+        ),
     ],
 )
 def test_a_failure_of_ours_is_one_line_at_most(key, error, logged, monkeypatch):
@@ -214,7 +219,7 @@ def test_nothing_is_said_of_a_task_whose_worker_is_closing(monkeypatch):
     [
         ("inc-1", "ValueError('no')"),
         (("sum", 0), "ValueError('no')"),
-        ("daskps-trainer-model-3-0-0", "IllegalStateError('a bug')"),
+        (("daskps-trainer", "model-01234567", 3, 0, 0), "IllegalStateError('a bug')"),
     ],
 )
 def test_failures_of_others_and_bugs_keep_their_frames(key, error):

@@ -18,7 +18,7 @@ from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.trial import try_out
 from daskps.cluster.host.rules import initial_slots
-from daskps.cluster.keys import anchor_key, make_anchor
+from daskps.cluster.keys import anchor_key, label_of, make_anchor
 from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
@@ -356,13 +356,14 @@ def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) ->
 def _anchor(client: Client, meta: StoreMap) -> list[Any]:
     """Submit one anchor per shard, on its owner; none has a side effect."""
     nbytes = max(1, min(ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
+    label = label_of(meta.name, meta.uid)
     return [
         client.submit(
             make_anchor,
             meta.name,
             shard,
             nbytes,
-            key=anchor_key(meta.uid, shard),
+            key=anchor_key(label, shard),
             workers=[owner],
             allow_other_workers=True,
             pure=False,

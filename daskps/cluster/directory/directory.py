@@ -24,7 +24,7 @@ from daskps.cluster.directory.recoveries import Recoveries
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.stores import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
-from daskps.cluster.keys import is_gradient, store_of_anchor
+from daskps.cluster.keys import place_of_gradient
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.messages import identity
 from daskps.errors import RunCancelledError, StoreClosedError
@@ -193,13 +193,13 @@ class Directory:
     def task_forgotten(self, key: Any) -> None:
         """Forget a task's producer; free what nobody wants: contributions, a store."""
         self.producers.forget_task(key)
-        if is_gradient(key):
-            self.trainers.free_contributions(*key[1:4])
-        uid = store_of_anchor(key)
-        if uid is not None and uid in self.stores and self.stores[uid].ready:
+        if place := place_of_gradient(key):
+            self.trainers.free_contributions(*place)
+        entry = self.stores.anchored_by(key)
+        if entry is not None and entry.ready:
             # Later: this is called in the middle of the scheduler's transitions.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self.stores.free, uid, "lost its last reference")
+            loop.call_soon(self.stores.free, entry.uid, "lost its last reference")
 
     def restarted(self) -> None:
         """Forget every store: `client.restart` killed all workers."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.directory.lease import Lease
+from daskps.cluster.keys import label_of
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ShardLostError
 
@@ -83,6 +84,11 @@ class StoreEntry:
     def __post_init__(self) -> None:
         self.generations = self.generations or (1,) * len(self.owners)
         self.settled.set()
+
+    @property
+    def label(self) -> str:
+        """What keys of tasks call it."""
+        return label_of(self.name, self.uid)
 
     def where(self) -> dict[str, Any]:
         """Return where the shards are, for those who call them."""

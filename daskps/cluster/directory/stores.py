@@ -16,7 +16,7 @@ from daskps.cluster.directory.placement import (
     reserve,
 )
 from daskps.cluster.directory.successors import Successors, drop_rest, reserve_again
-from daskps.cluster.keys import anchor_key, holder_of
+from daskps.cluster.keys import anchor_key, holder_of, store_of_anchor
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
 from daskps.errors import (
@@ -62,6 +62,8 @@ class Stores(dict[str, StoreEntry]):
         self._scheduler, self._hosts = scheduler, hosts
         self._tell_made, self._tell_gone = made, gone
         self._names: dict[str, str] = {}
+        #: By what keys call them.
+        self._labelled: dict[str | None, StoreEntry] = {}
         self._freed: dict[str, str] = {}
         self._successors = Successors()
         #: Set when a store gets a name, and then replaced.
@@ -87,7 +89,7 @@ class Stores(dict[str, StoreEntry]):
         else:
             about = self._scheduler, wanted, workers
             entry = reserve_again(*about, lost=lost, stores=self.values())
-        self[entry.uid] = entry
+        self[entry.uid] = self._labelled[entry.label] = entry
         try:
             if lost is not None and not lost.nbytes:
                 await drop_rest(self._hosts, lost)
@@ -118,7 +120,7 @@ class Stores(dict[str, StoreEntry]):
     def on_commit(
         self,
         uid: str,
-        anchors: Sequence[str],
+        anchors: Sequence[tuple[Any, ...]],
         segments: Sequence[tuple[int, str, int, int]],
         overwrite: bool,
         *,
@@ -131,7 +133,8 @@ class Stores(dict[str, StoreEntry]):
         entry = self.entry(uid)
         if entry.ready:
             return
-        if list(anchors) != [anchor_key(uid, i) for i in range(len(entry.owners))]:
+        shards = range(len(entry.owners))
+        if [*map(tuple, anchors)] != [anchor_key(entry.label, i) for i in shards]:
             raise ProtocolError(f"store {entry.name!r} with anchors of another one")
         entry.segments = segments
         if entry.replaces is not None:
@@ -234,6 +237,10 @@ class Stores(dict[str, StoreEntry]):
             f"restarted since it was made, create it again"
         )
 
+    def anchored_by(self, key: Any) -> StoreEntry | None:
+        """Return the store that a key is an anchor of, if it is one."""
+        return self._labelled.get(store_of_anchor(key))
+
     @DIRECTORY.handles("list")
     def on_list(self) -> list[dict[str, Any]]:
         """Return one row per store that is ready."""
@@ -278,6 +285,7 @@ class Stores(dict[str, StoreEntry]):
         entry = self.pop(uid, None)
         if entry is None:
             return []
+        self._labelled.pop(entry.label, None)
         remember(self._freed, uid, f"store {entry.name!r} {why}")
         if entry.ready:
             self._hosts.tell(action, entry, reason=why)

@@ -12,7 +12,7 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-from daskps.cluster.keys import trainer_key
+from daskps.cluster.keys import label_of, trainer_key
 from daskps.cluster.runs.parts import DataPart, sent
 from daskps.cluster.runs.trainer_task import run_trainer
 from daskps.consistency import BSP, measures_delay
@@ -87,6 +87,7 @@ class Trainers:
         elif not isinstance(part, Future):
             [part] = await upstream.scatter(self.client, [part], worker)
         self._data[rank] = part
+        label = label_of(self.spec.name, self.spec.uid)
         self.futures[rank] = self.client.submit(
             run_trainer,
             self.body,
@@ -102,7 +103,7 @@ class Trainers:
             },
             config.load().register_timeout_seconds,
             part,
-            key=trainer_key(self.spec.name, self.run, rank, attempt),
+            key=trainer_key(label, self.run, rank, attempt),
             # Not one alone of those it may be on: it would wait for that if it left.
             workers=list(self.spec.workers) or [worker],
             allow_other_workers=not self.spec.workers,

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.lease import AGAIN_SECONDS, LEASE_SECONDS
-from daskps.cluster.keys import anchor_key
+from daskps.cluster.keys import anchor_key, label_of
 from daskps.cluster.wire.messages import identity
 from daskps.errors import (
     ConsistencyError,
@@ -144,7 +144,7 @@ class Book:
         return made
 
     def commit(self, made: str, loaded: Any = None) -> None:
-        anchors = [anchor_key(made, i) for i in range(2)]
+        anchors = [anchor_key(label_of("model", made), i) for i in range(2)]
         given = LOADED if loaded is None else loaded
         self.stores.on_commit(made, anchors, [], False, loaded=given)
 

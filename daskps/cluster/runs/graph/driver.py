@@ -13,7 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.host.contributions import Receipt, RoundId
-from daskps.cluster.keys import anchor_key, work_key
+from daskps.cluster.keys import anchor_key, label_of, work_key
 from daskps.cluster.runs.graph.epochs import EpochLog
 from daskps.cluster.runs.graph.windows import Schedule, WindowGraph
 from daskps.errors import (
@@ -88,8 +88,9 @@ class GraphDriver:
         self._shards = ShardClient(self.link, self.meta, joined)
         key = work_key(self.work.run)
         self._shared += [self.client.submit(_same, self.work, key=key, pure=False)]
+        self._label = label_of(self.meta.name, self.meta.uid)
         self._anchors += [
-            upstream.future_of(self.client, anchor_key(self.meta.uid, shard))
+            upstream.future_of(self.client, anchor_key(self._label, shard))
             for shard in range(self.meta.layout.n_shards)
         ]
         await self.homes.settle()
@@ -123,7 +124,7 @@ class GraphDriver:
     def _graph(self, window: range) -> WindowGraph:
         graph = WindowGraph(
             self._shared[0],
-            self.meta.name,
+            self._label,
             hosts=self.meta.hosts,
             anchors=self._anchors,
             parts=self.homes.payloads,

@@ -1,4 +1,4 @@
-"""The rows of a reduced round, as a call to the shards of one host brings them."""
+"""The rows of a reduced round, as a call to shards brings them."""
 
 from __future__ import annotations
 

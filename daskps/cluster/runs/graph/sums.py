@@ -1,4 +1,4 @@
-"""Fetching the contributions of one round for the shards of one host."""
+"""Fetching the contributions of one round for one shard or several."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Opened(NamedTuple):
 
 
 class Sums:
-    """The contributions of one round, from all workers to the shards of one host."""
+    """The contributions of one round, from all workers to one shard or several."""
 
     def __init__(
         self,

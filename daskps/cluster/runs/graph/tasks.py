@@ -1,10 +1,10 @@
-"""The tasks of graph execution: one gradient per part, one reduction per host.
+"""The tasks of graph execution: one gradient per part, one reduction per shard.
 
 A gradient task reads the last complete round, calls the user's function and leaves
 what comes out on its worker. A reduction task fetches its own slices of that, whole
 subtrees of the rank tree already summed, and has its shards apply them: it is the one
-rank of the shards' run. Both may run twice: a read asks for exactly its round, and a
-shard takes each round once.
+rank of the shards' run. Where a worker has many shards, one is for all of them. Both
+may run twice: a read asks for exactly its round, and a shard takes each round once.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def reduce_round(
     anchors: Sequence[Anchor],
     receipts: Sequence[Receipt],
 ) -> int:
-    """Reduce a round for the shards of one host and have them apply it.
+    """Reduce a round for one shard, or all of a host, and have them apply it.
 
     Parameters
     ----------

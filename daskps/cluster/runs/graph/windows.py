@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Rounds submitted together.
 WINDOW = 16
+#: So many shards of one worker have a reduction each; more of them have one together.
+MOST_REDUCTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ class WindowGraph:
     ----------
     work : Future
         Of the run's `GraphWork`.
-    name : str
-        Name of the store.
+    label : str
+        What keys call the store.
     hosts : mapping of str to list of int
         Shards of each host.
     anchors : sequence of Future
@@ -102,14 +104,14 @@ class WindowGraph:
     """
 
     work: Future[GraphWork]
-    name: str
+    label: str
     hosts: Mapping[str, Sequence[int]]
     anchors: Sequence[Future[Any]]
     parts: Sequence[Any]
     homes: Sequence[str]
     only: Sequence[str] = ()
     layers: dict[str, MaterializedLayer] = field(default_factory=dict)
-    #: Keys of each round's reductions, in order of the hosts.
+    #: Keys of each round's reductions.
     tokens: list[list[Any]] = field(default_factory=list)
 
     def add(self, place: RoundId, ranks: Sequence[int]) -> None:
@@ -119,19 +121,22 @@ class WindowGraph:
         keys = []
         for rank in ranks:
             home = self.homes[rank]
-            key = gradient_key(_numbers(place), rank)
+            key = gradient_key(self.label, _numbers(place), rank)
             args = (self.work, Duty(place, rank, home), self.parts[rank], after)
             by_home.setdefault(home, {})[key] = (compute_gradient, *args)
             keys.append(key)
         for home, tasks in by_home.items():
             self._layer(f"gradient-{place.round}-{home}", tasks, home, only=self.only)
-        tokens = []
+        tokens: list[Any] = []
         for host, shards in self.hosts.items():
-            key = reduction_key(self.name, shards[0], _numbers(place))
-            anchors = [self.anchors[i] for i in shards]
-            task = (reduce_round, self.work, place, anchors, keys)
-            self._layer(f"reduce-{place.round}-{host}", {key: task}, host, priority=1)
-            tokens.append(key)
+            each = [[i] for i in shards]
+            reductions = {}
+            for together in each if len(each) <= MOST_REDUCTIONS else [shards]:
+                key = reduction_key(self.label, _numbers(place), together[0])
+                anchors = [self.anchors[i] for i in together]
+                reductions[key] = (reduce_round, self.work, place, anchors, keys)
+            self._layer(f"reduce-{place.round}-{host}", reductions, host, priority=1)
+            tokens += reductions
         self.tokens.append(tokens)
 
     def _layer(

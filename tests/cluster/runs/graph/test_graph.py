@@ -71,7 +71,7 @@ def held(client):
 
 
 class Count(SchedulerPlugin):
-    """Counts finished tasks by the first word of their key, and all tasks at once."""
+    """Counts finished tasks by kind and store, and all tasks at once."""
 
     name = "daskps-test-count"
 
@@ -80,7 +80,7 @@ class Count(SchedulerPlugin):
 
     def transition(self, key, start, finish, *args, **kwargs):
         if start == "processing" and finish == "memory" and type(key) is tuple:
-            self.done[key[0]] = self.done.get(key[0], 0) + 1
+            self.done[key[:2]] = self.done.get(key[:2], 0) + 1
         self.most = max(self.most, len(self.scheduler.tasks))
 
 
@@ -100,24 +100,26 @@ def count(client):
     client.unregister_scheduler_plugin(Count.name)
 
 
-@pytest.mark.parametrize("shards", [2, 5])
-def test_a_round_is_one_task_per_part_and_one_per_host(client, count, shards):
+@pytest.mark.parametrize(("shards", "reductions"), [(2, 2), (5, 5), (17, 1 + 8)])
+def test_a_round_is_one_task_per_part_and_shard(client, count, shards, reductions):
+    """Of the nine shards of the third case that one worker has, one is for all."""
     before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
     rounds = 3 * WINDOW
     with a_store(shards=shards, name="tall tale") as store:
         result = daskps.train(
             store, ones, np.zeros((8, 1)), epochs=rounds, trainers=8, execution="graph"
         )
+        label = f"tall tale-{store.uid[:8]}"
         store.delete()
     assert result.version == rounds
     done, most = count()
     assert done == {
-        "daskps-gradient": 8 * rounds,
-        "daskps-reduce-tall tale-0": rounds,
-        f"daskps-reduce-tall tale-{-(-shards // 2)}": rounds,
+        ("daskps-anchor", label): shards,
+        ("daskps-gradient", label): 8 * rounds,
+        ("daskps-reduce", label): reductions * rounds,
     }
     # Anchors, the parts and the work beside the window.
-    assert most <= before + WINDOW * (8 + 2) + shards + 8 + 1
+    assert most <= before + WINDOW * (8 + reductions) + shards + 8 + 1
     until(lambda: held(client) == [0, 0])
 
 
@@ -313,7 +315,7 @@ def undo(dask_worker):
 
 
 @pytest.mark.parametrize("codec", [None, "bf16"])
-def test_each_host_asks_each_other_one_once_a_round(machine_cluster, codec):
+def test_each_reduction_asks_each_other_worker_once_a_round(machine_cluster, codec):
     """And the bits are those of a resident run; no memory of the machine is left."""
     client = machine_cluster
     options = {**OPTIONS, "epochs": 1, "codec": codec, "reset_optimizer": True}
@@ -327,7 +329,8 @@ def test_each_host_asks_each_other_one_once_a_round(machine_cluster, codec):
         finally:
             client.run(undo)
         for worker, (n, names) in before.items():
-            assert after[worker] == (n + graph.stats.clock, names)
+            n += graph.stats.clock * sum(w != worker for w in store.placement)
+            assert after[worker] == (n, names)
         store.assign({"w": np.linspace(-1, 1, 6, dtype="f4")})
         alone = daskps.train(store, regression, X, Y, execution="resident", **options)
     assert graph.weights["w"].tobytes() == alone.weights["w"].tobytes()
