@@ -14,6 +14,7 @@ from functools import partial
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from dask._expr import Expr
 from dask.base import is_dask_collection
 from dask.core import flatten
 from distributed import Client, Future, KilledWorker, rpc
@@ -222,16 +223,27 @@ def compute(client: Client, collection: Any) -> Future[Any]:
 
 
 def compute_all(client: Client, collections: Sequence[Any]) -> list[Future[Any]]:
-    """Return the futures of several collections' values, those of a kind in one graph."""
-    kinds: dict[type, list[int]] = {}
-    for i, collection in enumerate(collections):
-        # In one graph with others Dask leaves expressions as they are, and says so.
-        kinds.setdefault(type(collection), []).append(i)
+    """Return the futures of several collections' values, with what they share run once.
+
+    In two graphs: beside others Dask optimizes expressions one by one, and says so. The
+    others it leaves as they are: those of a kind are fused alone, also with what another
+    kind needs of them.
+    """
     found: dict[int, Future[Any]] = {}
-    for members in kinds.values():
-        futures = client.compute([collections[i] for i in members])
-        found.update(zip(members, futures, strict=True))
+    for expressed in (False, True):
+        members = [
+            i for i, c in enumerate(collections) if _is_expressed(c) is expressed
+        ]
+        if members:
+            chosen = [collections[i] for i in members]
+            futures = client.compute(chosen, optimize_graph=False)
+            found.update(zip(members, futures, strict=True))
     return [found[i] for i in range(len(collections))]
+
+
+def _is_expressed(collection: Any) -> bool:
+    """Whether Dask has an expression of it, such as of a DataFrame, rather than a graph."""
+    return isinstance(getattr(collection, "expr", None), Expr)
 
 
 def persist(client: Client, values: Sequence[Any]) -> list[Any]:

@@ -97,8 +97,9 @@ def train(  # noqa: PLR0913 - the public contract
         Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
         Tables; each is converted once, to an array of the dtype that holds all its
         columns, and a column that holds no numbers, or integers that the floats beside
-        it would round, is refused. Dask computes lazy ones once, keeps them during the
-        run, and computes again what goes with a worker.
+        it would round, is refused. Dask computes lazy ones once, those
+        of `X` and `y` together, keeps them during the run, and computes again what
+        goes with a worker.
         Each element of a list of futures or delayed objects is one trainer's part, an
         array of shape (n_i, ...) or a table.
     y : like X, optional

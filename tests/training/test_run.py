@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import dask.array as da
+import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -92,6 +93,30 @@ def test_lazy_parts_are_computed_on_the_workers(client):
         [("ndarray", 12.0), ("ndarray", 15.0)],
         [("ndarray", 3.0), ("int", 5.0), ("ndarray", 0.0)],
     ]
+
+
+def drawn(i, columns=None):
+    """Return rows that are others each time, of the columns that are asked for."""
+    frame = pd.DataFrame({"a": np.random.default_rng().normal(size=9)})
+    frame["b"] = 3 * frame["a"]
+    return frame if columns is None else frame[list(columns)]
+
+
+def differences(trainer, part):
+    first, *others = (np.asarray(value).ravel() for value in part)
+    return max(float(abs(first - other / 3).max()) for other in others)
+
+
+def test_what_lazy_parts_share_is_computed_once(client):
+    """Tables of one that is drawn; whatever was made of one delayed object."""
+    frame = dd.from_map(drawn, range(2), meta=drawn(0)[:0])
+    tables = [(frame[["a"]].partitions[i], frame["b"].partitions[i]) for i in (0, 1)]
+    one = delayed(np.random.default_rng().normal, pure=False)(size=4)
+    array = da.from_delayed(one, (4,), dtype="f8")
+    bag = db.from_delayed([delayed(list)(one)]).map(lambda value: value * 3)
+    with counting() as store:
+        parts = [*tables, (one, array * 3, bag), (frame["a"], frame["b"])]
+        assert max(daskps.run(store, differences, parts)) < 1e-12
 
 
 class Order:

@@ -322,13 +322,16 @@ async def _load_collections(
 ) -> None:
     """Have the workers that hold the chunks of dask arrays write them."""
     futures = []
-    for index, array in collections.items():
-        # Whole trailing dimensions, so that a chunk is one run of elements.
-        rows = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
-        [stored] = upstream.persist(client, [rows])
+    # Whole trailing dimensions, so that a chunk is one run of elements.
+    rows = [
+        array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
+        for array in collections.values()
+    ]
+    # Together: arrays that were made of one another belong together.
+    for index, stored in zip(collections, upstream.persist(client, rows), strict=True):
         blocks = stored.to_delayed().reshape(-1)
         start = 0
-        heights = rows.chunks[0] if rows.ndim else (1,)
+        heights = stored.chunks[0] if stored.ndim else (1,)
         for block, height in zip(blocks, heights, strict=True):
             futures.append(
                 client.submit(
@@ -340,7 +343,7 @@ async def _load_collections(
                     pure=False,
                 )
             )
-            start += height * int(np.prod(rows.shape[1:], dtype=np.int64))
+            start += height * int(np.prod(stored.shape[1:], dtype=np.int64))
     await gather(*(upstream.result(future) for future in futures))
 
 

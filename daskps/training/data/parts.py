@@ -133,14 +133,23 @@ async def parts_of(
     return await _dealt(link, X, y, workers=homes, split=split)
 
 
-async def _counted(link: Link, *tables: Any) -> list[Any]:
-    """Return dask arrays in place of lazy tables, whose partitions are computed once."""
-    lazy = [table.array for table in tables if isinstance(table, LazyTable)]
-    stored = iter(upstream.persist(link.client, lazy))
-    return [
-        await _measured(link, next(stored)) if isinstance(table, LazyTable) else table
-        for table in tables
+async def _counted(link: Link, *data: Any) -> list[Any]:
+    """Return dask arrays in place of lazy tables, all of which are computed together."""
+    tables = [one for one in data if isinstance(one, LazyTable)]
+    stored = upstream.persist(link.client, [table.partitions for table in tables])
+    arrays = [
+        of.map_partitions(_same, meta=table.meta, token="daskps-rows")
+        for of, table in zip(stored, tables, strict=True)
     ]
+    rows = iter(upstream.persist(link.client, arrays))
+    return [
+        await _measured(link, next(rows)) if isinstance(one, LazyTable) else one
+        for one in data
+    ]
+
+
+def _same(partition: Any) -> Any:
+    return partition
 
 
 async def _measured(link: Link, array: Any) -> Any:

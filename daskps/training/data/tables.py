@@ -24,9 +24,13 @@ _NUMBERS = "biufc"
 
 @dataclass(frozen=True, slots=True)
 class LazyTable:
-    """A dask DataFrame or Series as a dask array whose rows are yet to be counted."""
+    """A dask DataFrame or Series, as training takes it: its rows are yet to be counted."""
 
-    array: Any
+    #: For Dask a table like the user's, and computed together with others; each partition
+    #: comes as an array.
+    partitions: Any
+    #: An array of such rows, without any.
+    meta: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,13 @@ def _from_dask(data: Any, name: str) -> LazyTable | None:
     ]
     dtype = _common([_checked(column).dtype for column in columns], name)
     meta = np.empty(shape, dtype)
-    rows = data.map_partitions(
-        _partition, dtype.str, name, meta=meta, token="daskps-rows"
-    )
-    return LazyTable(rows)
+    # Not as an array: Dask makes a graph of its own of each array of a table, and tables
+    # that were cut from one would have its partitions computed once each, to rows that do
+    # not belong together where these are drawn, sampled or read from what changes.
+    how: dict[str, Any] = {"meta": data, "enforce_metadata": False}
+    about = dtype.str, name
+    rows = data.map_partitions(_partition, *about, token="daskps-rows", **how)
+    return LazyTable(rows, meta)
 
 
 def _partition(table: Any, dtype: str, name: str) -> Array:

@@ -210,6 +210,15 @@ def test_dask_arrays(client, shards):
         assert s.version == 0
 
 
+def test_dask_arrays_of_what_is_drawn_belong_together(client):
+    drawn = delayed(lambda: np.random.default_rng().normal(size=6))()
+    x = da.from_delayed(drawn, (6,), "f8")
+    with daskps.create({"x": x, "y": 2 * x, "s": x.sum()}, client=client) as s:
+        found = s.pull()
+        np.testing.assert_array_equal(found["y"], 2 * found["x"])
+        assert found["s"] == found["x"].sum()
+
+
 def test_persisted_dask_array_is_not_pulled_to_the_client(client):
     """Its chunks are written from where they are."""
     x = da.from_array(X, chunks=(3, 5)).map_blocks(where_it_ran).persist()

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from dask.base import compute
 
 import daskps
 from daskps import optim
@@ -119,18 +120,22 @@ def test_a_partition_that_is_not_what_its_table_says() -> None:
     lying = dd.from_pandas(FRAME[["c"]], 1).map_partitions(
         lambda part: part + 0.5, meta=FRAME[["c"]][:0]
     )
-    found = array_of(lying, "X")
     with pytest.raises(TypeError, match=r"partition of X holds float64, .* says int8"):
-        found.array.compute(scheduler="sync")
+        converted(array_of(lying, "X"))
 
 
 def test_a_lazy_table_is_of_the_dtype_that_holds_all() -> None:
     found = array_of(dd.from_pandas(FRAME, 3), "X")
     assert isinstance(found, LazyTable)
-    assert found.array.dtype == np.float64
-    np.testing.assert_array_equal(found.array.compute(scheduler="sync"), VALUES)
+    assert found.meta.dtype == np.float64
+    np.testing.assert_array_equal(converted(found), VALUES)
     series = array_of(dd.from_pandas(FRAME, 3)["c"], "y")
-    assert (series.array.dtype, series.array.ndim) == (np.int8, 1)
+    assert (series.meta.dtype, series.meta.ndim) == (np.int8, 1)
+
+
+def converted(table: LazyTable) -> Any:
+    [partitions] = compute(table.partitions.to_delayed(), scheduler="sync")
+    return np.concatenate(partitions)
 
 
 def test_daskps_imports_no_library_of_tables() -> None:
@@ -189,6 +194,40 @@ def test_partitions_train_where_they_lie_and_uneven_ones_are_counted(
         assert result.stats.moved_parts == 0
         with pytest.raises(ValueError, match=r"X has .* rows and y 60; they must be"):
             train(store, gradient, kept, Y)
+
+
+def drawn(i: int, columns: Any = None) -> Any:
+    """Return rows that are others each time, of the columns that are asked for."""
+    X = np.random.default_rng().normal(size=(40, 2))
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": X @ [1.0, -2.0]})
+    return table if columns is None else table[list(columns)]
+
+
+def some(partition: Any) -> Any:
+    return partition.sample(frac=0.5)
+
+
+DRAWN = dd.from_map(drawn, range(4), meta=drawn(0)[:0])
+CUT = {
+    "as it is drawn": DRAWN,
+    "a sample": DRAWN.map_partitions(some, meta=DRAWN),
+    "a filter": DRAWN[DRAWN["a"] > -1],
+}
+#: Its labels are worked out of what the features are of, and not of another column.
+OF_BOTH = DRAWN["a"] - 2 * DRAWN["b"]
+
+
+@pytest.mark.parametrize("options", [{}, {"scheme": "round_robin"}])
+@pytest.mark.parametrize("cut", CUT)
+def test_features_and_labels_of_one_lazy_table_belong_together(
+    train: Any, client: Any, cut: str, options: Any
+) -> None:
+    labels = OF_BOTH if cut == "as it is drawn" else CUT[cut]["y"]
+    options = {"epochs": 30, "batch_size": 8, **options}
+    with fresh() as store:
+        found = train(store, gradient, CUT[cut][["a", "b"]], labels, **options)
+        np.testing.assert_allclose(found.weights["w"], [1, -2], atol=1e-2)
+        assert found.history[-1].loss < 1e-3
 
 
 def test_parts_that_are_tables_are_converted_on_their_workers(
