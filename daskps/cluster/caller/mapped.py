@@ -100,8 +100,15 @@ class MappedShards(NearShards):
         """Leave that to the owner: its deputies hand back what finds no room."""
 
     def is_live(self) -> bool:
-        """Return whether who owns the shards is there."""
-        return self._members.lives(self._owner)
+        """Return whether their owner is there, as far as this process can tell.
+
+        A process that ends leaves the machine first: calls of its other threads go on by
+        message, and hear from there what is closed.
+        """
+        try:
+            return self._members.lives(self._owner)
+        except WayClosed:
+            return False
 
     def close(self) -> None:
         """Let go of the shards' memory, and of the mailboxes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from typing import TYPE_CHECKING
 
 from daskps.cluster.machine.blocks import HEADER_NBYTES, Block, BlockAddress
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _OLD = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Descriptors that blocks leave to the rest of the process: connections, and what Dask
+#: opens for a moment. Without them its monitor fails twice a second.
+SPARED_DESCRIPTORS = 64
 
 
 def new_block(
@@ -56,7 +60,7 @@ def new_block(
     OSError
         If there is no room; then nothing of it stays.
     """
-    fd = os.open(address.name, _NEW, 0o600, dir_fd=at)
+    fd = _open(address.name, _NEW, at)
     try:
         allocate(fd, address.nbytes, without(parts, later or ()))
         file = Mapped(fd, address.nbytes)
@@ -74,6 +78,17 @@ def new_block(
     for start, stop in parts:
         buffer[start:stop:PAGE_NBYTES] = 0
     return block
+
+
+def _open(name: str, flags: int, at: int) -> int:
+    """Return a descriptor that is none of the last ones."""
+    # The least that is free: as many are open below.
+    lowest = os.dup(at)
+    os.close(lowest)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft <= lowest + SPARED_DESCRIPTORS:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+    return os.open(name, flags, 0o600, dir_fd=at)
 
 
 def allocate(fd: int, nbytes: int, parts: Sequence[tuple[int, int]]) -> None:
@@ -130,7 +145,7 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
         return status.st_dev, status.st_ino
 
     def open_file() -> Mapped:
-        fd = os.open(name, _OLD, dir_fd=at)
+        fd = _open(name, _OLD, at)
         try:
             if check(os.fstat(fd)) != inode:
                 raise WayClosed(f"{name} was replaced while it was attached")

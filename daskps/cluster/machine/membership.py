@@ -169,10 +169,17 @@ class Membership:
         -------
         bool
             True for this process itself.
+
+        Raises
+        ------
+        WayClosed
+            If this process is no member any more.
         """
-        here = self._here()
-        # A process never conflicts with its own locks.
-        return owner == here.owner or not try_lock(here.fd, owner, fcntl.LOCK_SH)
+        # Or another thread that leaves could close the descriptor before it is used.
+        with locked():
+            here = self._here()
+            # A process never conflicts with its own locks.
+            return owner == here.owner or not try_lock(here.fd, owner, fcntl.LOCK_SH)
 
     def names(self) -> list[str]:
         """Return the names of all blocks in the folder."""

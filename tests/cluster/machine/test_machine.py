@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.machine.membership import Membership
-from tests.cluster.hosted import bare_host
+from tests.cluster.hosted import LAYOUT, bare_host, shared_shard
 
 
 class Closed(Machine):
@@ -48,3 +50,24 @@ def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:
 def test_this_machine_has_no_visitors_where_nobody_is() -> None:
     with pytest.raises(WayClosed):
         HERE.visit("of no cluster at all")
+
+
+def test_whoever_has_left_cannot_tell_that_an_owner_lives(tmp_path: Path) -> None:
+    """As a thread that pushes while its process ends."""
+
+    visitor: list[Membership] = []
+
+    class Visited(Machine):
+        def visit(self, cluster: str) -> Membership:
+            visitor.append(Membership.visit(tmp_path, cluster))
+            return visitor[0]
+
+    block = shared_shard(tmp_path).block
+    assert block is not None
+    where = SimpleNamespace(hosts={"w": [0]}, segments={0: block.address})
+    about: dict[str, Any] = {"layout": LAYOUT, "rules": pickle.dumps({})}
+    meta: Any = SimpleNamespace(where=where, cluster="a", uid="u", name="s", **about)
+    shards = MappedShards(meta, "w", None, machine=Visited())
+    assert shards.is_live()
+    visitor[0].leave()
+    assert not shards.is_live()

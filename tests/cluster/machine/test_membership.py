@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import stat
 import threading
 import weakref
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,8 @@ import pytest
 
 from daskps.cluster.machine import folder, marks, sweeping
 from daskps.cluster.machine import registry as module
-from daskps.cluster.machine.blocks import owner_of, pid_of
+from daskps.cluster.machine.block_files import SPARED_DESCRIPTORS
+from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
 from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import Membership
@@ -25,6 +28,8 @@ from daskps.cluster.machine.registry import Role
 from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
 from tests.cluster.forks import child, left
 from tests.support import until
+
+NOFILE = resource.RLIMIT_NOFILE
 
 
 def make_file(registry: Membership) -> str:
@@ -40,6 +45,16 @@ def member(
     registry = Membership.join(base, cluster_id)
     pipe.send((registry.owner, [make_file(registry) for _ in range(n_files)]))
     pipe.recv()
+    registry.leave()
+
+
+def maker(pipe: Connection, base: Path) -> None:
+    """Join, make a block, and stay until told to go."""
+    registry = Membership.join(base, "a")
+    block = registry.make(4096)
+    pipe.send(tuple(block.address))
+    pipe.recv()
+    block.free()
     registry.leave()
 
 
@@ -80,6 +95,27 @@ def test_who_lives(tmp_path: Path) -> None:
         assert here.lives(owner)
         other.kill()
         assert not here.lives(owner)
+    here.leave()
+    # Its descriptor may be another file's by now.
+    with pytest.raises(WayClosed, match="it has left"):
+        here.lives(owner)
+
+
+def test_blocks_leave_descriptors_to_the_rest_of_the_process(tmp_path: Path) -> None:
+    """Neither a new block nor the memory of another process takes one of the last."""
+    here, before = Membership.join(tmp_path, "a"), resource.getrlimit(NOFILE)
+    with child(maker, tmp_path) as other, ExitStack() as opened:
+        address = BlockAddress(*other.receive())
+        resource.setrlimit(NOFILE, (len(os.listdir("/proc/self/fd")) + 90, before[1]))
+        opened.callback(resource.setrlimit, NOFILE, before)
+        while blocks := here.make_all([4096]):
+            opened.callback(blocks[0].free)
+        for _ in range(SPARED_DESCRIPTORS - 8):
+            opened.enter_context(Path(os.devnull).open())
+        with pytest.raises(WayClosed, match="Too many open files"):
+            here.attach(address)
+        opened.close()
+        here.map_block(address).free()
     here.leave()
 
 
