@@ -63,7 +63,7 @@ class Writable(Readable):
             tuples where the store was made of such. Parameters that are not named are
             not updated and their step count stays.
         weight : float
-            Multiplies the gradients.
+            Multiplies the gradients; at least 0.
         lr : float, optional
             Learning rate of this step, instead of the optimizer's own.
         timeout : float, str or None
@@ -105,7 +105,7 @@ class Writable(Readable):
         """Check the numbers now; check the gradients once the store is known."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
         step = Step(kind=GRADIENT, lr=rate)
-        factor = number(weight, "weight")
+        factor = number(weight, "weight", least=0.0)
 
         def make(meta: StoreMap) -> Request:
             where = target(meta)

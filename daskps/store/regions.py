@@ -55,7 +55,7 @@ class Region(NamedTuple):
     ) -> Callable[[StoreMap], Request]:
         """Return what plans a push; see :meth:`ParameterArray.push`."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
-        factor, step = number(weight, "weight"), Step(kind=GRADIENT, lr=rate)
+        factor, step = number(weight, "weight", least=0.0), Step(kind=GRADIENT, lr=rate)
 
         def make(meta: StoreMap) -> Request:
             finite, p = config.check_finite(), self.shaped

@@ -21,6 +21,7 @@ from daskps.training.choices import (
     rows_ahead,
 )
 from daskps.training.data.parts import check
+from daskps.training.data.rows import check_index
 from daskps.training.data.tables import array_of
 from daskps.training.ending import check_metrics
 from daskps.training.fit_job import FitJob
@@ -104,9 +105,10 @@ def train(  # noqa: PLR0913 - the public contract
         array of shape (n_i, ...) or a table.
     y : like X, optional
         Labels. Those of a dask array in other chunks than `X` are rechunked along
-        the first axis to those of `X`: they travel. For a list of parts, a list of
-        as many, of shape (n_i, ...). An array in memory beside a dask array is sent
-        in pieces to the trainers.
+        the first axis to those of `X`: they travel. One label of a row is no column:
+        y is of shape (n,), not (n, 1). Where X and y are tables of pandas, their indexes
+        are equal. For a list of parts, a list of as many, of shape (n_i, ...). An array
+        in memory beside a dask array is sent in pieces to the trainers.
     rows : mapping of str to callable, optional
         By the names of tables: ``f(X_batch)``, or ``f(X_batch, rng)``, returns the ids
         of the rows that the batch is about, in any shape. `params` has these rows
@@ -327,6 +329,7 @@ def train(  # noqa: PLR0913 - the public contract
         job.policy = SSP(chosen.policy.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
+    check_index(X, y)
     X, y = array_of(X, "X"), array_of(y, "y")
     check(X, y, job.trainers, split)
     return job.start(lambda: job.train(plan, X, y, split), timeout)

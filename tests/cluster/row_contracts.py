@@ -292,6 +292,8 @@ async def refuses_rows(s, get):
             await get(emb.push([1], values))
     with pytest.raises(daskps.PushRejectedError, match="NaN or Inf"):
         await get(emb.push([1], ones * np.nan))
+    with pytest.raises(ValueError, match="weight must be at least 0"):
+        await get(emb.push([1], ones, weight=-1.0))
     with pytest.raises(daskps.PushRejectedError, match="int64 and takes no gradient"):
         await get(s["seen"].push([1], [[1]]))
     rows = RowGrad([1], ones)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.delayed import Delayed
 
 from daskps.cluster import upstream
 from daskps.cluster.runs.parts import DataPart, asked, beside, placed
-from daskps.training.data.rows import n_rows
-from daskps.training.data.tables import array_of, is_table
+from daskps.training.data.rows import (
+    NOT_ALIKE,
+    check_some,
+    is_column,
+    n_rows,
+    no_column,
+)
+from daskps.training.data.tables import array_of, index_digest, is_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,23 +82,30 @@ async def from_list(
     names += [f"part {i} of y" for i in range(len(y or ()))]
     futures = _futures(link, [*X, *(y or ())])
     looked, held = await asked(link, futures, _look)
-    lengths = [length for length, _ in looked]
+    lengths = [one.length for one in looked]
     for name, length in zip(names, lengths, strict=True):
         if not isinstance(length, Integral):
             raise TypeError(
                 f"{name} is {length}, which has no rows; each must be an array, and "
                 f"features and labels are two lists"
             )
-    heights, labels = lengths[: len(X)], lengths[len(X) :]
-    for i, (height, found) in enumerate(zip(heights, labels, strict=False)):
-        if height != found:
+    heights = lengths[: len(X)]
+    for i, (of, labels) in enumerate(zip(looked, looked[len(X) :], strict=False)):
+        if of.length != labels.length:
             raise ValueError(
-                f"part {i} has {height} rows of X and {found} of y; they must be as many"
+                f"part {i} has {of.length} rows of X and {labels.length} of y; they must "
+                f"be as many"
             )
+        if labels.is_column:
+            raise no_column(f"part {i} of y")
+        have_names = None not in (of.row_names, labels.row_names)
+        if have_names and of.row_names != labels.row_names:
+            raise ValueError(f"part {i} of y {NOT_ALIKE}")
+    check_some(sum(heights))
     # Of a table it makes an array on its worker, once and not in every round.
     futures = [
-        beside(link.client, held, array_of, future, name) if is_table else future
-        for name, future, (_, is_table) in zip(names, futures, looked, strict=True)
+        beside(link.client, held, array_of, future, name) if one.is_table else future
+        for name, future, one in zip(names, futures, looked, strict=True)
     ]
     blocks = [(future,) for future in futures]
     columns = [blocks[i : i + len(X)] for i in range(0, len(blocks), len(X))]
@@ -110,9 +123,19 @@ def _futures(link: Link, given: list[Any]) -> list[Any]:
     ]
 
 
-def _look(part: Any) -> tuple[int | str, bool]:
-    """Return the rows of a part on its worker, and whether it is a table."""
-    return _length(part), is_table(part)
+class _Look(NamedTuple):
+    """How a part is, as its worker sees it."""
+
+    #: Its rows, or what it is where it has none.
+    length: int | str
+    is_table: bool
+    is_column: bool
+    #: The same for two tables whose rows have the same names; None where they have none.
+    row_names: bytes | None
+
+
+def _look(part: Any) -> _Look:
+    return _Look(_length(part), is_table(part), is_column(part), index_digest(part))
 
 
 def _length(part: Any) -> int | str:

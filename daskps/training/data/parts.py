@@ -21,7 +21,15 @@ from daskps.cluster.runs.parts import (
 )
 from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
-from daskps.training.data.rows import check_lengths, n_rows, rows, take_rows
+from daskps.training.data.rows import (
+    check_lengths,
+    check_some,
+    is_column,
+    n_rows,
+    no_column,
+    rows,
+    take_rows,
+)
 from daskps.training.data.tables import LazyTable
 from daskps.usercode import user_code
 
@@ -40,8 +48,8 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
     Raises
     ------
     ValueError
-        If `X` and `y` differ in length, chunk sizes are unknown, `trainers`, scheme
-        or weights do not fit.
+        If `X` has no rows, `X` and `y` differ in length, `y` is of shape (n, 1), chunk
+        sizes are unknown, `trainers`, scheme or weights do not fit.
     TypeError
         If `X` or `y` has no rows, or is a list that holds futures and other things.
     """
@@ -64,8 +72,10 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
                 f"{name} is a {type(array).__name__} of bfloat16, which cannot be sent "
                 f"to trainers; convert it to float32 first, in torch with .float()"
             )
+    if is_column(y.array if isinstance(y, LazyTable) else y):
+        raise no_column("y")
     if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
-        check_lengths(X, y)
+        check_some(check_lengths(X, y))
     weights = split["weights"]
     # Of no rows: the arguments are checked, and nothing is shuffled for it.
     rows(0, trainers or 1 if weights is None else len(weights), **split)

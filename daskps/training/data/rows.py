@@ -149,8 +149,9 @@ def partition(
     Raises
     ------
     ValueError
-        If `X` and `y` differ in length, `k` is below 1 or `seed` below 0, scheme or
-        balance are unknown, weights do not fit, or a part that is to be balanced is empty.
+        If `X` and `y` differ in length or, as tables of pandas, in their index, `k` is
+        below 1 or `seed` below 0, scheme or balance are unknown, weights do not fit, or
+        a part that is to be balanced is empty.
     TypeError
         If `X` or `y` has no rows, or `seed` is no int.
 
@@ -231,11 +232,53 @@ def n_rows(X: Any) -> int:
 
 
 def check_lengths(X: Any, y: Any) -> int:
-    """Return the rows of features, and refuse labels that are not as many."""
+    """Return the rows of features, and refuse labels that are not theirs."""
     n = n_rows(X)
     if y is not None and n_rows(y) != n:
         raise ValueError(f"X has {n} rows and y {n_rows(y)}; they must be as many")
+    check_index(X, y)
     return n
+
+
+def check_index(X: Any, y: Any) -> None:
+    """Refuse labels in a table of pandas whose rows are named otherwise than those of X."""
+    tables = all(
+        hasattr(t, "iloc") and not hasattr(t, "__dask_graph__") for t in (X, y)
+    )
+    if tables and not X.index.equals(y.index):
+        raise ValueError(f"y {NOT_ALIKE}")
+
+
+NOT_ALIKE = (
+    "has another index than X, and rows are paired by position; bring it into the order "
+    "of X with .loc[X.index], or pass .to_numpy() of it if its row i belongs to row i of X"
+)
+
+
+def check_some(n: int) -> None:
+    """Refuse data without a row: nothing can be learned from it."""
+    if not n:
+        raise ValueError(
+            "X has no rows in any part, so there is nothing to train on; look at what "
+            "selects them"
+        )
+
+
+def is_column(y: Any) -> bool:
+    """Return whether labels are of shape (n, 1)."""
+    if isinstance(y, (list, tuple)):
+        return bool(y) and np.shape(y[0]) == (1,)
+    shape: tuple[int, ...] = getattr(y, "shape", ())
+    return len(shape) == 2 and shape[1] == 1
+
+
+def no_column(name: str) -> ValueError:
+    """Return why labels of shape (n, 1) are refused."""
+    return ValueError(
+        f"{name} has the shape (n, 1): minus predictions of shape (n,) it would be "
+        f"(n, n), without an error. Pass labels of shape (n,), such as y[:, 0] or "
+        f"frame['label']; a gradient that needs (n, 1) takes y[:, None]"
+    )
 
 
 def take_rows(X: Any, part: Rows) -> Any:

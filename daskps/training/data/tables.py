@@ -7,6 +7,7 @@ has imported: data of one that nobody has imported cannot be here.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,16 @@ def is_table(data: Any) -> bool:
     if (arrow := sys.modules.get("pyarrow")) is not None:
         found += [arrow.Table, arrow.RecordBatch, arrow.Array, arrow.ChunkedArray]
     return isinstance(data, tuple(found))
+
+
+def index_digest(data: Any) -> bytes | None:
+    """Return a digest of the names of a table's rows; None where they have none."""
+    if (pandas := sys.modules.get("pandas")) is None:
+        return None
+    if not isinstance(data, (pandas.DataFrame, pandas.Series)):
+        return None
+    hashes = pandas.util.hash_pandas_object(data.index, index=False).to_numpy()
+    return hashlib.blake2b(hashes.tobytes(), digest_size=16).digest()
 
 
 def array_of(data: Any, name: str) -> Any:

@@ -370,6 +370,7 @@ def test_one_bad_array_refuses_the_whole_push(unchanged):
         ({"weight": np.nan}, ValueError, "weight must be a finite number"),
         ({"weight": "1"}, TypeError, "weight is a number"),
         ({"weight": True}, TypeError, "weight is a number"),
+        ({"weight": -1}, ValueError, "weight must be at least 0, found -1"),
         ({"lr": -0.1}, ValueError, "lr must be at least 0"),
         ({"lr": np.inf}, ValueError, "lr must be a finite number"),
         ({"learning_rate": 1.0}, TypeError, "learning_rate"),
@@ -383,6 +384,8 @@ def test_one_bad_array_refuses_the_whole_push(unchanged):
 def test_refused_options_of_push(unchanged, options, error, fix):
     with pytest.raises(error, match=fix):
         unchanged.push({"w": W}, **options)
+    with pytest.raises(error, match=fix):
+        unchanged["w"].region(0, 1).push([1.0], **options)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from dask.delayed import delayed
 from distributed import Client, futures_of, get_worker, wait
@@ -288,15 +290,41 @@ def test_rows_that_are_dealt_out_are_counted(four, spread):
     assert [part.moved for part in parts] == [2 * 6] * 4
 
 
-def test_empty_dask_array_is_as_an_empty_array(train, client):
-    found = []
-    for empty in (X[:0], da.from_array(X, chunks=(8, 3))[:0]):
-        with sgd_store() as store:
-            result = train(store, regression, empty, epochs=2)
-            history = [(e.epoch, e.loss, e.staleness) for e in result.history]
-            found.append((bits(result.weights), result.version, history))
-    assert found[0] == found[1]
-    assert found[0][1] == 0
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda client: X[:0],
+        lambda client: [],
+        lambda client: da.from_array(X, chunks=(8, 3))[:0],
+        lambda client: dd.from_array(X, chunksize=8, columns=list("abc")).query(
+            "a < 0"
+        ),
+        lambda client: [delayed(X[:0]), client.scatter(X[:0])],
+    ],
+)
+def test_data_without_a_row_is_refused(train, client, empty):
+    with sgd_store() as store:
+        with pytest.raises(ValueError, match="X has no rows in any part"):
+            train(store, regression, empty(client))
+        assert store.version == 0
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Y[:, None],
+        Y[:, None].tolist(),
+        pd.DataFrame({"y": Y}),
+        da.from_array(Y[:, None], chunks=8),
+        dd.from_pandas(pd.DataFrame({"y": Y}), npartitions=3),
+    ],
+)
+def test_labels_in_a_column_are_refused(train, client, column):
+    """Minus predictions of shape (n,) they would be (n, n)."""
+    with sgd_store() as store:
+        with pytest.raises(ValueError, match=r"y has the shape \(n, 1\)"):
+            train(store, regression, X, column)
+        assert store.version == 0
 
 
 def test_chunks_without_rows(train, client):

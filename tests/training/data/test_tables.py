@@ -235,7 +235,10 @@ def test_parts_that_are_tables_are_converted_on_their_workers(
 ) -> None:
     halves = [WIDE[:30], WIDE[30:]]
     parts = [client.submit(lambda x: x, half, pure=False) for half in halves]
-    labels = [client.submit(pd.Series, y, pure=False) for y in (Y[:30], Y[30:])]
+    labels = [
+        client.submit(pd.Series, y, half.index, pure=False)
+        for y, half in zip((Y[:30], Y[30:]), halves, strict=True)
+    ]
     with fresh() as store, fresh() as other:
         found = train(store, gradient, parts, labels)
         expected = train(other, gradient, X, Y, trainers=2)
@@ -250,6 +253,33 @@ def test_parts_that_are_tables_are_converted_on_their_workers(
         bad = client.submit(lambda x: x.assign(t="x"), halves[0], pure=False)
         with pytest.raises(TypeError, match="column 't' of part 0 of X is str"):
             train(store, gradient, [bad], labels[:1])
+        with pytest.raises(ValueError, match="part 1 of y has another index than X"):
+            train(store, gradient, parts, [labels[0], client.submit(pd.Series, Y[30:])])
+        column = client.submit(lambda y: y.to_frame(), labels[1])
+        with pytest.raises(ValueError, match=r"part 1 of y has the shape \(n, 1\)"):
+            train(store, gradient, parts, [labels[0], column])
+        column = client.scatter(Y[30:, None])
+        with pytest.raises(ValueError, match=r"part 1 of y has the shape \(n, 1\)"):
+            train(store, gradient, parts, [labels[0], column])
+        assert store.version == found.version == 1
+
+
+def test_labels_of_another_index_are_refused_and_rows_in_another_order_are_not(
+    train: Any, client: Any
+) -> None:
+    mixed = WIDE.sample(frac=1, random_state=0)
+    labels = pd.Series(Y)
+    with fresh() as store, fresh() as other:
+        for wrong in (labels, labels.to_frame("y").assign(z=Y), labels.rename(str)):
+            with pytest.raises(ValueError, match="y has another index than X"):
+                train(store, gradient, mixed, wrong)
+            with pytest.raises(ValueError, match="y has another index than X"):
+                daskps.partition(mixed, wrong, 2)
+        assert store.version == 0
+        found = train(store, gradient, mixed, labels.loc[mixed.index], trainers=1)
+        y = Y[mixed.index.to_numpy()]
+        expected = train(other, gradient, mixed, y, trainers=1)
+        assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
 
 
 def test_a_bad_column_is_refused_before_anything_starts(client: Any) -> None:
