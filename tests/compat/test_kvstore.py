@@ -280,6 +280,71 @@ def test_float16_is_updated_in_float32():
         assert launch(partial(small_steps, kind), 1) == expected
 
 
+def wide_sums(kind, codec):
+    kv = create(kind)
+    kv.init(["a", "b"], [np.zeros(3, "f2")] * 2)
+    kv.set_optimizer(optim.SGD(0.01))
+    if codec:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 30_000.0})
+    kv.push("a", [np.full(3, 30_000, "f2")] * 3)
+    # In float16 2,048 + 1 is 2,048.
+    kv.push("b", [np.full(3, v, "f2") for v in (2_048, 1, 1)])
+    kv.barrier()
+    return [pulled(kv, name, (3,), "f2")[0].item() for name in ("a", "b")]
+
+
+@pytest.mark.usefixtures("inside")
+def test_sums_are_as_wide_as_they_need_to_be():
+    for kind, n, a in [
+        ("local", 1, -900),
+        ("dist_async", 1, -900),
+        ("dist_sync", 2, -1800),
+    ]:
+        found = launch(partial(wide_sums, kind, codec=False), n)
+        assert found == [[a, n * -20.5]] * n
+    # Of 90,000 two bits send 30,000, and of 2,050 nothing.
+    assert launch(partial(wide_sums, "dist_sync", codec=True), 2) == [[-600, 0]] * 2
+
+
+@pytest.mark.usefixtures("inside")
+def test_what_a_key_cannot_hold_is_refused_by_its_key():
+    kv = create("local")
+    kv.init(["a", "n", "c"], [np.zeros(3, "f2"), np.zeros(3, "i1"), np.zeros(3, "f4")])
+    for key, value, said in [
+        ("a", np.full(3, 30_000, "f2"), "the value of 'a' has NaN or Inf"),
+        (
+            "n",
+            np.full(3, 100, "i1"),
+            "the value of 'n' has values that int8 cannot hold",
+        ),
+        (
+            "c",
+            np.full(3, 3e38, "f4"),
+            "sum of what 3 devices give for key 'c' is not fin",
+        ),
+        ("c", np.full(3, np.nan, "f4"), "the value of 'c' has NaN or Inf"),
+    ]:
+        with pytest.raises(daskps.PushRejectedError, match=said):
+            kv.push(key, [value] * 3)
+        assert not pulled(kv, key, (3,), value.dtype.str[1:]).any()
+    kv.push("n", [np.full(3, 100, "i1"), np.full(3, -90, "i1"), np.full(3, 90, "i1")])
+    assert pulled(kv, "n", (3,), "i1").tolist() == [100] * 3
+    with pytest.raises(daskps.LayoutError, match="initial value of parameter 'd'"):
+        kv.init("d", np.full(3, np.nan))
+
+
+@pytest.mark.usefixtures("inside")
+def test_integers_are_not_compressed():
+    def main():
+        kv = create("dist_sync")
+        kv.set_gradient_compression({"type": "2bit"})
+        kv.init("n", np.zeros(3, "i4"))
+        kv.push("n", np.full(3, kv.rank + 5, "i4"))
+        return pulled(kv, "n", (3,), "i4").tolist()
+
+    assert launch(main, 2) == [[11] * 3] * 2
+
+
 def broadcast_once():
     kv = create("dist_sync")
     out = np.empty(2)

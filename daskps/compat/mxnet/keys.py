@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import config
+from daskps.errors import LayoutError, PushRejectedError
+from daskps.store.intake import is_finite
 from daskps.store.targets import check_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from daskps.typing import Array
+
+
+#: What numbers of each kind are at least summed in.
+_WIDE = {"f": "f4", "i": "i8", "u": "u8"}
 
 
 class Keys:
@@ -75,6 +83,18 @@ def key_of(name: str) -> int | str:
     return int(name[1:]) if name.startswith("#") else name[1:]
 
 
+@contextmanager
+def in_keys(names: Iterable[str]) -> Iterator[None]:
+    """Have errors of values name the keys, and not the parameters that have them."""
+    try:
+        yield
+    except (LayoutError, PushRejectedError) as error:
+        text = str(error)
+        for name in names:
+            text = text.replace(repr(name), repr(key_of(name)))
+        raise type(error)(text) from error.__cause__
+
+
 def per_key(given: Any, names: Sequence[str], key: Any) -> list[Any]:
     """Return what is given for each key.
 
@@ -102,7 +122,11 @@ def arrays_of(value: Any, names: Sequence[str], key: Any) -> list[Array]:
 def copied(
     given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
-    """Return the sum of what devices give for a key, in memory of its own."""
+    """Return the sum of what devices give for a key, in memory of its own.
+
+    It is wider than the key where that is narrow: the store narrows the value that comes
+    of it, or refuses that.
+    """
     devices = given if isinstance(given, (list, tuple)) else [given]
     if not devices:
         raise ValueError(f"key {key_of(name)!r} is pushed without a value")
@@ -114,12 +138,18 @@ def copied(
             )
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"key {key_of(name)!r} is {dtype}, found {array.dtype}")
-    # Sums of float16 lose less in float32.
-    wide = np.dtype("f4") if dtype == "f2" else dtype
+    wide = np.result_type(dtype, _WIDE[dtype.kind])
     total = arrays[0].astype(wide)
-    for array in arrays[1:]:
-        total += array.astype(wide)
-    return total.astype(dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # the look says so
+        for array in arrays[1:]:
+            total += array.astype(wide)
+    is_wrong = len(arrays) > 1 and config.check_finite() and not is_finite(total)
+    if is_wrong and all(map(is_finite, arrays)):
+        raise PushRejectedError(
+            f"the sum of what {len(arrays)} devices give for key {key_of(name)!r} is not "
+            f"finite as {wide}; scale it down before"
+        )
+    return total
 
 
 def outs_of(

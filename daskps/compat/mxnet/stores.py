@@ -9,7 +9,7 @@ import numpy as np
 
 import daskps
 from daskps import config, optim
-from daskps.compat.mxnet.keys import Keys, key_of
+from daskps.compat.mxnet.keys import Keys, in_keys, key_of
 from daskps.compat.mxnet.workers import told
 from daskps.errors import NoOptimizerError
 
@@ -62,13 +62,14 @@ class KeyStores:
             name: daskps.ArraySpec(array.shape, array.dtype, master="float32")
             for name, array in narrow.items()
         }
-        store: ParameterStore = daskps.create(
-            {**arrays, **specs},
-            name=name,
-            optimizer=self._rule,
-            shards=shards,
-            client=self._client,
-        )
+        with in_keys(arrays):
+            store: ParameterStore = daskps.create(
+                {**arrays, **specs},
+                name=name,
+                optimizer=self._rule,
+                shards=shards,
+                client=self._client,
+            )
         if narrow:
             store.assign(narrow)
         return store
@@ -117,7 +118,7 @@ class KeyStores:
 
     def _sent(self, name: str, total: Array) -> Array:
         """Return what travels of a push: the numbers, or a row of words for each worker."""
-        if self._codec is None:
+        if self._codec is None or total.dtype.kind != "f":
             return total
         flat = total.reshape(-1)
         how: Any = {"cache_dir": config.cache_dir()}
@@ -132,7 +133,7 @@ class KeyStores:
 
     def _summed(self, found: Array, there: Array, like: Array) -> Array:
         """Return the sum of what workers have sent that are there."""
-        if self._codec is None:
+        if self._codec is None or like.dtype.kind != "f":
             return found
         total, one = np.zeros(like.size, like.dtype), np.empty(like.size, like.dtype)
         for words in found[there]:
@@ -141,10 +142,9 @@ class KeyStores:
         return total.reshape(like.shape)
 
     def _update(self, store: ParameterStore, name: str, total: Array) -> None:
-        if self._rule is None:
-            store.assign({name: total}, timeout=None)
-        else:
-            store.push({name: total}, timeout=None)
+        deliver = store.assign if self._rule is None else store.push
+        with in_keys([name]):
+            deliver({name: total}, timeout=None)
 
 
 def _narrow(arrays: Mapping[str, Array]) -> dict[str, Array]:
