@@ -13,6 +13,8 @@ from daskps.training.row_ids import ids_of_batch
 from daskps.training.steps import Stepper
 
 if TYPE_CHECKING:
+    from functools import partial
+
     from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
@@ -48,8 +50,13 @@ class GraphStepper(Stepper):
         shared: Shared,
         *,
         reader: RowsBefore,
+        own: partial[GraphStepper],
     ) -> Computed:
-        """Compute what a rank delivers to a round, from `params` as they are."""
+        """Compute what a rank delivers to a round, from `params` as they are.
+
+        `own` is the rank's copy of what makes these: its plan has the functions to call.
+        """
+        [self.plan] = own.args
         X, y = rows_of(part)
         n = n_rows(X)
         epoch, within = self.plan.place(number, self.plan.rounds)

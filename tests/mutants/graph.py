@@ -12,6 +12,16 @@ _ROWS: Final = (
 )
 MUTANTS = (
     Mutant(
+        "state-of-the-gradient-of-another-rank",
+        "daskps.cluster.runs.graph.context:TaskContext.own",
+        'return self.shared(("own", rank), partial(loads, self.work.body))',
+        'return self.shared("own", partial(loads, self.work.body))',
+        (
+            "tests/training/test_functions.py"
+            "::test_a_gradient_keeps_its_state_for_each_rank[graph]",
+        ),
+    ),
+    Mutant(
         "task-of-an-attempt-that-was-given-up",
         "daskps.cluster.host.contributions:Contributions._here",
         "if place < here.place:",

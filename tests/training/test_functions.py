@@ -163,3 +163,24 @@ def test_bfloat16_rows_are_refused_with_the_fix(store: Any) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"X is a Tensor of bfloat16.*\.float\(\)"):
         daskps.train(store, gradient, torch.ones(40, 2, dtype=torch.bfloat16), Y)
+
+
+class Counting:
+    """A gradient that counts its calls."""
+
+    calls = 0
+
+    def __call__(self, params: Any, X: Any, y: Any) -> Any:
+        self.calls += 1
+        return {"w": np.array([float(self.calls)])}
+
+
+def test_a_gradient_keeps_its_state_for_each_rank(train: Any, client: Any) -> None:
+    """Of more ranks than threads, over two windows of rounds; a second run begins anew."""
+    worker, gradient = min(client.nthreads()), Counting()
+    about: dict[str, Any] = {"batch_size": 1, "trainers": 4, "workers": worker}
+    with daskps.create({"w": np.zeros(1)}, optimizer=optim.SGD(1.0)) as store:
+        for run in (1, 2):
+            found = train(store, gradient, np.zeros((80, 1)), **about)
+            assert found.weights["w"] == -run * sum(range(1, 21))
+    assert gradient.calls == 0

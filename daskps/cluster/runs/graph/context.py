@@ -76,8 +76,15 @@ class TaskContext:
 
     @cached_property
     def stepper(self) -> Any:
-        """The user's function with its buffers, a copy of its own for each thread."""
+        """What calls the user's functions, with buffers of its own for each thread."""
         return loads(self.work.body)(self.meta)
+
+    def own(self, rank: int) -> Any:
+        """Return the copy of the user's functions that a rank has on this worker.
+
+        What they keep between two calls belongs to the rank, whichever thread runs it.
+        """
+        return self.shared(("own", rank), partial(loads, self.work.body))
 
     def read(self, place: RoundId) -> None:
         """Read the round before a place into the stepper's buffers."""

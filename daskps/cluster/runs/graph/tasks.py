@@ -77,6 +77,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
                 place.round,
                 context.shared,
                 reader=context.reader(place),
+                own=context.own(rank),
             )
         computed = time.monotonic()
         kept = context.keep(found)
