@@ -84,7 +84,7 @@ class Steps:
     def prefetch(self, n: int) -> None:
         """Compute what the next weights are not needed for while they come."""
         for _ in range(n):
-            self.trainer.push_async(self.grads)
+            self.trainer.push_async(self.grads, copy=False)
             self.trainer.prefetch()
             self.work()
             self.trainer.pull(out=self.out)
@@ -101,7 +101,9 @@ class Steps:
             for place, name in reversed(list(enumerate(self.names))):
                 self.work(share)
                 grad = {name: self.grads[name]}
-                self.trainer.push_async(grad, tick=place == 0, priority=-place)
+                self.trainer.push_async(
+                    grad, tick=place == 0, priority=-place, copy=False
+                )
             for name in self.names:
                 out = {name: self.out[name]}
                 coming[name] = self.trainer.pull_async(out=out)

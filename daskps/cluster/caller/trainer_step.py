@@ -38,6 +38,11 @@ class TrainerStep(NamedTuple):
         """What goes to the shards."""
         return self.arrays if self.words is None else self.words
 
+    def copied(self) -> TrainerStep:
+        """Return the same in arrays that no caller has."""
+        arrays = {index: array.copy() for index, array in self.arrays.items()}
+        return self._replace(arrays=arrays, rows=[one.copied() for one in self.rows])
+
 
 #: What ends a step that brings no more.
 NO_MORE = TrainerStep({})

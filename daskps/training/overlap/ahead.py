@@ -126,6 +126,7 @@ class Ahead:
         weight: float = 1.0,
         tick: bool = True,
         priority: int = 0,
+        copy: bool = True,
         timeout: Any = None,
     ) -> Operation:
         """Start a push and return its future.
@@ -135,12 +136,15 @@ class Ahead:
         Parameters
         ----------
         grads, weight, tick
-            As in :meth:`push`. The arrays belong to the push until it is done: they
-            are not copied, and whoever changes them before changes what is sent.
+            As in :meth:`push`.
         priority : int
             Among pushes without a tick that wait side by side the one with the higher
             priority is sent first; pushes of the same parameter keep their order. It
             changes when something travels, never at which clock it counts.
+        copy : bool
+            Whether the arrays are copied before this returns, and are the caller's
+            again. False gives them to the push until it is done: a change of theirs
+            before then may change what is sent.
         timeout : float, str or None
             Seconds from now or a duration such as "30s"; None waits until the run
             ends.
@@ -176,6 +180,8 @@ class Ahead:
         deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
         given = self._checked(grads, weight)
         first = whole(priority, "priority")
+        if copy is True or flag(copy, "copy"):
+            given = given.copied()
         self._overtaken()
         brings = {*given.arrays, *(one.cut.table.index for one in given.rows)}
         return self._background.submit(

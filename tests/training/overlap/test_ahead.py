@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import daskps
+from daskps import SSP, RowGrad, TableSpec, optim
 from tests.support import mostly_inside, until
 from tests.training.test_run import SYNCS, Flag, counting, full, pulled
 from tests.training.test_staleness import TRAINERS, clock_store, lags, work
@@ -55,6 +56,34 @@ def test_operations_take_effect_in_the_order_of_issue(way, sync):
         assert store.version == (3 if sync == "bsp" else 4)
 
 
+def writes_on(trainer, part):
+    """Rank 0 writes to what it pushed while a pull before the push waits for rank 1."""
+    flag, how = part
+    if trainer.rank:
+        until(flag.exists)
+        trainer.tick()
+        return
+    w, ids, rows = np.ones(2), np.array([5, 2]), np.ones((2, 1), "f4")
+    trainer.tick()
+    trainer.pull_async()
+    trainer.push_async({"w": w, "emb": RowGrad(ids, rows)}, **how)
+    w[:], ids[:], rows[:] = 9, 7, 9
+    flag.set_total()
+
+
+@mostly_inside("sync", ["bsp", SSP(0)])
+def test_a_push_has_its_own_copy_unless_it_is_given_the_arrays(way, tmp_path, sync):
+    for how, pushed in ({}, 1), ({"copy": False}, 9):
+        params = {"w": np.zeros(2), "emb": TableSpec(9, 1)}
+        with daskps.create(params, optimizer=optim.SGD(1.0)) as store:
+            flag = Flag(tmp_path / str(pushed))
+            daskps.run(store, writes_on, [(flag, how)] * 2, sync=sync)
+            assert store["w"].pull().tolist() == [-pushed] * 2
+            if not how:
+                expected = [0, 0, -1, 0, 0, -1, 0, 0, 0]
+                assert store["emb"].pull(range(9)).ravel().tolist() == expected
+
+
 def layers(trainer, part):
     """Deliver a by itself first, or all in one push; in several rounds."""
     rng = np.random.default_rng(trainer.rank)
@@ -99,6 +128,8 @@ def refused(trainer, part):
         trainer.push_async(full(1.0), priority="high")
     with pytest.raises(TypeError, match="tick is True or False, found 'no'"):
         trainer.push_async(full(1.0), tick="no")
+    with pytest.raises(TypeError, match="copy is True or False, found 1"):
+        trainer.push_async(full(1.0), copy=1)
     with pytest.raises(daskps.UnknownParameterError):
         trainer.pull_async("c")
     with pytest.raises(ValueError, match="shape"):
