@@ -259,7 +259,9 @@ class ContributionLostError(ConsistencyError):
 
 
 class ProducerExpiredError(ConsistencyError):
-    """A push too old, or from a producer too long gone, to be told from a repeat.
+    """A push of which a shard no longer knows whether it has applied it.
+
+    Its producer is too long gone, or has given up too many. Nothing was applied now.
 
     Examples
     --------

@@ -2,8 +2,14 @@
 
 Each row of the record's producer table holds the highest sequence number applied and
 a bit for each of the 64 below it, so pushes that overtake each other on the way are
-all applied, each once. A sequence number below the window cannot be told from a
-repeat and is refused.
+all applied, each once.
+
+A task that is tried again begins with its first number, which may be far below that
+window. The shard has applied what is there, or it was meant for others, or it was given
+up: with a push that leaves a number behind comes word of that, by whichever try of the
+task it is sent (:class:`~daskps.cluster.caller.producer.Producer`). The shard keeps such
+numbers, where it has not applied them, and applies each once. So any other number below
+the window is a repeat. Of numbers for which there was no room nobody can tell.
 
 When the table is full the producer that was closed first loses its row; if it comes
 back it is refused, for the same reason. Its number is kept in a ring; numbers that
@@ -25,9 +31,16 @@ from daskps.shards.memory.format import (
     FLOOR,
     FORGOTTEN,
     HIGH,
+    KEPT_BITS,
+    KEPT_BLOCK,
+    KEPT_OF,
+    LOST_FROM,
+    LOST_TO,
+    MAX_KEPT,
     MAX_PRODUCERS,
     MEANT,
     N_EXPIRED,
+    N_KEPT,
     N_PRODUCERS,
     PRODUCER,
     PRODUCER_WORDS,
@@ -38,7 +51,7 @@ from daskps.shards.memory.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Intervals, Tick
@@ -55,7 +68,8 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     Raises
     ------
     ProducerExpiredError
-        When `sequence` is below the window, or the producer lost its row.
+        When `sequence` is one of those that were given up and could not be kept, or the
+        producer lost its row.
     """
     row = _find_plain(record, producer)
     if row is None:
@@ -63,11 +77,7 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
         return False
     ahead = sequence - row[HIGH]
     if ahead <= -WINDOW:
-        raise ProducerExpiredError(
-            f"push {sequence} of producer {producer} is {WINDOW} pushes or more "
-            f"older than its newest one, so a repeat cannot be told from a new push; "
-            f"nothing was applied, push it again"
-        )
+        return not _is_kept(record, row, sequence)
     return ahead <= 0 and bool(row[SEEN] & (1 << -ahead))
 
 
@@ -78,6 +88,7 @@ def note_push(
     *,
     floor: int = 0,
     meant: Intervals | None = None,
+    given_up: Sequence[int] = (),
 ) -> None:
     """Note a new push in the record; :func:`repeats` and :func:`lacks_room` come before.
 
@@ -91,10 +102,21 @@ def note_push(
         All pushes of the producer below this number were answered or given up.
     meant : runs of shards, optional
         Where it goes, if not to all shards.
+    given_up : sequence of int
+        Pushes before it that its caller has given up, which may never have come.
     """
     row = _find_plain(record, producer)
     if row is None:
         row = _open(record, producer)
+    if sequence - row[HIGH] <= -WINDOW:
+        _drop_kept(record, producer, sequence)
+        row[CLOSED] = 0
+        return
+    high, seen = row[HIGH], row[SEEN]
+    for number in given_up:
+        leaves = high - WINDOW < number <= sequence - WINDOW
+        if leaves and (number > high or not seen >> high - number & 1):
+            _keep(record, row, number)
     _note(row, sequence, floor, meant)
 
 
@@ -126,6 +148,65 @@ def _note(
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)
     row[CLOSED], row[FLOOR] = 0, max(row[FLOOR], floor)
+
+
+def _find_kept(record: Record, producer: int, sequence: int) -> int:
+    """Return which row has the bit of a push that may be kept, -1 where none has."""
+    kept = record.kept[: record.plain[N_KEPT]]
+    of = kept[:, KEPT_OF] == producer
+    found = np.flatnonzero(of & (kept[:, KEPT_BLOCK] == sequence // WINDOW))
+    return int(found[0]) if len(found) else -1
+
+
+def _is_kept(record: Record, row: memoryview[int], sequence: int) -> bool:
+    """Return whether a push below the window was given up and is to be applied."""
+    producer = row[PRODUCER]
+    at = _find_kept(record, producer, sequence)
+    if at >= 0 and int(record.kept[at, KEPT_BITS]) >> sequence % WINDOW & 1:
+        return True
+    if row[LOST_FROM] <= sequence < row[LOST_TO]:
+        raise ProducerExpiredError(
+            f"push {sequence} of producer {producer} is one of {row[LOST_FROM]} to "
+            f"{row[LOST_TO] - 1}, some of which its task has given up: tasks have given up "
+            f"so many that the shard no longer knows which of these it has applied; "
+            f"nothing was applied now, look at the values before another task pushes it"
+        )
+    return False
+
+
+def _keep(record: Record, row: memoryview[int], number: int) -> None:
+    """Keep a push that was given up and leaves the window without being applied."""
+    at = _find_kept(record, row[PRODUCER], number)
+    if at < 0:
+        if record.plain[N_KEPT] == MAX_KEPT:
+            _lose_oldest(record)
+        at = record.plain[N_KEPT]
+        record.kept[at] = row[PRODUCER], number // WINDOW, 0
+        record.plain[N_KEPT] = at + 1
+    record.kept[at, KEPT_BITS] |= _signed(1 << number % WINDOW)
+
+
+def _drop_kept(record: Record, producer: int, number: int) -> None:
+    """Keep a push no longer: it is applied now."""
+    at = _find_kept(record, producer, number)
+    record.kept[at, KEPT_BITS] &= ~_signed(1 << number % WINDOW)
+    if not record.kept[at, KEPT_BITS]:
+        _remove_kept(record, at)
+
+
+def _lose_oldest(record: Record) -> None:
+    """Make room among the kept: what was there longest nobody can tell any more."""
+    producer, block, _ = record.kept[0].tolist()
+    if (row := _find_plain(record, producer)) is not None:
+        start, stop = block * WINDOW, (block + 1) * WINDOW
+        row[LOST_FROM] = min(row[LOST_FROM], start) if row[LOST_TO] else start
+        row[LOST_TO] = max(row[LOST_TO], stop)
+    _remove_kept(record, 0)
+
+
+def _remove_kept(record: Record, at: int) -> None:
+    n = record.plain[N_KEPT] = record.plain[N_KEPT] - 1
+    record.kept[at:n] = record.kept[at + 1 : n + 1]
 
 
 def find_targets(row: Words) -> Intervals | None:
@@ -223,7 +304,7 @@ def _open(record: Record, producer: int) -> memoryview[int]:
         closed = np.flatnonzero(record.producers[:, CLOSED])
         at = int(closed[np.argmin(record.producers[closed, CLOSED])])
         _expire(record, record.producer(at)[PRODUCER])
-    record.producers[at] = producer, -WINDOW, 0, 0, 0, 0
+    record.producers[at] = producer, -WINDOW, 0, 0, 0, 0, 0, 0
     return record.producer(at)
 
 
@@ -235,6 +316,9 @@ def _expire(record: Record, producer: int) -> None:
         record.fixed[FORGOTTEN] = max(int(record.fixed[FORGOTTEN]), oldest)
     ring[n % len(ring)] = producer
     record.fixed[N_EXPIRED] = n + 1
+    kept = record.kept[: record.plain[N_KEPT]]
+    kept = kept[kept[:, KEPT_OF] != producer]
+    record.kept[: len(kept)], record.plain[N_KEPT] = kept, len(kept)
 
 
 def _refuse_expired(record: Record, producer: int) -> None:
@@ -244,7 +328,8 @@ def _refuse_expired(record: Record, producer: int) -> None:
         raise ProducerExpiredError(
             f"producer {producer} was closed and lost its place among the "
             f"{MAX_PRODUCERS} of this shard, so a repeat of its pushes cannot be told "
-            f"from a new one; nothing was applied, push through a new handle or task"
+            f"from a new one; nothing was applied now, look at the values before "
+            f"another task pushes it"
         )
 
 

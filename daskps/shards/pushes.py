@@ -322,4 +322,5 @@ def _note(step: Step, record: Record) -> None:
             step.sequence,
             floor=step.floor,
             meant=step.touched,
+            given_up=step.given_up,
         )

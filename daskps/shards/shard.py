@@ -366,7 +366,7 @@ class Shard:
         """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
         simple = step.tick if step.run else step.producer
         found = step.find_pieces(len(self.segment.pieces)) if simple else None
-        if found is None or (step.check and found[0]):
+        if found is None or step.given_up or (step.check and found[0]):
             return ASK
         tick = Tick.of(step, step.kind)
         return self.try_step(tick, *found, alone=False, check=step.check)

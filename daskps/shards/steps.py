@@ -81,6 +81,9 @@ class Step(NamedTuple):
     #: Whether it brings all that its rank pushes at this clock, also what it has
     #: pushed before.
     whole: bool = False
+    #: Steps of this producer that its caller has given up, in order, until each shard that
+    #: they were meant for has heard of it.
+    given_up: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

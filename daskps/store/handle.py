@@ -68,8 +68,8 @@ class Handle(Binding):
                 link.run(lambda: link.within(ask, left, deadline.what))
             request = make(shards.meta)
             for n, one in enumerate((request, *request.rest)):
-                with source.turn(deadline, shards.settle) as turn:
-                    signed = one.signed(source.id, turn.number, turn.floor)
+                with source.turn(deadline, shards.settle, one.route.slices) as turn:
+                    signed = one.signed(source.id, turn)
                     try:
                         found = self._finish(signed, shards.call(signed, deadline))
                     except PushRejectedError as error:
@@ -114,8 +114,9 @@ class Handle(Binding):
             ask = partial(source.identify, link)
             await link.within(ask, left, deadline.what)
         for n, one in enumerate((request, *request.rest)):
-            async with source.turn_async(deadline, shards.settle) as turn:
-                signed = one.signed(source.id, turn.number, turn.floor)
+            to = shards.settle, one.route.slices
+            async with source.turn_async(deadline, *to) as turn:
+                signed = one.signed(source.id, turn)
                 try:
                     reply = await shards.call_async(signed, deadline)
                 except PushRejectedError as error:

@@ -334,7 +334,7 @@ class Replica:
             self._weights.end(exchange)
         elif not exchange.is_refused:
             return
-        source.end()
+        source.end(is_answered=exchange.found is not None)
         self._pending = None
 
     # -- its end -----------------------------------------------------------------

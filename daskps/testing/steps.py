@@ -144,5 +144,5 @@ async def push_from(
     source = producer_of(link, meta.uid, None)
     await link.within(lambda: source.identify(link), deadline.left(), deadline.what)
     async with source.turn_async(deadline, shards.settle) as turn:
-        signed = request.signed(source.id, turn.number, turn.floor)
+        signed = request.signed(source.id, turn)
         await shards.call_async(signed, deadline)

@@ -26,6 +26,36 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "what-was-given-up-is-a-repeat",
+        "daskps.shards.producers:repeats",
+        "return not _is_kept(record, row, sequence)",
+        "return True",
+        (
+            "tests/shards/test_producers.py"
+            "::test_a_push_that_was_given_up_is_applied_once_however_late",
+        ),
+    ),
+    Mutant(
+        "what-was-applied-is-kept",
+        "daskps.shards.producers:note_push",
+        "if leaves and (number > high or not seen >> high - number & 1):",
+        "if leaves:",
+        (
+            "tests/shards/test_producers.py"
+            "::test_a_push_that_was_given_up_is_applied_once_however_late",
+        ),
+    ),
+    Mutant(
+        "given-up-is-forgotten-too-soon",
+        "daskps.cluster.caller.producer:Producer._heard",
+        "if behind <= number - WINDOW:",
+        "if behind < number:",
+        (
+            "tests/cluster/caller/test_tries.py"
+            "::test_each_push_of_a_task_counts_once_however_often_it_is_tried",
+        ),
+    ),
+    Mutant(
         "window-does-not-move",
         "daskps.shards.producers:_note",
         "row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)",

@@ -11,8 +11,8 @@ MUTANTS = (
     Mutant(
         "sync-under-another-number",
         "daskps.cluster.caller.producer:Repeated.turn",
-        "yield Turn(self._number, self._number)",
-        "self._number += 1; yield Turn(self._number, self._number)",
+        "yield self._turn",
+        "yield self._turn._replace(number=self._producer._begin().number)",
         (_REPLICA + "test_a_sync_of_which_nothing_is_known_counts_once",),
     ),
     Mutant(

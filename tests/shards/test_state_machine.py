@@ -30,7 +30,6 @@ from daskps.errors import (
     ClockError,
     ConsistencyError,
     IllegalStateError,
-    ProducerExpiredError,
     RunCancelledError,
     StaleGenerationError,
 )
@@ -316,16 +315,16 @@ class Machine(RuleBasedStateMachine):
             data = np.zeros(piece.size, piece.parameter.dtype)
             data[sequence % piece.size] = sequence % 5 + producer
             found.append(Item(position, 0, data))
-        return Step(kind, found, producer=producer, sequence=sequence)
+        # All that it has left out was given up.
+        seen = self.seen[shard, producer]
+        oldest = max(seen, default=0) - 64
+        left_out = sorted({*range(max(0, oldest), sequence)} - seen)
+        who: dict[str, Any] = {"producer": producer, "sequence": sequence}
+        return Step(kind, found, **who, given_up=tuple(left_out))
 
     def expect(self, shard: int, producer: int, ticket: Ticket) -> None:
         """Do to the model what an acknowledged push must have done to the shard."""
         sequence, seen = ticket.step.sequence, self.seen[shard, producer]
-        repeat = isinstance(ticket.outcome, Ready) and ticket.outcome.duplicate
-        if seen and sequence <= max(seen) - 64 and not (repeat and sequence in seen):
-            # A repeat may have been one before the newest push came.
-            assert isinstance(ticket.outcome, ProducerExpiredError)
-            return
         assert isinstance(ticket.outcome, Ready)
         assert ticket.outcome.duplicate == (sequence in seen)
         if sequence not in seen:
@@ -394,6 +393,7 @@ class Machine(RuleBasedStateMachine):
         left, record = segment.record(segment.flip + 1), segment.current
         left.fixed[:] = rng.integers(-9, 2000, len(left.fixed))
         left.ranks[:], left.producers[:], left.expired[:] = rng.integers(-9, 99, 3)
+        left.kept[:] = rng.integers(-9, 99)
         for position, side in enumerate(record.weight_sides):
             weights = segment.weights[1 - side][position]
             weights[:] = rng.integers(0, 99, len(weights))

@@ -241,7 +241,7 @@ def test_producers_of_syncs_are_used_again(way):
             with store.replica(every=100) as replica:
                 replica.step({"w": np.ones(4)})
         np.testing.assert_allclose(store.pull()["w"], -2.0)
-        (idle,) = store._link.idle_producers.values()
+        ((idle, _),) = store._link.idle_producers.values()
         assert len(idle) == 1
 
 

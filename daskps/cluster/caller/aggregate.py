@@ -92,8 +92,9 @@ async def aggregate_into(
     await link.within(
         lambda: source.identify(link), deadline.remaining(), deadline.what
     )
-    async with source.turn_async(deadline, shards.settle) as turn:
-        identity = source.id, turn.number, turn.floor
+    to = route_of(meta, tuple(indices), ()).slices
+    async with source.turn_async(deadline, shards.settle, to) as turn:
+        identity = source.id, *turn
         while True:
             token = uuid.uuid4().hex
 

@@ -97,8 +97,8 @@ async def take_each(
     meta, (method, more, wanted) = shards.meta, what
     if not source.id:
         await source.identify(shards.link)
-    async with source.turn_async(deadline, shards.settle) as turn:
-        about = {**more, "identity": (source.id, turn.number, turn.floor)}
+    async with source.turn_async(deadline, shards.settle, wanted) as turn:
+        about = {**more, "identity": (source.id, *turn)}
 
         def plan() -> Mapping[str, Mapping[str, Any]]:
             where, of = meta.where, dict[str, list[tuple[int, int]]]()

@@ -61,8 +61,9 @@ class FarByLane(Far):
 
     def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
         """Return how a call takes lanes; None where it may take none."""
-        # Pieces that a caller gives away are of a form of their own each time.
-        if request.given:
+        # Pieces that a caller gives away are of a form of their own each time, and heads of
+        # frames have no place for the pushes that it has given up.
+        if request.given or request.step.given_up:
             return None
         has_words = request.codec and not codecs.named(request.codec).is_fixed
         if has_words or request.rows or (request.target and request.target.rows):

@@ -285,6 +285,7 @@ def _is_simple(request: Request) -> bool:
         return False
     return bool(
         step.producer
+        and not step.given_up
         and request.target is None
         and not request.codec
         and (step.kind == GRADIENT or (request.rows and not request.arrays))

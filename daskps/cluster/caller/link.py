@@ -70,7 +70,7 @@ class Link(SyncMethodMixin):
         #: Identities of pushes by store and task, and anchors by store.
         self.producers: dict[Any, Any] = {}
         #: Those of pushes that are sent again and again, while there is no such push.
-        self.idle_producers: dict[Any, list[Any]] = {}
+        self.idle_producers: dict[Any, Any] = {}
         self.anchors: dict[str, Any] = {}
         #: What this process has been told has the place of a store, by uid.
         self.restored: dict[str, str] = {}

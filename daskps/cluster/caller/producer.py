@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from daskps.cluster.wire.deadline import Deadline
+from daskps.shards.producers import WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -53,6 +55,8 @@ class Turn(NamedTuple):
 
     number: int
     floor: int
+    #: Which pushes before it were given up, as far as shards have to be told.
+    given_up: tuple[int, ...] = ()
 
 
 class Producer:
@@ -60,19 +64,24 @@ class Producer:
 
     Those of all handles of a store in this process share one, see :func:`producer_of`.
     Sequence numbers leave in order, and none leaves while one 32 or more older is
-    unanswered: the shards can tell repeats only within a window.
+    unanswered: the shards know only within a window what they have applied. A task may be
+    tried again, from its first number on, so its pushes say which others were given up,
+    until each shard that these were meant for has answered one that leaves them behind.
     """
 
     SPREAD = 32
 
-    def __init__(self, task: tuple[Any, float] | None = None) -> None:
-        #: Key and start of the task that pushes, if one does.
-        self._task = task
+    def __init__(self, task: tuple[Any, float] | None = None, nth: int = 0) -> None:
+        #: Key and start of the task that pushes, if one does; which of its producers.
+        self._task, self._nth = task, nth
         self.id = 0
         self._next = 0
         self._open: set[int] = set()
         #: Pushes that were given up, of which the shards have not heard.
         self._given_up: set[int] = set()
+        #: The same of shards whose window has yet to leave it behind, and all of them.
+        self._unheard: dict[int, set[int]] = {}
+        self._listed: tuple[int, ...] = ()
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
         #: How many threads wait for an older push to end, and who does on event loops.
@@ -83,14 +92,17 @@ class Producer:
         """Have the directory issue an identity, at the first push."""
         if not self.id:
             kind, owner = ("task", self._task[0]) if self._task else link.owner
-            self._take(await link.directory("producer", kind=kind, owner=owner))
+            asked = {"kind": kind, "owner": owner, "nth": self._nth}
+            self._take(await link.directory("producer", **asked))
 
     def _take(self, number: int) -> None:
         # Pushes that start together all ask; the first answer counts for all.
         self.id = self.id or number
 
-    def turn(self, deadline: Deadline, announce: Announce) -> HeldTurn:
-        """Hold a sequence number while its push is under way."""
+    def turn(
+        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+    ) -> HeldTurn:
+        """Hold a sequence number while its push to some shards is under way."""
         turn = self._begin()
         if turn is None:
             with self._turn:
@@ -100,16 +112,16 @@ class Producer:
                         self._turn.wait(deadline.remaining())
                 finally:
                     self._n_waiting -= 1
-        return HeldTurn(self, turn, announce)
+        return HeldTurn(self, turn, announce, shards)
 
     @asynccontextmanager
     async def turn_async(
-        self, deadline: Deadline, announce: Announce
+        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
     ) -> AsyncIterator[Turn]:
         """Hold a sequence number, without blocking the event loop."""
         while not isinstance(found := self._begin_or_queue(), Turn):
             await self._called(found, deadline)
-        with HeldTurn(self, found, announce):
+        with HeldTurn(self, found, announce, shards):
             yield found
 
     def _begin_or_queue(self) -> Turn | asyncio.Future[None]:
@@ -155,9 +167,16 @@ class Producer:
             number = self._next
             self._next += 1
             self._open.add(number)
-            return Turn(number, floor)
+            return Turn(number, floor, self._listed)
 
-    def end(self, number: int, announce: Announce, *, is_answered: bool) -> None:
+    def end(
+        self,
+        number: int,
+        announce: Announce,
+        shards: Collection[int] = (),
+        *,
+        is_answered: bool,
+    ) -> None:
         """Give a sequence number back: its push was answered or given up.
 
         A cut would wait for a push that was given up: it may have reached some of its
@@ -166,6 +185,11 @@ class Producer:
         with self._lock:
             if not is_answered:
                 self._given_up.add(number)
+                if self._task is not None:
+                    self._unheard[number] = {*shards}
+                    self._listed = (*sorted(self._unheard),)
+            elif self._unheard:
+                self._heard(number, shards)
             self._open.discard(number)
             if self._n_waiting:
                 self._turn.notify_all()
@@ -178,6 +202,14 @@ class Producer:
             self._given_up -= told
         if told:
             announce(self.id, floor)
+
+    def _heard(self, number: int, shards: Collection[int]) -> None:
+        """Note that shards have answered a push, and with it what it leaves behind."""
+        for behind in self._listed:
+            if behind <= number - WINDOW:
+                self._unheard[behind].difference_update(shards)
+        self._unheard = {n: of for n, of in self._unheard.items() if of}
+        self._listed = (*sorted(self._unheard),)
 
 
 def _call(place: asyncio.Future[None]) -> None:
@@ -196,19 +228,28 @@ class HeldTurn:
         The number.
     announce : callable
         Hears which pushes that were given up are settled.
+    shards : collection of int
+        Where the push goes.
     """
 
-    __slots__ = ("_announce", "_producer", "_turn")
+    __slots__ = ("_announce", "_producer", "_shards", "_turn")
 
-    def __init__(self, producer: Producer, turn: Turn, announce: Announce) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        turn: Turn,
+        announce: Announce,
+        shards: Collection[int],
+    ) -> None:
         self._producer, self._turn, self._announce = producer, turn, announce
+        self._shards = shards
 
     def __enter__(self) -> Turn:
         return self._turn
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        is_answered = error is None
-        self._producer.end(self._turn.number, self._announce, is_answered=is_answered)
+        number, shards = self._turn.number, self._shards
+        self._producer.end(number, self._announce, shards, is_answered=error is None)
 
 
 class Repeated:
@@ -231,14 +272,15 @@ class Repeated:
     def __init__(
         self, link: Link, uid: str, task: tuple[Any, float] | None = None
     ) -> None:
-        idle: dict[Any, list[Producer]] = link.idle_producers
-        self._idle = _kept(idle, (uid, task), list[Producer])
+        idle: dict[Any, tuple[list[Producer], count[int]]] = link.idle_producers
+        self._idle, numbers = _kept(idle, (uid, task), lambda: ([], count(1)))
         try:
             self._producer = self._idle.pop()
         except IndexError:
-            self._producer = Producer(task)
-        with self._producer.turn(Deadline(None, ""), _tell_nobody) as turn:
-            self._number = turn.number
+            # Not that of the task's other pushes, whose numbers go on meanwhile.
+            self._producer = Producer(task, next(numbers))
+        self._shards: Collection[int] = ()
+        self._turn = self._producer.turn(Deadline(None, ""), _tell_nobody).__enter__()
 
     @property
     def id(self) -> int:
@@ -249,27 +291,32 @@ class Repeated:
         """Have the directory issue an identity, where there is none yet."""
         await self._producer.identify(link)
 
-    def end(self) -> None:
+    def end(self, *, is_answered: bool = True) -> None:
         """Let others use the producer: all shards have applied the push, or none will."""
+        number, shards = self._turn.number, self._shards
+        self._producer.end(number, _tell_nobody, shards, is_answered=is_answered)
         self._idle.append(self._producer)
 
     @contextmanager
-    def turn(self, deadline: Deadline, announce: Announce) -> Iterator[Turn]:
+    def turn(
+        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+    ) -> Iterator[Turn]:
         """Hold the number while the push is under way, as a producer does."""
+        self._shards = shards
         try:
-            yield Turn(self._number, self._number)
+            yield self._turn
         except BaseException:
             # A cut does not wait for it until it is sent again.
             if self.id:
-                announce(self.id, self._number + 1)
+                announce(self.id, self._turn.number + 1)
             raise
 
     @asynccontextmanager
     async def turn_async(
-        self, deadline: Deadline, announce: Announce
+        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
     ) -> AsyncIterator[Turn]:
         """Hold the number on an event loop."""
-        with self.turn(deadline, announce) as turn:
+        with self.turn(deadline, announce, shards) as turn:
             yield turn
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
+    from daskps.cluster.caller.producer import Turn
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.layout.parameters import Parameter
@@ -149,9 +150,12 @@ class Request(NamedTuple):
             self.check()
         return self
 
-    def signed(self, producer: int, number: int, floor: int) -> Request:
+    def signed(self, producer: int, turn: Turn) -> Request:
         """Return the same with its identity outside runs."""
-        step = self.step._replace(producer=producer, sequence=number, floor=floor)
+        number, floor, given_up = turn
+        step = self.step._replace(
+            producer=producer, sequence=number, floor=floor, given_up=given_up
+        )
         return Request(self.route, step, *self[2:-1])  # without the rest
 
     def bounds(self) -> Iterable[int]:

@@ -20,8 +20,8 @@ class Producers:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._ids = itertools.count(1)
-        #: Producer by task key, and what each producer belongs to.
-        self._tasks: dict[Any, int] = {}
+        #: Producers by task key and number within the task; what each belongs to.
+        self._tasks: dict[Any, dict[int, int]] = {}
         self._owners: dict[int, tuple[str, Any]] = {}
 
     def new(self) -> int:
@@ -29,11 +29,11 @@ class Producers:
         return next(self._ids)
 
     @DIRECTORY.handles("producer")
-    def on_producer(self, kind: str, owner: Any) -> int:
+    def on_producer(self, kind: str, owner: Any, nth: int = 0) -> int:
         """Issue the identity of a pusher outside runs.
 
-        A task gets the same number each time it runs until the scheduler forgets it,
-        so what a re-run pushes again is told from what is new.
+        The n-th of a task gets the same number each time it runs until the scheduler
+        forgets it, so what a re-run pushes again is told from what is new.
         """
         if kind not in ("task", "client", "worker"):
             raise ProtocolError(f"a producer that is a {kind!r:.60}")
@@ -46,8 +46,9 @@ class Producers:
                     f"task {owner!r} is no longer the scheduler's to run, so its push "
                     f"was refused; nothing was applied"
                 )
-            number = self._tasks.get(owner) or self.new()
-            self._tasks[owner] = number
+            numbers = self._tasks.setdefault(owner, {})
+            number = numbers.get(nth) or self.new()
+            numbers[nth] = number
         self._owners[number] = (kind, owner)
         return number
 
@@ -67,7 +68,7 @@ class Producers:
 
     def forget_task(self, key: Any) -> None:
         """Forget the producer of a task the scheduler has forgotten."""
-        if (number := self._tasks.pop(key, None)) is not None:
+        for number in self._tasks.pop(key, {}).values():
             self._owners.pop(number, None)
 
     def forget(self, kind: str, owner: str) -> None:

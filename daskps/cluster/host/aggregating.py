@@ -12,7 +12,7 @@ import numpy as np
 
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import Call, Part, unpack_item
+from daskps.cluster.wire.messages import Call, Part, unpack_identity, unpack_item
 from daskps.cluster.wire.packing import pack_array
 from daskps.errors import (
     ConsistencyError,
@@ -126,28 +126,24 @@ async def take_aggregate(
     store: str,
     token: str,
     generations: Sequence[tuple[int, int]],
-    identity: tuple[int, int, int],
+    identity: Sequence[Any],
     touched: Sequence[tuple[int, int]] | None,
 ) -> list[tuple[int, int]]:
     """Have shards take what was reduced; return their versions.
 
-    `generations` are the shards with the generation of each, `identity` the producer,
-    number and floor of the push.
+    `generations` are the shards with the generation of each, `identity` that of the push.
     """
     found = host.aggregates.find(token)
-    producer, sequence, floor = identity
-    if min(identity) < 0 or not producer or not generations:
-        raise ProtocolError(f"an aggregate of producer {producer}, number {sequence}")
+    who = unpack_identity(identity, touched)
+    if not generations:
+        raise ProtocolError(f"an aggregate {identity!r:.60} for no shard")
     parts = []
     for shard, generation in generations:
         step = Step(
             ASSIGN,
             tuple(Item(p, 0, data) for (s, p), data in found.items() if s == shard),
-            producer=producer,
-            sequence=sequence,
-            floor=floor,
             generation=generation,
-            touched=None if touched is None else tuple((a, b) for a, b in touched),
+            **who,
         )
         parts.append(Part(shard, step))
     answers = await host.call(Call(store, tuple(parts)))

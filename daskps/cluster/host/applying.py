@@ -15,9 +15,9 @@ import numpy as np
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import unpack_identity
 from daskps.cluster.wire.packing import pack_error
 from daskps.errors import (
-    ProtocolError,
     PushRejectedError,
     ShardBusyError,
     StaleGenerationError,
@@ -61,34 +61,23 @@ async def apply(
     store: str,
     shards: Sequence[tuple[int, int]],
     applied: tuple[bytes, Sequence[int], bool],
-    identity: tuple[int, int, int],
+    identity: Sequence[Any],
     touched: Sequence[tuple[int, int]] | None,
 ) -> list[list[Any]]:
     """Put what some shards have of parameters through a function, each in one publication.
 
     `shards` has each and its generation, `applied` the function, the parameters and
-    whether what it returns must be finite, `identity` producer, sequence number and floor
-    of the step that this is. Returns shard, version and error of each, up to the first
+    whether what it returns must be finite, `identity` that of the
+    step that this is. Returns shard, version and error of each, up to the first
     that failed.
     """
-    producer, sequence, floor = identity
-    function, parameters, finite = applied
-    if producer < 1 or not 0 <= floor <= sequence:
-        raise ProtocolError(f"an apply of step {identity!r:.60}")
+    who, (function, parameters, finite) = unpack_identity(identity, touched), applied
     hosted_shards = [host.get_shard(store, shard) for shard, _ in shards]
     called, found = loads(function), []
-    runs = None if touched is None else tuple((a, b) for a, b in touched)
     for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
         at = hosted.layout.positions
         positions = [at[hosted.index, i] for i in parameters if (hosted.index, i) in at]
-        step = Step(
-            ASSIGN,
-            producer=producer,
-            sequence=sequence,
-            floor=floor,
-            generation=generation,
-            touched=runs,
-        )
+        step = Step(ASSIGN, generation=generation, **who)
         make = partial(_made, hosted, _Work(called, positions, finite))
         try:
             version = await host.in_thread(partial(take, host, hosted, step, make))
@@ -153,7 +142,7 @@ def take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
         elif time.monotonic() > end:
             raise ShardBusyError(
                 f"shard {hosted.index} of store {hosted.name!r} was held by a snapshot for "
-                f"{HELD_SECONDS:g} s; nothing was changed there, do it again"
+                f"{HELD_SECONDS:g} s; nothing was changed there"
             )
         else:
             time.sleep(AGAIN_SECONDS)

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskps.cluster.host.applying import take
 from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.messages import unpack_identity
 from daskps.cluster.wire.packing import pack_error
 from daskps.errors import ProtocolError, StaleGenerationError
 from daskps.shards.installing import factors_of
@@ -31,36 +32,26 @@ async def scale_lr(
     store: str,
     shards: Sequence[tuple[int, int]],
     scaled: tuple[float, Sequence[int] | None],
-    identity: tuple[int, int, int],
+    identity: Sequence[Any],
     touched: Sequence[tuple[int, int]] | None,
     run: int,
 ) -> list[list[Any]]:
     """Multiply learning rates in some shards, in each in one publication.
 
     `shards` has each and its generation, `scaled` the factor and the indices of the
-    parameters and tables, None for all, `identity` producer, sequence number and floor of
-    the step that this is, `run` the run in rounds whose trainers wait for it, 0 for none.
+    parameters and tables, None for all, `identity` that of the step that this is, `run`
+    the run in rounds whose trainers wait for it, 0 for none.
     Returns shard, version and error of each.
     """
-    (producer, sequence, floor), (factor, indices) = identity, scaled
-    if producer < 1 or not 0 <= floor <= sequence or not 0 < factor < math.inf:
+    who, (factor, indices) = unpack_identity(identity, touched), scaled
+    if not 0 < factor < math.inf:
         raise ProtocolError(f"a factor {factor!r:.60} in step {identity!r:.60}")
     hosted_shards, found = [host.get_shard(store, shard) for shard, _ in shards], []
-    runs = None if touched is None else tuple((a, b) for a, b in touched)
     for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
         items = [
             Item(position, 0, _NO_DATA) for position in _positions(hosted, indices)
         ]
-        step = Step(
-            SCALE,
-            lr=float(factor),
-            clock=run,
-            producer=producer,
-            sequence=sequence,
-            floor=floor,
-            generation=generation,
-            touched=runs,
-        )
+        step = Step(SCALE, lr=float(factor), clock=run, generation=generation, **who)
         make = partial(_always, items)
         try:
             version = await host.in_thread(partial(take, host, hosted, step, make))

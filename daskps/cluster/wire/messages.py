@@ -180,6 +180,7 @@ _STEP: dict[str, tuple[type, ...]] = {
     "floor": (int,),
     "touched": (tuple, list, NoneType),
     "whole": (bool,),
+    "given_up": (tuple, list),
 }
 #: What travels of a call beside its parts.
 _HEAD: dict[str, tuple[type, ...]] = {
@@ -243,6 +244,7 @@ def unpack_call(
     common = Step(**dict(zip(_STEP, said, strict=True)), owned=owned)
     if common.touched is not None:
         common = common._replace(touched=tuple((a, b) for a, b in common.touched))
+    common = common._replace(given_up=_given_up(common.given_up))
     known = codec_of(codec, common.kind)
     read_in = read_codec_of(read_codec) if read_codec else None
     _check_parts(parts, layout)
@@ -260,6 +262,41 @@ def unpack_call(
         part = Part(shard, step, asked, asked_rows)
         unpacked.append(part.in_words(read_in) if read_in else part)
     return Call(store, tuple(unpacked), wait_seconds, token, codec, read_codec)
+
+
+def unpack_identity(
+    identity: Sequence[Any], touched: Sequence[tuple[int, int]] | None
+) -> dict[str, Any]:
+    """Return what a step outside runs says of itself, by the names of its fields.
+
+    `identity` are producer, sequence number, floor and the pushes that were given up.
+
+    Raises
+    ------
+    ProtocolError
+        For what no caller says.
+    """
+    *numbers, given_up = identity
+    if {*map(type, numbers)} != {int}:
+        raise errors.ProtocolError(f"a push of identity {identity!r:.60}")
+    producer, sequence, floor = numbers
+    if not 0 < producer <= MOST or not 0 <= floor <= sequence <= MOST:
+        raise errors.ProtocolError(f"a push of identity {identity!r:.60}")
+    return {
+        "producer": producer,
+        "sequence": sequence,
+        "floor": floor,
+        "given_up": _given_up(given_up),
+        "touched": None if touched is None else tuple((a, b) for a, b in touched),
+    }
+
+
+def _given_up(numbers: Sequence[Any]) -> tuple[int, ...]:
+    """Return the pushes that were given up, or refuse what are none."""
+    found = tuple(numbers)
+    if not all(type(n) is int and 0 <= n <= MOST for n in found):
+        raise errors.ProtocolError(f"pushes {found!r:.60} that were given up")
+    return found
 
 
 def _check_head(head: Sequence[Any]) -> None:

@@ -12,7 +12,8 @@
                         rates; per piece, and per table, steps and last change; per
                         piece the buffers of its slots and weights; per table how many
                         entries its feed has, and its clock; one row per rank; one row
-                        per producer; the producers that lost their row last
+                        per producer; the producers that lost their row last; pushes
+                        that were given up and not applied
     weights     twice   for each dtype the shard's part of its flat vector, both buffers
                         from a page on
     slot0 ...           optimizer state, one for each slot of each piece; twice in a
@@ -59,7 +60,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5350_4B53_4144  # "DASKPS"
-FORMAT = 16
+FORMAT = 17
 HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
@@ -88,8 +89,8 @@ MAX_PRODUCERS = 1024
 #: Words at the head of a record; the names index them. Three of the last ones say where
 #: the store is in its epochs: the first one of the run in progress, or of the last, its
 #: rounds of an epoch, and how many of them there were before the run, or in all, see
-#: `Epochs`. The last one is the bits of a float64 number.
-HEAD = 15
+#: `Epochs`. The last but one is the bits of a float64 number.
+HEAD = 16
 (
     VERSION,
     ROUNDS,
@@ -106,6 +107,7 @@ HEAD = 15
     PER_EPOCH,
     TICKS,
     DAMPING,
+    N_KEPT,
 ) = range(HEAD)
 #: What SIDE says, where not all weights lie in one buffer.
 MIXED = -1
@@ -118,9 +120,14 @@ RANK_WORDS = 5
 CLOCK, NEXT, LIVE, FIRST, RANK_FLOOR = range(RANK_WORDS)
 #: Columns of a producer's row: its number, the newest of its pushes and a bit for each of
 #: the 64 up to that, when it was closed; and of the newest push, below which number all
-#: were settled then, and a bit for each shard it is meant for, 0 for all.
-PRODUCER_WORDS = 6
-PRODUCER, HIGH, SEEN, CLOSED, FLOOR, MEANT = range(PRODUCER_WORDS)
+#: were settled then, and a bit for each shard it is meant for, 0 for all. From where to
+#: where lie those that were given up, and for which there was no room among the kept.
+PRODUCER_WORDS = 8
+PRODUCER, HIGH, SEEN, CLOSED, FLOOR, MEANT, LOST_FROM, LOST_TO = range(PRODUCER_WORDS)
+#: Columns of the pushes that were given up and not applied, and are below the window: of
+#: a producer, by which 64 numbers, a bit for each.
+KEPT_WORDS, MAX_KEPT = 3, 512
+KEPT_OF, KEPT_BLOCK, KEPT_BITS = range(KEPT_WORDS)
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -162,13 +169,16 @@ class Record:
         #: Rows of producers as this process has found them last: where to look first.
         self.known: dict[int, int] = {}
         self.producers = rows.reshape(MAX_PRODUCERS, PRODUCER_WORDS)
+        at += PRODUCER_WORDS * MAX_PRODUCERS
         #: A ring of the producers that lost their row last.
-        self.expired = words[at + PRODUCER_WORDS * MAX_PRODUCERS :]
+        self.expired, at = words[at : at + MAX_PRODUCERS], at + MAX_PRODUCERS
+        self.kept = words[at : at + KEPT_WORDS * MAX_KEPT].reshape(MAX_KEPT, KEPT_WORDS)
 
     @staticmethod
     def n_words(n_pieces: int, n_tables: int = 0) -> int:
         """Return the length of a record for so many pieces and tables."""
         ranks, rows = RANK_WORDS * MAX_RANKS, (PRODUCER_WORDS + 1) * MAX_PRODUCERS
+        rows += KEPT_WORDS * MAX_KEPT
         return HEAD + PIECE_WORDS * n_pieces + TABLE_WORDS * n_tables + ranks + rows
 
     def copy_from(self, other: Record, row: int = 0) -> None:
@@ -188,7 +198,7 @@ class Record:
 
     def take_producers(self, other: Record) -> None:
         """Take over what `other` says of producers, and nothing else."""
-        for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN):
+        for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN, N_KEPT):
             self.plain[at] = other.plain[at]
         self._copy_producers(other, self._producers_at)
 
@@ -196,7 +206,8 @@ class Record:
         mine, theirs = self.plain, other.plain
         for room, n in (
             (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * theirs[N_PRODUCERS]),
-            (MAX_PRODUCERS, theirs[N_EXPIRED]),
+            (MAX_PRODUCERS, min(MAX_PRODUCERS, theirs[N_EXPIRED])),
+            (KEPT_WORDS * MAX_KEPT, KEPT_WORDS * theirs[N_KEPT]),
         ):
             if n:
                 mine[at : at + n] = theirs[at : at + n]

@@ -113,6 +113,6 @@ def test_of_tasks_that_nobody_hears_the_end_of_some_are_kept() -> None:
     assert len(link.producers) == len(link.idle_producers) == MOST_TASKS
     key = "a", (last, 0.0)
     assert producer_of(link, *key) is link.producers[key]
-    [kept] = link.idle_producers[key]
+    [kept], _ = link.idle_producers[key]
     Repeated(link, *key).end()
-    assert link.idle_producers[key] == [kept]
+    assert link.idle_producers[key][0] == [kept]
