@@ -11,6 +11,7 @@ contiguous run, a *piece*. Tables are cut apart from them, see
 from __future__ import annotations
 
 import difflib
+import reprlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,7 @@ class Layout:
         """Return what to say of a name that is none, or of what is no name."""
         if not isinstance(name, str):
             return TypeError(
-                f"parameter names are str, found {name!r:.60}; to read several "
+                f"parameter names are str, found {reprlib.repr(name)[:60]}; to read several "
                 f"parameters use store.pull([...])"
             )
         if name in self.table_by_name:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daskps.layout.trees import NO_RESULT, is_future
+
 if TYPE_CHECKING:
     from daskps.typing import Array
 
@@ -19,6 +21,8 @@ _ID = np.dtype(np.int64)
 _LARGEST = int(np.iinfo(np.int64).max)
 #: Kinds of dtypes, as messages name them.
 _KINDS = {"b": "bool", "f": "float", "c": "complex"}
+#: Dimensions that an array of NumPy's may have.
+_MOST_LEVELS = 64
 _TEXT = "text is no id; daskps.hash_ids makes ids of it"
 
 
@@ -97,6 +101,8 @@ def _array(given: Any) -> Array:
         return np.asarray(given)
     if isinstance(given, list | tuple):
         return _of_sequence(given)
+    if is_future(given):
+        raise TypeError(f"it {NO_RESULT}")
     if getattr(given, "__dask_graph__", None) is not None:
         raise TypeError(
             "it is not computed yet; compute() it, or use map_partitions with a handle"
@@ -122,12 +128,14 @@ def _of_sequence(given: list[Any] | tuple[Any, ...]) -> Array:
     return found if found.size else np.empty(found.shape, _ID)
 
 
-def _has_bool(given: list[Any] | tuple[Any, ...]) -> bool:
+def _has_bool(given: list[Any] | tuple[Any, ...], level: int = 1) -> bool:
+    if level > _MOST_LEVELS:
+        raise ValueError(f"lists in lists, more than {_MOST_LEVELS} levels of them")
     kinds = set(map(type, given))
     if bool in kinds or np.bool_ in kinds:
         return True
     for item in given if kinds - {int} else ():
-        if isinstance(item, list | tuple) and _has_bool(item):
+        if isinstance(item, list | tuple) and _has_bool(item, level + 1):
             return True
         if getattr(getattr(item, "dtype", None), "kind", "") == "b":
             return True

@@ -16,6 +16,18 @@ Tree: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...]
 MOST_LEVELS = 100
 
 
+#: What is said of a future: what it stands for is elsewhere, or not there yet.
+NO_RESULT = (
+    "is a Future; give what it stands for, by client.gather(...) or .result(), or make it "
+    "an argument of a task"
+)
+
+
+def is_future(value: Any) -> bool:
+    """Whether something is a future, of Dask or of Python."""
+    return callable(getattr(value, "add_done_callback", None))
+
+
 class Leaf:
     """What stands for an array: a list of it is a tree."""
 

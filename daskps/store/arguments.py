@@ -46,6 +46,13 @@ def flag(value: Any, what: str) -> bool:
     return bool(value)
 
 
+def as_float32(value: Any) -> str:
+    """Return how what holds bfloat16 is converted, in the words of its own library."""
+    is_tensor = type(value).__module__.partition(".")[0] == "torch"
+    how = ".float()" if is_tensor else ".astype('float32')"
+    return f"convert it to float32 first, with {how}"
+
+
 def checked_name(name: Any) -> str:
     """Return the name of a store, or refuse what can be none."""
     if not isinstance(name, str):

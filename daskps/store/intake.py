@@ -21,7 +21,14 @@ from daskps.layout.arrays import (
     Layout,
     compute_dtype,
 )
-from daskps.layout.trees import flatten, holds_arrays, is_tree
+from daskps.layout.trees import (
+    NO_RESULT,
+    flatten,
+    holds_arrays,
+    is_future,
+    is_tree,
+)
+from daskps.store.arguments import as_float32
 from daskps.store.row_grad import RowGrad
 
 if TYPE_CHECKING:
@@ -48,26 +55,8 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
     """
     if type(value) is np.ndarray and value.dtype in _HELD:
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise error(
-            f"{what} is a masked array and a store has no mask; fill it first, for "
-            f"example with .filled(0)"
-        )
-    if hasattr(value, "__dask_graph__"):
-        raise error(f"{what} is a dask collection; call .compute() on it first")
-    if getattr(value, "requires_grad", False):
-        raise error(f"{what} is a tensor that requires grad; pass .detach().numpy()")
-    if isinstance(value, (list, tuple)) and holds_arrays(value):
-        raise error(
-            f"{what} is a {type(value).__name__} of arrays, which are not stacked to "
-            f"one; give each a name of its own, or pass numpy.stack(...) if they are "
-            f"one array"
-        )
-    if "bfloat16" in str(getattr(value, "dtype", "")):
-        raise error(
-            f"{what} is a {type(value).__name__} of bfloat16, which a store cannot "
-            f"hold; convert it to float32 first, in torch with .float()"
-        )
+    if why := _why_not(value):
+        raise error(f"{what} {why}")
     try:
         array = np.asarray(value)
     except Exception as cause:
@@ -80,6 +69,30 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
             f"to one of {', '.join(DTYPES)}"
         )
     return array
+
+
+def _why_not(value: Any) -> str:
+    """Return why something is not taken for an array, in words that end with a way."""
+    kind, why = type(value).__name__, ""
+    if isinstance(value, np.ma.MaskedArray):
+        why = (
+            "is a masked array and a store has no mask; fill it first, for example with "
+            ".filled(0)"
+        )
+    elif hasattr(value, "__dask_graph__"):
+        why = "is a dask collection; call .compute() on it first"
+    elif is_future(value):
+        why = NO_RESULT
+    elif getattr(value, "requires_grad", False):
+        why = "is a tensor that requires grad; pass .detach().numpy()"
+    elif isinstance(value, (list, tuple)) and holds_arrays(value):
+        why = (
+            f"is a {kind} of arrays, which are not stacked to one; give each a name of its "
+            f"own, or pass numpy.stack(...) if they are one array"
+        )
+    elif "bfloat16" in str(getattr(value, "dtype", "")):
+        why = f"is a {kind} of bfloat16, which a store cannot hold; {as_float32(value)}"
+    return why
 
 
 def gradients(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.utils import funcname
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: How each of them is called.
 CALLS = {
@@ -78,8 +81,13 @@ def metrics_of(found: Any) -> dict[str, float]:
     return metrics
 
 
-def note_labels(error: Exception, y: Any) -> None:
-    """Note at an error of the gradient that it was given no labels, if it may be that."""
+def note_arguments(error: Exception, params: Mapping[str, Any], y: Any) -> None:
+    """Note at an error of the gradient what it may have taken its arguments for."""
+    if (name := next(iter(params), "")).partition("/")[0].isdecimal():
+        error.add_note(
+            f"the store was made of a list, and params is a dict of the places in it, such "
+            f"as params[{name!r}]; daskps.unflatten(params) makes a list of it again"
+        )
     if y is None and "None" in str(error):
         error.add_note(
             "train was called without y, so gradient(params, X_batch, y_batch) got None "

@@ -24,7 +24,7 @@ from daskps.layout.trees import Tree, flatten, is_tree
 from daskps.optim.local import LocalModel
 from daskps.store import intake, row_intake
 from daskps.training.data.rows import batches, n_rows, take_rows
-from daskps.training.functions import advice, note_labels
+from daskps.training.functions import advice, note_arguments
 from daskps.training.row_gradients import rows_given
 from daskps.training.row_ids import as_rows
 from daskps.usercode import user_code
@@ -248,7 +248,7 @@ class Stepper:
             with _GRADIENT:
                 result = self.plan.gradient(self.params, X, y)
         except Exception as error:
-            note_labels(error, y)
+            note_arguments(error, self.params, y)
             raise
         loss, grads = self._split(result)
         n = n_rows(X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,12 @@ def test_one_id_has_no_axes() -> None:
         assert (ids.tolist(), shape) == ([5], ())
 
 
+#: Deeper than Python follows.
+NESTED: list[Any] = [1]
+for _ in range(5000):
+    NESTED = [NESTED]
+
+
 class Odd:
     """Whose repr and conversion both fail."""
 
@@ -148,6 +155,11 @@ class Odd:
         (pa.array([True]), "bool"),
         (pa.array([2**63], pa.uint64()), "beyond int64"),
         (Odd(), "not me"),
+        (
+            Future(),
+            r"it is a Future; give .*client.gather\(...\) or .result\(\), or make",
+        ),
+        (NESTED, "a list of 1: lists in lists, more than 64 levels"),
     ],
 )
 def test_what_is_no_id_is_refused_by_name(bad: Any, why: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import dask
 import dask.array as da
 import numpy as np
@@ -141,6 +143,10 @@ REFUSED = {
     "long double": (np.ones(SHAPE, np.longdouble), "convert it"),
     "ragged": ([[1.0], [1.0, 2.0]], "cannot be made a NumPy array"),
     "none": (None, "dtype object"),
+    "future": (
+        Future(),
+        r"is a Future; give what .*client.gather\(...\) or .result\(\)",
+    ),
     "dask": (da.ones(SHAPE), r"\.compute\(\)"),
     "a row": (np.ones(4), r"shape \(4,\).*\(3, 4\).*nothing is broadcast"),
     "a column": (np.ones((3, 1)), "nothing is broadcast"),

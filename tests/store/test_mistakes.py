@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -17,6 +18,7 @@ import daskps
 from daskps import optim
 from daskps.errors import (
     LayoutError,
+    PushRejectedError,
     StoreClosedError,
     StoreNotFoundError,
     UnknownParameterError,
@@ -25,6 +27,11 @@ from daskps.layout.arrays import Layout
 from daskps.layout.trees import MOST_LEVELS, flatten
 from daskps.store.arguments import least_version, number
 from tests.support import store
+
+#: Deeper than Python follows.
+NESTED: list[Any] = []
+for _ in range(5000):
+    NESTED = [NESTED]
 
 # -- without a cluster ---------------------------------------------------------
 
@@ -115,6 +122,12 @@ def test_bfloat16_of_torch_is_refused_with_the_fix():
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match=r"Tensor of bfloat16.*float32.*\.float\(\)"):
         daskps.create({"w": torch.zeros(2, dtype=torch.bfloat16)})
+
+
+def test_bfloat16_of_others_is_refused_in_their_words():
+    other = SimpleNamespace(dtype="bfloat16")
+    with pytest.raises(LayoutError, match=r"of bfloat16.*\.astype\('float32'\)"):
+        daskps.create({"w": other})
 
 
 @pytest.mark.parametrize("params", [{}, [], (), {"a": {}}])
@@ -230,6 +243,16 @@ def loop(trainer, part):
         (lambda s: s["w"].item_, AttributeError, "no attribute 'item_'$"),
         (lambda s: operator.setitem(s["w"], 0, 1), TypeError, r"\['w'\]\.assign"),
         (lambda s: s.pull(3), TypeError, "name of a parameter or a list of them, fou"),
+        (
+            lambda s: s.push({s.names[0]: Client.current().scatter(1.0)}),
+            PushRejectedError,
+            r"is a Future; give what it stands for, by client\.gather",
+        ),
+        (
+            lambda s: s.pull(NESTED),
+            TypeError,
+            r"names are str, found \[\[\[\[\[\[\.\.\.",
+        ),
         (lambda s: s.pull(out=["w"]), TypeError, "out is a mapping.*found list"),
         (lambda s: s.pull(min_version=-1), ValueError, "min_version must be from 0"),
         (lambda s: s.pull_async(min_version=1.5), TypeError, "min_version is a Ver"),

@@ -12,7 +12,12 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.errors import PushRejectedError
-from daskps.training.functions import advice, check_function, metrics_of, note_labels
+from daskps.training.functions import (
+    advice,
+    check_function,
+    metrics_of,
+    note_arguments,
+)
 
 
 class Callable3:
@@ -88,8 +93,22 @@ def test_labels_are_missed_only_where_there_are_none() -> None:
         (np.ones(1), "bad operand: 'NoneType'", False),
     ]:
         error = TypeError(text)
-        note_labels(error, y)
+        note_arguments(error, {"w": y}, y)
         assert hasattr(error, "__notes__") is noted
+
+
+def test_params_of_a_list_are_a_dict(train: Any, client: Any) -> None:
+    def error(params: Any, X: Any, y: Any) -> Any:
+        return X @ params[0]
+
+    with (
+        daskps.create(
+            [np.zeros(2), np.zeros(())], optimizer=optim.SGD(0.1), client=client
+        ) as made,
+        pytest.raises(KeyError) as raised,
+    ):
+        train(made, error, X, Y)
+    assert any("params['0']; daskps.unflatten" in n for n in raised.value.__notes__)
 
 
 BAD = np.zeros((4, 3))

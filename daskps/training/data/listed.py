@@ -16,6 +16,7 @@ from daskps.training.data.rows import (
     is_column,
     n_rows,
     no_column,
+    why_unusable,
 )
 from daskps.training.data.tables import array_of, index_digest, is_table
 
@@ -82,6 +83,9 @@ async def from_list(
     names += [f"part {i} of y" for i in range(len(y or ()))]
     futures = _futures(link, [*X, *(y or ())])
     looked, held = await asked(link, futures, _look)
+    for name, one in zip(names, looked, strict=True):
+        if one.why_unusable:
+            raise TypeError(f"{name} {one.why_unusable}")
     lengths = [one.length for one in looked]
     for name, length in zip(names, lengths, strict=True):
         if not isinstance(length, Integral):
@@ -129,13 +133,15 @@ class _Look(NamedTuple):
     #: Its rows, or what it is where it has none.
     length: int | str
     is_table: bool
+    why_unusable: str
     is_column: bool
     #: The same for two tables whose rows have the same names; None where they have none.
     row_names: bytes | None
 
 
 def _look(part: Any) -> _Look:
-    return _Look(_length(part), is_table(part), is_column(part), index_digest(part))
+    table, why = is_table(part), why_unusable(part)
+    return _Look(_length(part), table, why, is_column(part), index_digest(part))
 
 
 def _length(part: Any) -> int | str:

@@ -29,6 +29,7 @@ from daskps.training.data.rows import (
     no_column,
     rows,
     take_rows,
+    why_unusable,
 )
 from daskps.training.data.tables import LazyTable
 from daskps.usercode import user_code
@@ -67,12 +68,9 @@ def check(X: Any, y: Any, trainers: int | None, split: Mapping[str, Any]) -> Non
                 f"{name} is one {type(array).__name__}, whose rows are unknown here; "
                 f"give a list with one for each trainer, or a dask array"
             )
-        if "bfloat16" in str(getattr(array, "dtype", "")):
-            raise TypeError(
-                f"{name} is a {type(array).__name__} of bfloat16, which cannot be sent "
-                f"to trainers; convert it to float32 first, in torch with .float()"
-            )
-    if is_column(y.array if isinstance(y, LazyTable) else y):
+        if why := why_unusable(array):
+            raise TypeError(f"{name} {why}")
+    if is_column(y.meta if isinstance(y, LazyTable) else y):
         raise no_column("y")
     if not isinstance(X, LazyTable) and not isinstance(y, LazyTable):
         check_some(check_lengths(X, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.limits import MOST_PARTS
-from daskps.store.arguments import whole
+from daskps.store.arguments import as_float32, whole
 from daskps.training.data.balance import Rows, balanced
 
 if TYPE_CHECKING:
@@ -249,6 +250,9 @@ def check_index(X: Any, y: Any) -> None:
         raise ValueError(f"y {NOT_ALIKE}")
 
 
+#: Formats of sparse matrices that cannot be indexed, and kinds of dtypes: objects, text,
+#: dates and spans of time.
+_WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia"), {*"OSUMm"}
 NOT_ALIKE = (
     "has another index than X, and rows are paired by position; bring it into the order "
     "of X with .loc[X.index], or pass .to_numpy() of it if its row i belongs to row i of X"
@@ -279,6 +283,27 @@ def no_column(name: str) -> ValueError:
         f"(n, n), without an error. Pass labels of shape (n,), such as y[:, 0] or "
         f"frame['label']; a gradient that needs (n, 1) takes y[:, None]"
     )
+
+
+def why_unusable(data: Any) -> str:
+    """Return why nobody can train on rows of this, in words that end with a way; or ""."""
+    kind = type(data).__name__
+    if isinstance(data, Mapping):
+        return (
+            f"is a {kind} of columns; pass numpy.column_stack([*columns.values()]), or a "
+            f"pandas DataFrame of it"
+        )
+    if getattr(data, "format", None) in _WITHOUT_ROWS and hasattr(data, "tocsr"):
+        return f"is a {kind}, which has no rows to take out; pass .tocsr()"
+    dtype = getattr(data, "dtype", None)
+    if "bfloat16" in str(dtype):
+        return f"is a {kind} of bfloat16, which cannot be sent to trainers; {as_float32(data)}"
+    if getattr(dtype, "kind", "") in _NO_NUMBERS:
+        return (
+            f"has dtype {dtype}, which holds no numbers; encode it first, or give objects "
+            f"that are numbers one of NumPy's dtypes with .astype(float)"
+        )
+    return ""
 
 
 def take_rows(X: Any, part: Rows) -> Any:

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from dask.delayed import delayed
 from distributed import Client, futures_of, get_worker, wait
+from scipy import sparse
 
 import daskps
 from daskps import optim
@@ -571,7 +572,7 @@ REFUSED: dict[str, Any] = {
         lambda c: (rows_of(c, 3), values(c, {"a": 1})),
         {},
         TypeError,
-        "part 0 of y is dict",
+        "part 0 of y is a dict of columns",
     ),
     "mixed": (
         lambda c: ([*rows_of(c, 3), np.ones((3, 3))], None),
@@ -626,6 +627,44 @@ REFUSED: dict[str, Any] = {
         {},
         TypeError,
         r"y is the str 'clicked'; pass the rows themselves, such as frame\['clicked'\]",
+    ),
+    "columns": (
+        lambda c: ({"a": X[:, 0]}, Y),
+        {},
+        TypeError,
+        r"X is a dict of columns; ",
+    ),
+    "labels by name": (
+        lambda c: (X, {"y": Y}),
+        {},
+        TypeError,
+        "y is a dict of columns; ",
+    ),
+    "no rows to take": (
+        lambda c: (sparse.coo_matrix(X), Y),
+        {},
+        TypeError,
+        r"X is a coo_matrix, which has no rows to take out; pass \.tocsr\(\)",
+    ),
+    "text": (lambda c: (X.astype("U"), Y), {}, TypeError, "X has dtype <U32, which"),
+    "objects": (lambda c: (X, Y.astype(object)), {}, TypeError, "y has dtype object,"),
+    "dates in chunks": (
+        lambda c: (da.from_array(X.astype("M8[s]")), Y),
+        {},
+        TypeError,
+        r"X has dtype datetime64\[s\], which holds no numbers; encode it",
+    ),
+    "a part of text": (
+        lambda c: ([delayed(load)(0), delayed(X.astype("U"))], None),
+        {},
+        TypeError,
+        "part 1 of X has dtype <U32, which holds no numbers",
+    ),
+    "a part without rows to take": (
+        lambda c: ([delayed(load)(0)], [delayed(sparse.coo_matrix(X))]),
+        {},
+        TypeError,
+        "part 0 of y is a coo_matrix, which",
     ),
     "rows of dask arrays": (
         lambda c: (da.ones((6, 3), chunks=2), da.ones(5, chunks=2)),
