@@ -106,6 +106,36 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "round-is-applied-before-its-receipts-are-kept",
+        "daskps.cluster.runs.graph.tasks:reduce_round",
+        "noted.result()",
+        "pass",
+        (
+            "tests/cluster/runs/graph/test_graph.py"
+            "::test_a_round_is_not_applied_before_its_receipts_are_with_the_directory",
+        ),
+    ),
+    Mutant(
+        "receipts-that-nobody-has-entered-are-dropped",
+        "daskps.cluster.directory.trainers:TrainerMessages.on_receipts",
+        "kept = {n: of for n, of in entry.receipts.items() if n >= since}",
+        "kept = {n: of for n, of in entry.receipts.items() if n > since}",
+        (
+            "tests/cluster/runs/test_telling.py"
+            "::test_receipts_are_kept_until_the_client_has_entered_them",
+        ),
+    ),
+    Mutant(
+        "run-ends-with-the-only-owner",
+        "daskps.cluster.directory.run:RunState.survives",
+        "return bool(self.mailboxes)",
+        "return False",
+        (
+            "tests/cluster/runs/test_telling.py"
+            "::test_rounds_go_on_where_others_have_their_mailboxes",
+        ),
+    ),
+    Mutant(
         "rows-of-a-subtree-along-the-whole-tree",
         "daskps.cluster.host.contributed_rows:fold_rows",
         "relative = {rank - lo: node for rank, node in of.items()}",

@@ -206,13 +206,6 @@ class ShardClient:
             method, lambda: dict.fromkeys(self.meta.hosts, kwargs), deadline
         )
 
-    async def control_at(self, shard: int, method: str, **kwargs: Any) -> Any:
-        """Send a control message to the host of one shard."""
-        [found] = await self.control_each(
-            method, lambda: {self.meta.owners[shard]: kwargs}
-        )
-        return found
-
     async def control_each(
         self,
         method: str,

@@ -111,7 +111,7 @@ class Departures:
         """Look for new owners of shards that other processes can map."""
         worker, _ = left_by
         self._context.runs.fence_all(
-            entry, rounds_lost(worker), lambda run: not run.survives(worker, shards)
+            entry, rounds_lost(worker), lambda run: not run.survives(shards)
         )
         move = Move(self._context, entry, left_by, shards)
         if in_order:

@@ -105,6 +105,8 @@ class RunState:
     holders: set[str] = field(default_factory=set)
     #: Attempt and round of the newest gradient task the scheduler has forgotten.
     forgotten: tuple[int, ...] = ()
+    #: What the gradient tasks of each round have said that the client has yet to hear of.
+    receipts: dict[int, Sequence[Any]] = field(default_factory=dict)
     #: Its all-reduces, and the workers that keep what these have come to.
     collectives: CountedCalls = field(default_factory=CountedCalls)
     collecting: set[str] = field(default_factory=set)
@@ -213,16 +215,16 @@ class RunState:
         rows = [row for row in self.mailboxes_at if row[0] != shard]
         self.mailboxes = {**self.mailboxes, "rows": [*rows, [shard, *place]]}
 
-    def survives(self, worker: str, shards: Sequence[int]) -> bool:
-        """Return whether it can go on when a worker dies and others adopt its shards.
+    def survives(self, shards: Sequence[int]) -> bool:
+        """Return whether it can go on when others adopt shards of a worker that died.
 
         In rounds it can if they can have its mailboxes too. Rounds of the task graph
-        leave nothing there; but their receipts must be on another host of the store.
+        leave nothing there.
         """
         if not self.bsp:
             return True
         if self.graph:
-            return bool(self.mailboxes and set(self.entry.owners) - {worker})
+            return bool(self.mailboxes)
         return {row[0] for row in self.mailboxes_at}.issuperset(shards)
 
 

@@ -151,6 +151,19 @@ class TrainerMessages:
             raise ProtocolError(f"{len(workers)} workers for {entry.size} parts")
         entry.ranks = dict(enumerate(workers))
 
+    @DIRECTORY.handles("note")
+    def on_note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
+        """Keep the receipts of a round of the graph that is about to be applied."""
+        self._runs.get_open(run).receipts[number] = receipts
+
+    @DIRECTORY.handles("receipts")
+    def on_receipts(self, run: int, since: int) -> dict[int, Sequence[Any]]:
+        """Return the receipts of the rounds from `since` on; forget older ones."""
+        entry = self._runs.get_open(run)
+        kept = {n: of for n, of in entry.receipts.items() if n >= since}
+        entry.receipts = kept
+        return kept
+
     def note_contribution(self, run: int, worker: str) -> None:
         """Note that a gradient task has ended on a worker."""
         if run in self._runs.open:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 REMEMBERED = 10_000
 _NO_ROWS: Final[RowNode] = {}
 _NO_KEPT: Final[Mapping[int, KeptRows]] = MappingProxyType({})
-#: Rounds whose receipts are kept: the client asks after each window of them.
-MOST_RECEIPTS = 64
 
 
 # It travels with each task; with slots it would be pickled half as fast.
@@ -135,8 +133,6 @@ class _RunHere:
 
     place: RoundId
     by_rank: dict[int, Contribution] = field(default_factory=dict)
-    #: What the client has yet to hear of each round.
-    receipts: dict[int, list[Any]] = field(default_factory=dict)
     #: For the bodies of the run's tasks: what they compute once per worker.
     shared: dict[Any, Any] = field(default_factory=dict)
 
@@ -205,25 +201,6 @@ class Contributions:
         if run in self._ended:
             raise RunCancelledError(f"run {run} is over")
         return self._runs.setdefault(run, _RunHere(RoundId(run, 0, 0)))
-
-    def note(self, run: int, number: int, receipts: Sequence[Any]) -> None:
-        """Keep the receipts of a round that is about to be applied here."""
-        with self._lock:
-            if run not in self._ended:
-                known = self._known(run).receipts
-                known[number] = list(receipts)
-                # It may be that no reduction ever asks this worker.
-                for old in [n for n in known if n <= number - MOST_RECEIPTS]:
-                    del known[old]
-
-    def receipts(self, run: int, since: int) -> list[tuple[int, list[Any]]]:
-        """Return the receipts of the rounds from `since` on; forget older ones."""
-        with self._lock:
-            here = self._runs.get(run)
-            known = {} if here is None else here.receipts
-            for number in [n for n in known if n < since]:
-                del known[number]
-            return sorted(known.items())
 
     def sums(
         self,

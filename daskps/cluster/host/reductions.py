@@ -83,23 +83,6 @@ async def sums(
     return said, [pack_array(array) for array in arrays]
 
 
-@HOST.handles("note")
-async def note(
-    host: ShardHost, *, store: str, run: int, number: int, receipts: Sequence[Any]
-) -> None:
-    """Keep the receipts of a round: shards live here, and so does their history."""
-    host.contributions.note(run, number, receipts)
-
-
-@HOST.handles("receipts")
-async def receipts(
-    host: ShardHost, store: str, run: int, since: int
-) -> list[tuple[int, list[Any]]]:
-    """Return the receipts of a run's rounds from `since` on."""
-    host.of(store)
-    return host.contributions.receipts(run, since)
-
-
 @HOST.handles("free")
 async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
     """Drop the contributions to an attempt's rounds up to `last`."""

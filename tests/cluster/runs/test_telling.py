@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 import daskps
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.runs import telling
+from daskps.errors import RunCancelledError
 
 
 def run_of(size: int, *, bsp: bool) -> Any:
@@ -79,16 +81,33 @@ def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
 def test_rounds_go_on_where_others_have_their_mailboxes() -> None:
     run = run_of(2, bsp=True)
     run.mailboxes = {"rows": [[0, "block", 8, 1]]}
-    assert run.survives("a", [0])
-    assert not run.survives("b", [0, 1])
+    assert run.survives([0])
+    assert not run.survives([0, 1])
     run.mailbox_moved(1, ("other", 8, 2))
-    assert run.survives("b", [0, 1])
-    assert run_of(2, bsp=False).survives("a", [0, 1])
-    # The task graph has none; its receipts are on another host of the store.
-    run.graph, run.entry.owners = True, ("a", "b")
-    assert run.survives("a", [0, 1])
-    run.entry.owners = ("a", "a")
-    assert not run.survives("a", [0, 1])
+    assert run.survives([0, 1])
+    assert run_of(2, bsp=False).survives([0, 1])
+    # The task graph has none.
+    run.graph, run.mailboxes = True, {"rows": []}
+    assert run.survives([0, 1])
+
+
+def test_receipts_are_kept_until_the_client_has_entered_them() -> None:
+    """What comes late, of a round that the client knows, is dropped with the next ones."""
+    nobody: Any = None
+    runs = Runs(nobody, nobody, nobody)
+    run = runs.open[1] = run_of(2, bsp=True)
+    trainers = TrainerMessages(nobody, runs)
+    for number in range(4):
+        trainers.on_note(1, number, [(0, f"of {number}")])
+    assert trainers.on_receipts(1, 2) == {2: [(0, "of 2")], 3: [(0, "of 3")]}
+    trainers.on_note(1, 1, [(0, "late")])
+    # Of a round that was begun anew the latest count.
+    trainers.on_note(1, 3, [(0, "anew")])
+    assert trainers.on_receipts(1, 3) == {3: [(0, "anew")]}
+    assert run.receipts.keys() == {3}
+    del runs.open[1]
+    with pytest.raises(RunCancelledError):
+        trainers.on_note(1, 4, [])
 
 
 class Session:

@@ -200,7 +200,6 @@ def unsent(store):
         "locked": of | {"shards": [0]},
         "excuse": of | cut,
         "settle": of | {"run": 1, "owner": -1, "floor": 1},
-        "note": of | {"run": 1, "number": 0, "receipts": []},
         "give_up": of | {"token": "t"},
         "hold": of | {"run": 1, "limit": 1},
         "rounds": of | {"run": 1},
@@ -217,6 +216,8 @@ def unsent(store):
         "ended": {"producers": [1]},
         "fence_run": {"run": 1, "reason": "r"},
         "progress": {"run": 1, "rank": 0, "clock": 1, "loss": 1.0, "rows": 1},
+        "note": {"run": 1, "number": 0, "receipts": []},
+        "receipts": {"run": 1, "since": 0},
     }.items():
         yield ("handle", name), {"method": name, **message}
 

@@ -27,6 +27,7 @@ from daskps.shards.steps import Item, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.host.contributions import RoundId
@@ -139,18 +140,13 @@ class TaskContext:
         read = sizes_of([*stepper.target.flats, *rows], in_words=in_words)
         return sent, sent if kept.codec is None else kept.nbytes, *read
 
-    def note(self, place: RoundId, receipts: Sequence[Any], first: bool) -> None:
-        """Keep the receipts of a round here and, with the first shard, where that is.
+    def note(self, place: RoundId, receipts: Sequence[Any]) -> CallFuture[None]:
+        """Begin to leave the receipts of a round with the directory.
 
-        Each host's reduction has them: they outlive any worker, if there are two.
+        It outlives all workers. Returns what is done when they are there.
         """
-        self.host.contributions.note(place.run, place.round, receipts)
-        if not first or self.meta.owners[0] == self.worker:
-            return
-        told = self.shards.control_at(
-            0, "note", run=place.run, number=place.round, receipts=receipts
-        )
-        self.link.run(lambda: told)
+        about = {"run": place.run, "number": place.round, "receipts": receipts}
+        return self.link.start(lambda: self.link.directory("note", **about))
 
     def step(self, **said: Any) -> Step:
         """Return what the run's one rank says."""

@@ -149,17 +149,14 @@ class GraphDriver:
     async def _enter(self, stop: int) -> None:
         """Enter the rounds before `stop`, which are complete on all shards.
 
-        Their receipts are where the first shard is; where that has moved, with the
-        other shards. The results of their tasks may be anywhere, and go with any worker.
+        Their receipts are with the directory: the results of their tasks go with any
+        worker.
         """
-        about: dict[str, Any] = {"run": self.work.run, "since": self._ledger.round}
-        found = dict(await self._shards.control_at(0, "receipts", **about))
-        if not found.keys() >= set(range(self._ledger.round, stop)):
-            for rows in await self._shards.control("receipts", **about):
-                found.update(rows)
-        for number, receipts in sorted(found.items()):
-            if number != self._ledger.round or number >= stop:
-                continue
+        since = self._ledger.round
+        about = {"run": self.work.run, "since": since}
+        found = await self.link.directory("receipts", **about)
+        for number in range(since, stop):
+            receipts = found[number]
             if event := self._ledger.add([Receipt(*row) for row in receipts]):
                 await self._tell(self._ledger.round)
                 self._stopped = await self.listen(event) or self._stopped

@@ -132,6 +132,9 @@ def reduce_round(
         When a contribution is gone; the round is begun anew.
     """
     context, shards = context_of(work), [anchor.shard for anchor in anchors]
+    noted = None
+    if 0 in shards:
+        noted = context.note(place, [*map(tuple, sorted(receipts))])
     # The host that owns them, not the place of an anchor: the step is forwarded.
     found = Sums(context, place, shards, receipts).fetch()
     kinds = {r.kind for r in receipts if r.kind}
@@ -153,8 +156,9 @@ def reduce_round(
     if weighs:
         by_shard = {shard: of.rows for shard, of in found.items()}
         request = request._replace(rows=reduced_rows(context.meta.layout, by_shard))
-    # Before the round is applied: of a round that is complete, they are there.
-    context.note(place, [*map(tuple, sorted(receipts))], 0 in shards)
+    if noted is not None:
+        # Before the round is applied: of a round that is complete, they are there.
+        noted.result()
     deadline = Deadline(None, f"round {place.round} of run {work.run}")
     try:
         context.shards.call(request, deadline)

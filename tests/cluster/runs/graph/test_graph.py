@@ -8,6 +8,7 @@ import signal
 import threading
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from daskps.cluster.runs.graph.context import GraphWork, TaskContext, Weights
 from daskps.cluster.runs.graph.epochs import EpochLog
 from daskps.cluster.runs.graph.windows import WINDOW, Schedule
 from daskps.cluster.upstream import dumps
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.errors import (
     ConsistencyError,
     ContributionLostError,
@@ -272,6 +273,19 @@ def test_a_round_that_is_reduced_twice_counts_once(way, epochs):
     assert found[0] == found[1]
 
 
+def test_a_round_is_not_applied_before_its_receipts_are_with_the_directory():
+    """Nobody else would know of a complete round what its losses were."""
+    refuse = mock.Mock(side_effect=daskps.LayoutError("no room for the test"))
+    note = replace(DIRECTORY.by_name["note"], function=refuse)
+    with inprocess.cluster(1), a_store() as store:
+        with (
+            mock.patch.dict(DIRECTORY.by_name, note=note),
+            pytest.raises(daskps.LayoutError, match="no room for the test"),
+        ):
+            daskps.train(store, regression, X, Y, execution="graph")
+        assert store.version == 0
+
+
 def lose_for_shard_1(dask_worker):
     def sums(self, place, shards, *args):
         if 1 in shards:
@@ -493,10 +507,6 @@ def three():
         yield found
 
 
-def server_of(client):
-    return min(client.nthreads())
-
-
 OPTIONS: Any = {"trainers": 6, "batch_size": 2, "epochs": 50 // 8 + 1, "seed": 3}
 
 
@@ -520,7 +530,7 @@ def regression_with_rows(params, X, y):
 
 
 def train_rows(store, **how):
-    """Train a store; return the result, and what store and table have."""
+    """Train a store; return the result, and what store, table and history have."""
     result = daskps.train(
         store,
         regression_with_rows,
@@ -533,7 +543,8 @@ def train_rows(store, **how):
     )
     assert store.stats()["tables"]["emb"]["steps"] == result.version == 56
     found = store.pull(rows={"emb": range(9)})
-    return result, (found["w"].tobytes(), found["emb"].tobytes())
+    losses = tuple(entry.loss for entry in result.history)
+    return result, (found["w"].tobytes(), found["emb"].tobytes(), losses)
 
 
 @pytest.fixture(scope="module")
@@ -546,7 +557,7 @@ def undisturbed(three):
 
 #: How many workers are killed in one run; Dask gives a task up that is lost four times.
 KILLS = 3
-#: Twenty-one moments in every run of the tests; half of them at a worker with shards.
+#: Twenty-one moments in every run of the tests; half of them at an owner of shards.
 RUNS = [
     pytest.param(
         seed,
@@ -562,11 +573,11 @@ RUNS = [
 class Kills:
     """Kills workers at random moments of a run, each once the one before has come back.
 
-    Never the server: no other machine has what is lost with the last worker.
+    An owner of shards, or one that is none: the others adopt what it had.
     """
 
-    def __init__(self, client, store, server, rng):
-        self.client, self.store, self.server, self.rng = client, store, server, rng
+    def __init__(self, client, store, rng, *, owners):
+        self.client, self.store, self.owners, self.rng = client, store, owners, rng
         self.rounds = sorted(rng.sample(range(1, 48), KILLS))
         self.generations = dict.fromkeys(range(store.layout.n_shards), 1)
         self.timers: list[threading.Timer] = []
@@ -579,11 +590,11 @@ class Kills:
             self.kill()
 
     def kill(self):
-        """Kill one in a moment: who has a shard, where that is another than the server."""
+        """Kill one in a moment."""
         holders = {row["shard"]: row["worker"] for row in self.rows()}
-        others = sorted(set(self.client.nthreads()) - {self.server})
-        chosen = [w for w in others if w in holders.values()] or others
-        victim = self.victim = self.rng.choice(chosen)
+        owners = set(holders.values())
+        chosen = owners if self.owners else set(self.client.nthreads()) - owners
+        victim = self.victim = self.rng.choice(sorted(chosen))
         for shard, holder in holders.items():
             self.generations[shard] += holder == victim
         pid = self.client.run(os.getpid, workers=[victim])[victim]
@@ -606,15 +617,14 @@ class Kills:
 
 @pytest.mark.parametrize(("seed", "with_shards"), RUNS)
 def test_kill_of_a_worker_with_contributions(three, undisturbed, seed, with_shards):
-    """At random moments: the result has the bits of the undisturbed run, rows too."""
+    """At random moments: the result has the bits of the undisturbed run, rows too.
+
+    Of the workers with shards half are the only ones.
+    """
     client, rng = three(), random.Random(seed)
-    server = server_of(client)
-    servers = [server]
-    if with_shards:
-        # The first shard is where receipts are looked for first.
-        servers.insert(seed % 4 // 2, max(client.nthreads()))
+    servers = sorted(client.nthreads())[: 1 + with_shards * (seed % 4 // 2)]
     with with_rows(client=client, servers=servers) as store:
-        kills = Kills(client, store, server, rng)
+        kills = Kills(client, store, rng, owners=with_shards)
         _, bits = train_rows(store, callbacks=[kills], timeout=100)
         kills.wait()
         assert len(kills.timers) == KILLS
