@@ -177,3 +177,24 @@ def test_syncs_of_a_replica_are_others_than_the_pushes_of_its_task(client, tmp_p
         path = tmp_path / "ran"
         client.submit(push_beside_a_replica, store, path, retries=1).result()
         np.testing.assert_array_equal(store["w"].pull(), 5005.0)
+
+
+def add_in_parts(store: Any, n: int, path: Path) -> None:
+    """The first of two parts of a push is given up in the first try."""
+    first, ids = is_first(path), np.arange(140_000)
+    ones = np.ones((len(ids), 1), "f4")
+    for i in range(n):
+        with suppress(TimeoutError):
+            store["any"].add(ids, ones, timeout=1e-4 if first and i == 0 else 60)
+        store["any"].remove(ids[:2000], timeout=60)
+        store.add({"t": RowGrad([i], [[1.0]])})
+    if first:
+        raise OSError("the first try fails at its end")
+
+
+def test_parts_of_a_push_have_the_same_numbers_in_each_try(client, tmp_path):
+    with store_of(9) as store:
+        client.submit(add_in_parts, store, 3, tmp_path / "ran", retries=1).result()
+        rows = store["any"].pull([2000, 139_999]).ravel().tolist()
+        assert rows == [3.0, 3.0]
+        assert store["t"].pull(range(3)).ravel().tolist() == [1.0] * 3

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "pushes-ahead-of-the-window",
         "daskps.cluster.caller.producer:Producer._begin",
-        "if self._next - floor >= self.SPREAD:",
-        "if self._next - floor >= 1000 * self.SPREAD:",
+        "if number - self._floor >= self.SPREAD:",
+        "if number - self._floor >= 1000 * self.SPREAD:",
         (
             "tests/cluster/wire/test_saying.py::test_no_push_leaves_while_one_is_far_behind",
         ),
@@ -51,8 +51,8 @@ MUTANTS = (
     Mutant(
         "what-was-given-up-is-not-said",
         "daskps.cluster.caller.producer:Producer.end",
-        "if told:",
-        "if not told:",
+        "if told and self.id:",
+        "if not told and self.id:",
         (
             "tests/cluster/caller/test_snapshots.py::test_producer_announces_what_it_gave_up",
         ),
@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "push-that-is-under-way-is-settled",
         "daskps.cluster.caller.producer:Producer._begin",
-        "floor = min(self._open, default=self._next)",
-        "floor = self._next",
+        "return Turn(number, self._floor, self._listed)",
+        "return Turn(number, number, self._listed)",
         (
             "tests/cluster/caller/test_snapshots.py::test_producer_announces_what_it_gave_up",
         ),

@@ -12,7 +12,7 @@ MUTANTS = (
         "sync-under-another-number",
         "daskps.cluster.caller.producer:Repeated.turn",
         "yield self._turn",
-        "yield self._turn._replace(number=self._producer._begin().number)",
+        "yield self._turn._replace(number=self._producer.take(1)[0])",
         (_REPLICA + "test_a_sync_of_which_nothing_is_known_counts_once",),
     ),
     Mutant(

@@ -89,11 +89,11 @@ async def aggregate_into(
     """
     meta, link = shards.meta, shards.link
     pickled, indices = dumps(reduce), {i: None for of in contributions for i in of}
-    await link.within(
-        lambda: source.identify(link), deadline.remaining(), deadline.what
-    )
     to = route_of(meta, tuple(indices), ()).slices
     async with source.turn_async(deadline, shards.settle, to) as turn:
+        await link.within(
+            lambda: source.identify(link), deadline.remaining(), deadline.what
+        )
         identity = source.id, *turn
         while True:
             token = uuid.uuid4().hex

@@ -95,9 +95,9 @@ async def take_each(
         What the first shard says that has not done it, naming those that have.
     """
     meta, (method, more, wanted) = shards.meta, what
-    if not source.id:
-        await source.identify(shards.link)
     async with source.turn_async(deadline, shards.settle, wanted) as turn:
+        if not source.id:
+            await source.identify(shards.link)
         about = {**more, "identity": (source.id, *turn)}
 
         def plan() -> Mapping[str, Mapping[str, Any]]:

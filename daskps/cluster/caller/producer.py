@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import asynccontextmanager, contextmanager, suppress
+from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.shards.producers import WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from daskps.cluster.caller.link import Link
 
@@ -63,8 +63,8 @@ class Producer:
     """Identity and sequence numbers of the pushes of one task, or of all handles.
 
     Those of all handles of a store in this process share one, see :func:`producer_of`.
-    Sequence numbers leave in order, and none leaves while one 32 or more older is
-    unanswered: the shards know only within a window what they have applied. A task may be
+    Pushes are numbered in the order of their calls, and none leaves while one 32 or more
+    older is unanswered: the shards know only within a window what they have applied. A task may be
     tried again, from its first number on, so its pushes say which others were given up,
     until each shard that these were meant for has answered one that leaves them behind.
     """
@@ -76,7 +76,9 @@ class Producer:
         self._task, self._nth = task, nth
         self.id = 0
         self._next = 0
+        #: Pushes that have a number and no end, and below which there are none.
         self._open: set[int] = set()
+        self._floor = 0
         #: Pushes that were given up, of which the shards have not heard.
         self._given_up: set[int] = set()
         #: The same of shards whose window has yet to leave it behind, and all of them.
@@ -86,7 +88,7 @@ class Producer:
         self._turn = threading.Condition(self._lock)
         #: How many threads wait for an older push to end, and who does on event loops.
         self._n_waiting = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
 
     async def identify(self, link: Link) -> None:
         """Have the directory issue an identity, at the first push."""
@@ -99,75 +101,107 @@ class Producer:
         # Pushes that start together all ask; the first answer counts for all.
         self.id = self.id or number
 
+    def take(self, n: int) -> Sequence[int]:
+        """Give the next pushes numbers; each has a turn then, or is given up.
+
+        A task that is tried again numbers them alike, whatever they wait for.
+        """
+        with self._lock:
+            first = self._next
+            self._next += n
+            self._open.update(range(first, self._next))
+            return range(first, self._next)
+
+    def give_up(
+        self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
+    ) -> None:
+        """Give up those pushes that have had no turn."""
+        for number in self._open.intersection(numbers):
+            self.end(number, announce, shards, is_answered=False)
+
     def turn(
-        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+        self,
+        deadline: Deadline,
+        announce: Announce,
+        shards: Collection[int] = (),
+        number: int = -1,
     ) -> HeldTurn:
-        """Hold a sequence number while its push to some shards is under way."""
-        turn = self._begin()
-        if turn is None:
-            with self._turn:
-                self._n_waiting += 1
-                try:
-                    while (turn := self._begin()) is None:
-                        self._turn.wait(deadline.remaining())
-                finally:
-                    self._n_waiting -= 1
-        return HeldTurn(self, turn, announce, shards)
+        """Hold a sequence number, the next one, while its push to some shards is under way."""
+        found = self._begin(number)
+        if not isinstance(found, Turn):
+            number = found
+            try:
+                found = self._waited(number, deadline)
+            except BaseException:
+                self.end(number, announce, shards, is_answered=False)
+                raise
+        return HeldTurn(self, found, announce, shards)
+
+    def _waited(self, number: int, deadline: Deadline) -> Turn:
+        """Wait in a thread until no older push is too far behind."""
+        with self._turn:
+            self._n_waiting += 1
+            try:
+                while not isinstance(found := self._begin(number), Turn):
+                    self._turn.wait(deadline.remaining())
+                return found
+            finally:
+                self._n_waiting -= 1
 
     @asynccontextmanager
     async def turn_async(
-        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+        self,
+        deadline: Deadline,
+        announce: Announce,
+        shards: Collection[int] = (),
+        number: int = -1,
     ) -> AsyncIterator[Turn]:
         """Hold a sequence number, without blocking the event loop."""
-        while not isinstance(found := self._begin_or_queue(), Turn):
-            await self._called(found, deadline)
+        found = self._begin(number)
+        if not isinstance(found, Turn):
+            number = found
+            try:
+                found = await self._called(number, deadline)
+            except BaseException:
+                self.end(number, announce, shards, is_answered=False)
+                raise
         with HeldTurn(self, found, announce, shards):
             yield found
 
-    def _begin_or_queue(self) -> Turn | asyncio.Future[None]:
-        """Take the next sequence number, or a place among those who wait for one."""
-        with self._lock:
-            if (turn := self._begin()) is not None:
-                return turn
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queue.append(place)
-            return place
-
-    async def _called(self, place: asyncio.Future[None], deadline: Deadline) -> None:
-        try:
+    async def _called(self, number: int, deadline: Deadline) -> Turn:
+        """Wait on an event loop until no older push is too far behind."""
+        while not isinstance(found := self._begin(number), Turn):
+            place = self._queued(number)
             await asyncio.wait({place}, timeout=deadline.remaining())
-        except BaseException:
-            self._leave(place)
-            # It may have been called already: then it is another's turn.
-            self._call_next()
-            raise
-        self._leave(place)
+        return found
 
-    def _leave(self, place: asyncio.Future[None]) -> None:
-        with self._lock, suppress(ValueError):
-            self._queue.remove(place)
+    def _queued(self, number: int) -> asyncio.Future[None]:
+        """Take a place among those who wait for older pushes to end."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            heappush(self._queue, (number, id(place), place))
+            # One may have ended just now.
+            self._call_next()
+        return place
 
     def _call_next(self) -> None:
-        """Have who has waited longest on an event loop try again, if there is room."""
-        with self._lock:
-            n = self.SPREAD - (self._next - min(self._open, default=self._next))
-            while n > 0 and self._queue:
-                place = self._queue.popleft()
-                # The loop of another thread may be closed by now.
-                with suppress(RuntimeError):
-                    place.get_loop().call_soon_threadsafe(_call, place)
-                    n -= 1
+        """Have those on event loops go on that no older push is too far behind."""
+        while self._queue and self._queue[0][0] - self._floor < self.SPREAD:
+            *_, place = heappop(self._queue)
+            # The loop of another thread may be closed by now.
+            with suppress(RuntimeError):
+                place.get_loop().call_soon_threadsafe(_call, place)
 
-    def _begin(self) -> Turn | None:
-        """Take the next sequence number, unless a push is too far behind."""
+    def _begin(self, number: int) -> Turn | int:
+        """Give a number its turn, or return it where a push is too far behind; -1: a new one."""
         with self._lock:
-            floor = min(self._open, default=self._next)
-            if self._next - floor >= self.SPREAD:
-                return None
-            number = self._next
-            self._next += 1
-            self._open.add(number)
-            return Turn(number, floor, self._listed)
+            if number < 0:
+                number = self._next
+                self._next += 1
+                self._open.add(number)
+            if number - self._floor >= self.SPREAD:
+                return number
+            return Turn(number, self._floor, self._listed)
 
     def end(
         self,
@@ -191,16 +225,18 @@ class Producer:
             elif self._unheard:
                 self._heard(number, shards)
             self._open.discard(number)
+            while self._floor < self._next and self._floor not in self._open:
+                self._floor += 1
             if self._n_waiting:
                 self._turn.notify_all()
             if self._queue:
                 self._call_next()
             if not self._given_up:
                 return
-            floor = min(self._open, default=self._next)
+            floor = self._floor
             told = {n for n in self._given_up if n < floor}
             self._given_up -= told
-        if told:
+        if told and self.id:
             announce(self.id, floor)
 
     def _heard(self, number: int, shards: Collection[int]) -> None:
@@ -297,9 +333,22 @@ class Repeated:
         self._producer.end(number, _tell_nobody, shards, is_answered=is_answered)
         self._idle.append(self._producer)
 
+    def take(self, n: int) -> Sequence[int]:
+        """Return the number, for each part of the push."""
+        return [self._turn.number] * n
+
+    def give_up(
+        self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
+    ) -> None:
+        """Do nothing: it is sent again."""
+
     @contextmanager
     def turn(
-        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+        self,
+        deadline: Deadline,
+        announce: Announce,
+        shards: Collection[int] = (),
+        number: int = -1,
     ) -> Iterator[Turn]:
         """Hold the number while the push is under way, as a producer does."""
         self._shards = shards
@@ -313,7 +362,11 @@ class Repeated:
 
     @asynccontextmanager
     async def turn_async(
-        self, deadline: Deadline, announce: Announce, shards: Collection[int] = ()
+        self,
+        deadline: Deadline,
+        announce: Announce,
+        shards: Collection[int] = (),
+        number: int = -1,
     ) -> AsyncIterator[Turn]:
         """Hold the number on an event loop."""
         with self.turn(deadline, announce, shards) as turn:

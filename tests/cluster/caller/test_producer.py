@@ -76,15 +76,18 @@ def test_who_is_cancelled_leaves_the_turn_to_the_next(when: str) -> None:
         await settled()
         if when == "called":
             # Heard on the loop only after it was cancelled.
-            await asyncio.to_thread(end, held[0])
+            end(held[0])
             first.cancel()
+            end(held[1])
         else:
             first.cancel()
             await settled()
             end(held[0])
+            end(held[1])
         await settled()
         assert first.cancelled()
-        assert taken == [Producer.SPREAD]
+        # It keeps its number: another try of the task has no error there.
+        assert taken == [Producer.SPREAD + 1]
         second.cancel()
 
     asyncio.run(work())
@@ -98,8 +101,36 @@ def test_a_turn_is_waited_for_as_long_as_was_said() -> None:
             async with producer.turn_async(Deadline(0.01, "a push"), settle):
                 pass
         end(held[0])
+        end(held[1])
         async with producer.turn_async(FOR_EVER, settle) as turn:
-            assert turn == Turn(Producer.SPREAD, 1)
+            assert turn == Turn(Producer.SPREAD + 1, 2)
+
+    asyncio.run(work())
+
+
+def test_parts_of_a_push_are_numbered_together_and_leave_one_by_one() -> None:
+    """As many as there are: in a task that is tried again all have the same numbers."""
+
+    async def work() -> None:
+        producer, taken = Producer(("task", 0.0)), list[int]()
+        told: list[tuple[int, int]] = []
+        producer.id = 7
+        parts = producer.take(3 * Producer.SPREAD)
+        assert producer.take(1) == range(96, 97)
+        waiting = asyncio.ensure_future(until(asyncio.Event(), producer, taken))
+        for number in parts[:70]:
+            async with producer.turn_async(FOR_EVER, settle, [0], number) as turn:
+                assert turn == Turn(number, number)
+        await settled()
+        assert (taken, waiting.done()) == ([97], False)
+        # The one after fails: nothing is to become of the others.
+        with pytest.raises(KeyError), producer.turn(FOR_EVER, settle, [0], 70):
+            raise KeyError
+        producer.give_up(parts, lambda *what: told.append(what), [0, 1])
+        assert told == [(7, n) for n in range(72, 97)]
+        waiting.cancel()
+        with producer.turn(FOR_EVER, settle) as turn:
+            assert turn == Turn(98, 96, (*range(70, 96),))
 
     asyncio.run(work())
 

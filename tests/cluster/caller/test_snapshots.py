@@ -468,7 +468,7 @@ def test_push_that_was_given_up_blocks_no_snapshot(client):
 def test_producer_announces_what_it_gave_up():
     """Once nothing older is under way, and each thing once."""
     source, told = Producer(), []
-    deadline = Deadline(1, "a turn")
+    source.id, deadline = 7, Deadline(1, "a turn")
 
     def announce(owner, floor):
         told.append(floor)
