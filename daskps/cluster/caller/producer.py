@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Tasks of one process that may push at once, each with an identity of its own.
 MOST_TASKS = 1024
+#: What is said of a push that is given up before it has left.
+_UNSENT = {"is_answered": False, "is_sent": False}
 #: Called with identity and floor once pushes that were given up are below the floor.
 Announce = Callable[[int, int], None]
 
@@ -116,8 +118,8 @@ class Producer:
         self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
     ) -> None:
         """Give up those pushes that have had no turn."""
-        for number in self._open.intersection(numbers):
-            self.end(number, announce, shards, is_answered=False)
+        for number in sorted(self._open.intersection(numbers)):
+            self.end(number, announce, shards, **_UNSENT)
 
     def turn(
         self,
@@ -133,7 +135,7 @@ class Producer:
             try:
                 found = self._waited(number, deadline)
             except BaseException:
-                self.end(number, announce, shards, is_answered=False)
+                self.end(number, announce, shards, **_UNSENT)
                 raise
         return HeldTurn(self, found, announce, shards)
 
@@ -163,7 +165,7 @@ class Producer:
             try:
                 found = await self._called(number, deadline)
             except BaseException:
-                self.end(number, announce, shards, is_answered=False)
+                self.end(number, announce, shards, **_UNSENT)
                 raise
         with HeldTurn(self, found, announce, shards):
             yield found
@@ -210,18 +212,19 @@ class Producer:
         shards: Collection[int] = (),
         *,
         is_answered: bool,
+        is_sent: bool = True,
     ) -> None:
         """Give a sequence number back: its push was answered or given up.
 
-        A cut would wait for a push that was given up: it may have reached some of its
-        shards. The next push says that it is settled, but may be long in coming.
+        A cut would wait for a push that was given up, where it has left: it may have
+        reached some of its shards. The next push says that it is settled, but may be
+        long in coming.
         """
         with self._lock:
             if not is_answered:
-                self._given_up.add(number)
-                if self._task is not None:
-                    self._unheard[number] = {*shards}
-                    self._listed = (*sorted(self._unheard),)
+                if is_sent:
+                    self._given_up.add(number)
+                self._list(number, shards)
             elif self._unheard:
                 self._heard(number, shards)
             self._open.discard(number)
@@ -238,6 +241,14 @@ class Producer:
             self._given_up -= told
         if told and self.id:
             announce(self.id, floor)
+
+    def _list(self, number: int, shards: Collection[int]) -> None:
+        """Say of a push of a task from here on that it was given up."""
+        if self._task is not None:
+            self._unheard[number] = {*shards}
+            listed = self._listed
+            is_last = not listed or number > listed[-1]
+            self._listed = (*listed, number) if is_last else (*sorted(self._unheard),)
 
     def _heard(self, number: int, shards: Collection[int]) -> None:
         """Note that shards have answered a push, and with it what it leaves behind."""
