@@ -192,7 +192,10 @@ def train(  # noqa: PLR0913 - the public contract
         the epoch that it ended in.
     checkpoint : Checkpoints, optional
         Where to save the store beside the run and at its end, and how often. A
-        checkpoint has the history of the epochs that had ended. Where the first one
+        checkpoint has the history of the epochs that had ended. One that is due has its
+        copy of the store before `on_epoch` is called, and is finished however the run
+        ends, within `timeout` and at most 60 s: a note at the error says up to where
+        `resume` goes, and Ctrl-C once more gives it up. Where the first one
         cannot be written the run ends; a later one that cannot be is logged, and that of
         the end is an :class:`UnsavedRunError`, which has the result.
     resume : bool

@@ -84,8 +84,6 @@ class FitJob(Job):
                     begin = await self._again(link, error)
             unsaved = await self._save_end(link)
         finally:
-            if self.saves is not None:
-                await self.saves.abandon()
             if self._validation is not None:
                 self._validation.cancel()
             # The traceback of an error must not keep our data on the cluster.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,18 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller import rates, snapshots
 from daskps.cluster.caller.scheduler_lost import scheduler_named
-from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
+from daskps.cluster.caller.user_calls import (
+    CLEAN_UP_SECONDS,
+    Pump,
+    UserCall,
+    call_directly,
+)
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.launch import launch
 from daskps.cluster.runs.parts import check_workers
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
+from daskps.errors import SchedulerLostError, UnsavedRunError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
@@ -26,6 +33,7 @@ from daskps.training.ending import EarlyEnd
 from daskps.training.functions import metrics_of
 from daskps.training.result import Epoch, RunStatus
 from daskps.training.retrying import Retries
+from daskps.training.saves import FINISH_SECONDS, Saves
 from daskps.training.stats import StatsOfRun
 from daskps.usercode import user_code
 
@@ -33,13 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.graph.windows import Schedule
     from daskps.cluster.runs.spec import Body
     from daskps.combination import Combination
     from daskps.consistency import Policy
     from daskps.training.checkpoints import Checkpoints
     from daskps.training.progress import Progress
-    from daskps.training.saves import Saves
     from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
@@ -126,16 +134,24 @@ class Job:
             async with scheduler_named(link, what):
                 return await self.store._guarded(link, work, deadline)
 
-        def begin(call: UserCall) -> Awaitable[Any]:
+        async def begin(call: UserCall) -> Any:
             self._call = call
-            return link.within(guarded, seconds, what)
+            try:
+                return await link.within(guarded, seconds, what)
+            except BaseException as error:
+                await self._conclude(link, error, deadline)
+                raise
 
         if link.asynchronous:
             return self._ended(begin(call_directly))
+        patience = CLEAN_UP_SECONDS + (FINISH_SECONDS if self.checkpoint else 0)
         try:
             # In a task its trainers may need this very thread.
             with upstream.stepped_aside():
-                return Pump().drive(link, begin)
+                return Pump().drive(link, begin, patience)
+        except BaseException as error:
+            self._note_saved(error)
+            raise
         finally:
             # Here: what is drawn from now on belongs to the caller.
             callbacks_module.end(self.callbacks)
@@ -143,8 +159,30 @@ class Job:
     async def _ended(self, work: Awaitable[Any]) -> Any:
         try:
             return await work
+        except BaseException as error:
+            self._note_saved(error)
+            raise
         finally:
             callbacks_module.end(self.callbacks)
+
+    async def _conclude(
+        self, link: Link, error: BaseException, deadline: Deadline
+    ) -> None:
+        """Finish the checkpoint that is being written of a run that has failed."""
+        if self.saves is None:
+            return
+        is_late = deadline.is_over or isinstance(error, SchedulerLostError)
+        seconds = 0.0 if is_late else min(deadline.left(), FINISH_SECONDS)
+        with suppress(SchedulerLostError):
+            async with scheduler_named(link, deadline.what):
+                await self.saves.conclude(seconds)
+
+    def _note_saved(self, error: BaseException) -> None:
+        """Note at what ends a run how far it is saved."""
+        if not self.run or self.saves is None or isinstance(error, UnsavedRunError):
+            return
+        more = ", with which train(..., resume=True) of a new store goes on"
+        error.add_note(f"{self.saves.newest}{more if self.saves.saved else ''}")
 
     async def launch(
         self,
@@ -266,11 +304,12 @@ class Job:
         params: Callable[[], Awaitable[dict[str, Array]]],
     ) -> None:
         """Enter an epoch into the history, with the metrics of its parameters."""
-        metrics, status, reports = (
-            await self._metrics(params),
-            self.status,
-            event["reports"],
-        )
+        status, reports = self.status, event["reports"]
+        try:
+            metrics = await self._metrics(params)
+        except Exception:
+            await self._save(epoch=True)  # which is due of an epoch that has ended
+            raise
         self.spent.add(reports)
         watching = callbacks_module.monitors(self.callbacks)
         for report in reports:

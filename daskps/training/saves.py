@@ -33,6 +33,10 @@ HEAR_SECONDS = 10.0
 #: After how long a save that lets others skip is worth a word: what it skips is lost with
 #: the store until it is written.
 SLOW_SECONDS = 10.0
+#: How long a run waits for the cut of a save: one may need what the run is to do next.
+CUT_SECONDS = 10.0
+#: How long a save may go on after a run that has failed.
+FINISH_SECONDS = 60.0
 #: How long the save of the end waits for one of somebody else's, and how often it looks.
 OTHERS_SECONDS, LOOK_SECONDS = 60.0, 0.5
 
@@ -71,8 +75,10 @@ class Saves:
         self._task: asyncio.Task[None] | None = None
         self._began, self._last_clock = 0.0, 0
         self._has_said = False
-        #: Set when an epoch was heard of.
-        self._news = asyncio.Event()
+        #: Set when an epoch was heard of, and when the save under way has its cut.
+        self._news, self._is_cut = asyncio.Event(), asyncio.Event()
+        #: Whether the run has ended, and no epoch will be heard of any more.
+        self._is_over = False
 
     async def is_new(self) -> bool:
         """Return whether nobody has trained the store, or pushed to it."""
@@ -108,6 +114,8 @@ class Saves:
     async def hear(self, status: RunStatus, *, epoch: bool) -> None:
         """Begin a save where one is due, after an epoch or some rounds.
 
+        It has its cut when this returns: what the user does next may end the run.
+
         Raises
         ------
         CheckpointError, OSError
@@ -121,7 +129,11 @@ class Saves:
         self._last_clock = status.clock
         if self._task is None:
             self._began = time.monotonic()
+            self._is_cut.clear()
             self._task = asyncio.ensure_future(self._save(status))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CUT_SECONDS):
+                    await self._is_cut.wait()
             return
         self.n_skipped += 1
         took = time.monotonic() - self._began
@@ -172,11 +184,24 @@ class Saves:
         more = f" and {counted(within, 'round')}" if within else ""
         return f"the newest checkpoint has {counted(ended, 'epoch')}{more}"
 
-    async def abandon(self) -> None:
-        """Give up a save that is being written: nothing of it counts."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    async def conclude(self, seconds: float) -> None:
+        """Wait for the save under way when the run has failed; then give it up.
+
+        Of one that is given up nothing counts.
+        """
+        self._is_over = True
+        self._news.set()
+        if self._task is None:
+            return
+        try:
+            await asyncio.wait({self._task}, timeout=seconds)
+            # What the run ended with says more than why it was not saved.
+            with contextlib.suppress(Exception):
+                self._look(is_last=True)
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
 
     def _look(self, *, is_last: bool = False) -> None:
         """Take in a save that has ended; the first one that fails ends the run."""
@@ -195,7 +220,10 @@ class Saves:
 
     async def _save(self, status: RunStatus) -> None:
         deadline = Deadline(None, f"a checkpoint of store {self._shards.meta.name!r}")
-        cut = await saving.take(self._shards, deadline)
+        try:
+            cut = await saving.take(self._shards, deadline)
+        finally:
+            self._is_cut.set()
         training = saving.TrainingState(hear=partial(self._history, status))
         how: dict[str, Any] = {"deadline": deadline, "training": training}
         _, manifest = await saving.write(self._shards, cut, self._target, **how)
@@ -210,7 +238,7 @@ class Saves:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEAR_SECONDS):
-                while status.following < at.ended:
+                while status.following < at.ended and not self._is_over:
                     self._news.clear()
                     await self._news.wait()
         return [asdict(entry) for entry in status.history if entry.epoch < at.ended]

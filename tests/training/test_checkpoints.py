@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import re
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from daskps import (
 )
 from daskps.cluster.caller import filling, saving
 from daskps.cluster.caller.cuts import drop_cut
-from daskps.training import saves
+from daskps.training import job, saves
 from daskps.training.saves import history_of
 from tests.support import INSIDE, PATIENCE, until
 from tests.training.test_epochs import HOW, X, Y, bits, drawn, gradient, told
@@ -170,6 +171,105 @@ def test_saves_after_each_epoch_and_at_the_end(way, tmp_path, monkeypatch):
     found = json.loads(last.read_text())
     assert found["epochs"] == [0, 7, 14]
     assert [row["epoch"] for row in found["history"]] == [0, 1]
+
+
+class Ends:
+    """A callback that ends the run after an epoch; it lets saves be written before."""
+
+    def __init__(self, error, taken, *, epochs=2, writes=True):
+        self.error, self.taken, self.epochs, self.writes = error, taken, epochs, writes
+
+    def on_epoch(self, run):
+        assert len(self.taken) == len(run.history)
+        if len(run.history) == self.epochs:
+            if self.writes:
+                self.taken.written.set()
+            raise self.error
+
+
+class Taken(list[Any]):
+    """The cuts that were taken; of the last one nothing is written before it may be."""
+
+    def __init__(self, monkeypatch, *, waits_for=2):
+        super().__init__()
+        self.written = threading.Event()
+        take, write = saving.take, saving.write
+
+        async def taken(*args):
+            self.append(await take(*args))
+            return self[-1]
+
+        async def slow(*args, **kwargs):
+            if len(self) >= waits_for:
+                await asyncio.to_thread(self.written.wait, PATIENCE)
+            return await write(*args, **kwargs)
+
+        monkeypatch.setattr(saving, "take", taken)
+        monkeypatch.setattr(saving, "write", slow)
+
+
+def saved_first(path):
+    """Return a `stop` that waits for the checkpoint of the first epoch."""
+    return lambda history: until(lambda: manifests(path)) and False
+
+
+@pytest.mark.parametrize("way", INSIDE, indirect=True)
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+@pytest.mark.parametrize("error", [FailedError, KeyboardInterrupt])
+def test_what_is_due_is_saved_before_an_error_is_raised(
+    way, execution, error, tmp_path, monkeypatch
+):
+    where, taken = Checkpoints(tmp_path), Taken(monkeypatch)
+    how = {"checkpoint": where, "execution": execution, "stop": saved_first(tmp_path)}
+    with new_store(shards=2) as store, pytest.raises(error) as caught:
+        train(store, 9, callbacks=[Ends(error, taken)], **how)
+    newest = json.loads(manifests(tmp_path)[-1].read_text())
+    assert newest["epochs"] == [0, 7, 14]
+    assert [entry["epoch"] for entry in newest["history"]] == [0, 1]
+    [note] = [n for n in caught.value.__notes__ if "checkpoint" in n]
+    assert note.startswith("the newest checkpoint has 2 epochs, with which train(")
+    with new_store() as store, new_store() as whole:
+        result = train(store, 3, checkpoint=where, resume=True, execution=execution)
+        assert [entry.epoch for entry in result.history] == [0, 1, 2]
+        train(whole, 3)
+        assert bits(store) == bits(whole)
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+def test_an_epoch_that_cannot_be_validated_is_saved(way, tmp_path):
+    def validate(params):
+        raise FailedError
+
+    how: dict[str, Any] = {"validate": validate, "stop": lambda history: False}
+    with new_store() as store, pytest.raises(FailedError) as caught:
+        train(store, 9, checkpoint=Checkpoints(tmp_path), **how)
+    assert "the newest checkpoint has 1 epoch" in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("way", ["inside"], indirect=True)
+@pytest.mark.parametrize("ends", ["after a while", "at its timeout", "by Ctrl-C again"])
+def test_a_save_of_a_run_that_has_ended_is_given_up(way, ends, tmp_path, monkeypatch):
+    taken, conclude = Taken(monkeypatch, waits_for=1), saves.Saves.conclude
+    error: Any = {"at its timeout": TimeoutError, "by Ctrl-C again": KeyboardInterrupt}
+    error = error.get(ends, FailedError)
+
+    async def interrupted(self, seconds):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        await conclude(self, seconds)
+
+    if ends == "by Ctrl-C again":
+        monkeypatch.setattr(saves.Saves, "conclude", interrupted)
+    if ends == "after a while":
+        monkeypatch.setattr(job, "FINISH_SECONDS", 0.05)
+    called = [Ends(error, taken, epochs=1, writes=False)] * (error is not TimeoutError)
+    how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "callbacks": called}
+    how["timeout"] = 1.0 if error is TimeoutError else PATIENCE
+    with new_store() as store, pytest.raises(error) as caught:
+        train(store, 10**6, **how)
+    taken.written.set()
+    assert len(taken) == 1
+    assert manifests(tmp_path) == []
+    assert caught.value.__notes__ == ["there is no checkpoint of this run"]
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)

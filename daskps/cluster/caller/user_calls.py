@@ -34,17 +34,30 @@ class Pump:
         self._calls.put((future, function, args))
         return await future
 
-    def drive(self, link: Link, main: Callable[[UserCall], Awaitable[T]]) -> T:
-        """Run the coroutine on the link's loop, its calls here, until it ends."""
+    def drive(
+        self,
+        link: Link,
+        main: Callable[[UserCall], Awaitable[T]],
+        seconds: float = CLEAN_UP_SECONDS,
+    ) -> T:
+        """Run the coroutine on the link's loop, its calls here, until it ends.
+
+        Where it is cancelled, by Ctrl-C, it may take so many seconds to clean up, or
+        until Ctrl-C comes again.
+        """
         pending = link.start(lambda: main(self.call))
         try:
             pending.add_done_callback(lambda _: self._calls.put(None))
             while (entry := self._calls.get()) is not None:
                 self._answer(link, *entry)
         except BaseException:
-            pending.stop()
-            # Let a cancelled run clean up before its caller goes on.
-            wait([pending], CLEAN_UP_SECONDS)
+            try:
+                pending.stop()
+                # Let a cancelled run clean up before its caller goes on.
+                wait([pending], seconds)
+            except BaseException:
+                pending.stop()
+                raise
             raise
         return pending.result()
 
