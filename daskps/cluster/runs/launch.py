@@ -14,6 +14,7 @@ from daskps.cluster.runs.epochs import saying_away
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.graph.homes import DataHomes
+from daskps.cluster.runs.parts import is_fence
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.packing import unpack_error
 from daskps.consistency import encoded
@@ -165,12 +166,12 @@ async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) ->
     # about to report its own exception, which says more; where a trainer was fenced,
     # the directory knows why. An error of the user's callbacks is its own reason.
     if work.done():
-        if isinstance(work.exception(), RunCancelledError):
+        if is_fence(work.exception()):
             await asyncio.wait({watch}, timeout=LAST_WORDS_SECONDS)
     elif isinstance(watch.exception(), RunCancelledError):
         await asyncio.wait({work}, timeout=LAST_WORDS_SECONDS)
     error = work.exception() if work.done() else None
-    if watch.done() and (error is None or isinstance(error, RunCancelledError)):
+    if watch.done() and (error is None or is_fence(error)):
         error = watch.exception() or error
     if error is not None:
         raise error

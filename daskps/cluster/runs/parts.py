@@ -24,6 +24,15 @@ DataPlaces: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
 MOST_TRIES = 5
 
 
+class DataLostError(RunCancelledError):
+    """Data of a trainer is gone for good: of why the run ends nobody can say more."""
+
+
+def is_fence(error: BaseException | None) -> bool:
+    """Whether an error says that a run was ended, and others may know why."""
+    return isinstance(error, RunCancelledError) and not isinstance(error, DataLostError)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DataPart:
     """One trainer's rows.
@@ -66,11 +75,7 @@ class DataPart:
         RunCancelledError
             Naming the trainer.
         """
-        if any(future.status == "cancelled" for future in self.futures):
-            raise RunCancelledError(
-                f"trainer {rank} lost its data with a worker, and Dask cannot compute "
-                f"what was scattered again; give delayed parts or futures of tasks"
-            )
+        check_there(rank, self.futures)
 
     async def deliver(self, client: Client, worker: str) -> tuple[Any, Any]:
         """Return the argument for tasks on a worker, with the client's arrays sent.
@@ -95,6 +100,17 @@ class DataPart:
         blocks = [b if isinstance(b, Future) else next(rest) for b in self.blocks]
         X, y = blocks[: len(self.X)], blocks[len(self.X) :]
         return X, None if self.y is None else y
+
+
+def check_there(rank: int, futures: Iterable[Future[Any]]) -> None:
+    """Refuse to go on where data of a trainer is gone for good; see `DataPart.check`."""
+    for future in futures:
+        if future.status == "cancelled":
+            raise DataLostError(
+                f"trainer {rank} lost its data, part {rank} with {future.key!r:.80}, with "
+                f"a worker, and Dask cannot compute what was scattered again; give delayed "
+                f"parts or futures of tasks"
+            )
 
 
 async def threads_of(link: Link, only: Sequence[str] = ()) -> dict[str, int]:

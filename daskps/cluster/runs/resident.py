@@ -13,7 +13,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.keys import label_of, trainer_key
-from daskps.cluster.runs.parts import DataPart, sent
+from daskps.cluster.runs.parts import DataPart, check_there, is_fence, sent
 from daskps.cluster.runs.trainer_task import run_trainer
 from daskps.consistency import BSP, measures_delay
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
@@ -65,7 +65,7 @@ class Trainers:
         try:
             if errors := await _errors(tasks):
                 # The first one of a trainer's own, if there is one.
-                raise min(errors, key=lambda e: isinstance(e, RunCancelledError))
+                raise min(errors, key=is_fence)
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
@@ -150,10 +150,16 @@ class Trainers:
             return -1
         return min(int(clock) for row in rows for clock, _ in row)
 
-    async def _restart(self, rank: int, attempt: int) -> None:
+    def _check(self, rank: int) -> None:
+        """Refuse to go on where a trainer's data is gone for good."""
         part = self.spec.parts[rank]
         if isinstance(part, DataPart):
             part.check(rank)
+        elif isinstance(part, Future):
+            check_there(rank, [part])
+
+    async def _restart(self, rank: int, attempt: int) -> None:
+        self._check(rank)
         try:
             start = partial(self._start, rank, attempt)
             await sent(self.link, start, self.spec.workers)
@@ -180,7 +186,7 @@ async def _errors(trainers: Sequence[asyncio.Future[Any]]) -> list[BaseException
             waiting, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION
         )
         errors += [error for t in done if (error := t.exception())]
-        if not done or not all(isinstance(e, RunCancelledError) for e in errors):
+        if not done or not all(map(is_fence, errors)):
             break
         timeout = LAST_WORDS_SECONDS
     return errors

@@ -82,7 +82,16 @@ async def from_list(
     names = [f"part {i} of X" for i in range(len(X))]
     names += [f"part {i} of y" for i in range(len(y or ()))]
     futures = _futures(link, [*X, *(y or ())])
-    looked, held = await asked(link, futures, _look)
+    try:
+        looked, held = await asked(link, futures, _look)
+    except Exception as error:
+        for name, future in zip(names, futures, strict=True):
+            if future.status in ("cancelled", "error"):
+                error.add_note(
+                    f"raised by {name}, the data of trainer {name.split()[1]}"
+                )
+                break
+        raise
     for name, one in zip(names, looked, strict=True):
         if one.why_unusable:
             raise TypeError(f"{name} {one.why_unusable}")

@@ -22,6 +22,7 @@ from scipy import sparse
 
 import daskps
 from daskps import optim
+from daskps.cluster.runs.parts import DataLostError
 from daskps.training.data.parts import parts_of
 from daskps.training.data.rows import SCHEMES, partition
 from tests.support import gen_cluster, local_cluster, until
@@ -502,7 +503,6 @@ def test_parts_are_computed_again_when_their_worker_dies(train, kind):
         assert loads[1] > 3
 
 
-@pytest.mark.slow  # 15 s of Dask's waiting for the worker
 def test_scattered_part_that_is_lost_says_so(train):
     """Nobody can compute it again: the run ends, and names the part."""
     with local_cluster(n_workers=2, threads=1) as client:
@@ -510,7 +510,8 @@ def test_scattered_part_that_is_lost_says_so(train):
         parts = [client.scatter(X[:16], workers=[w], hash=False) for w in (a, b)]
         killer = KillHolder(client, a, parts[1].key)
         with sgd_store(client=client, servers=[a]) as store:
-            with pytest.raises(daskps.RunCancelledError, match=r"trainer 1.*scattered"):
+            lost = f"trainer 1 lost its data, part 1 with '{parts[1].key}'.*scattered"
+            with pytest.raises(DataLostError, match=lost):
                 train(
                     store,
                     slow_without_labels,
@@ -714,8 +715,11 @@ def test_cancelled_future_raises_its_own_error(train, client):
     parts = rows_of(client, 3, 3)
     parts[1].cancel()
     with sgd_store() as store:
-        with pytest.raises(CancelledError, match=parts[1].key):
+        with pytest.raises(CancelledError, match=parts[1].key) as caught:
             train(store, regression, parts)
+        assert caught.value.__notes__ == [
+            "raised by part 1 of X, the data of trainer 1"
+        ]
         assert train(store, regression, X, Y).version == 1
 
 
