@@ -142,7 +142,8 @@ def train(  # noqa: PLR0913 - the public contract
         How trainers are kept together; "ssp" has a staleness of 3 clocks.
     reduce : {"mean", "sum"} or callable
         How the contributions of a BSP round become one gradient: the mean weighs
-        them by rows. A callable is ``f(stacked, weights) -> (n,)`` with stacked
+        them by rows, and divides by those of the trainers that named the parameter.
+        A callable is ``f(stacked, weights) -> (n,)`` with stacked
         (P, n) in rank order, and acts on each element alone.
     sync_every : {"batch", "epoch"} or int
         Batches between two synchronisations. In between, a trainer updates a copy of

@@ -285,6 +285,23 @@ def broken(stacked, weights):
     raise ZeroDivisionError("reduce broke")
 
 
+def named_by_some(params, X, y):
+    """Both ranks name a, and only the one with fewer rows b."""
+    if X[0, 0]:
+        return {"a": np.array(8.0)}
+    return {"a": np.array(4.0), "b": np.array(4.0)}
+
+
+@pytest.mark.parametrize("way", ["inside", "queue"], indirect=True)
+def test_a_mean_divides_by_the_rows_of_those_that_named_the_array(train, way):
+    rows = np.repeat([[0.0], [1.0]], [2, 6], axis=0)
+    params = {"a": 0.0, "b": 0.0}
+    with daskps.create(params, optimizer=optim.SGD(1.0)) as store:
+        found = train(store, named_by_some, rows, weights=[1, 3], trainers=2)
+        # a: (2 * 4 + 6 * 8) / 8; b: 2 * 4 / 2, and not / 8.
+        assert (found.weights["a"], found.weights["b"]) == (-7.0, -4.0)
+
+
 @mostly_inside(
     "reduce,error,match",
     [(too_short, ValueError, "shape"), (broken, ZeroDivisionError, "reduce broke")],
