@@ -112,6 +112,15 @@ class ShardRun:
         is_open = limit is None or self._segment.current.plain[ROUNDS] < limit
         return is_open and self.why_stopped is None
 
+    @property
+    def takes_ticks(self) -> bool:
+        """Whether the open round takes ticks: not before all know who has finished.
+
+        A shard that goes on without a rank, which another one still waits for, would
+        get two rounds ahead of that; no fence could take these back.
+        """
+        return self.may_apply or not self._segment.awaits_word
+
     def why_over(self, run: int) -> Exception:
         """Return what steps of a run get that is not in progress."""
         ended, error = self._ended
@@ -240,11 +249,23 @@ class ShardRun:
     def finish_rank(self, rank: int, *, may_apply: bool) -> None:
         """Wait for a trainer of the run in progress no longer."""
         if (open_round := self.round) is not None:
+            is_news = not self._segment.is_alone and open_round.waits_for(rank)
+            if is_news and self._segment.limit is None:
+                limit = self._segment.current.plain[ROUNDS] + 1
+                self._segment.fence(limit, until_word=True)
             open_round.finish_rank(rank, may_apply)
         elif self._segment.current.ranks[rank, LIVE]:
             publication = Publication(self._segment)
             publication.record.ranks[rank, LIVE] = 0
             publication.commit()
+
+    def hear_finished(self, n_ranks: int) -> None:
+        """Go on where no more ranks have finished than all shards have heard of."""
+        open_round = self.round
+        if open_round is None or not self._segment.awaits_word:
+            return
+        if open_round.n_finished <= n_ranks:
+            self._segment.unfence()
 
     def resume_rank(self, run: int, rank: int, attempt: int = 0) -> tuple[int, int]:
         """Return (clock, next sequence) of a rank that starts again.

@@ -346,7 +346,9 @@ class Shard:
             if self.run_state.is_held and self._refused(ticket):  # the round has failed
                 return [ticket]
             try:
-                verdict = open_round.take_step(step, self._may_apply)
+                verdict = open_round.take_step(
+                    step, self._may_apply, self.run_state.takes_ticks
+                )
             except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
                 ticket.outcome = error
                 return [ticket]
@@ -457,17 +459,28 @@ class Shard:
     def finish_rank(self, run: int, rank: int) -> list[Ticket]:
         """Wait for a trainer no longer: it ended, or has no data.
 
-        Where its run cannot go on here it gets why.
+        In rounds that counts for the open one; the next takes no ticks before
+        :meth:`hear_finished`. Where its run cannot go on here it gets why.
         """
         if self.run_state.run != run:
             return []
         self.run_state.check_goes_on(run)
         self.run_state.finish_rank(rank, may_apply=self._may_apply)
+        self.set_gate()
         done = self._wake()
         if self.cut is None:
             return done
         self.cut.excuse([-1 - rank])
         return done + self.cut.advance(self.segment)
+
+    def hear_finished(self, run: int, n_ranks: int) -> list[Ticket]:
+        """Hear that all shards have heard of so many trainers that they ended."""
+        if self.run_state.run != run:
+            return []
+        self.run_state.hear_finished(n_ranks)
+        self.set_gate()
+        self._apply_complete()
+        return self._wake()
 
     def hold_run(
         self, run: int, limit: int | None = None, error: Exception | None = None

@@ -333,4 +333,31 @@ MUTANTS = (
             "tests/shards/test_reads.py::test_a_copy_is_whole_until_a_second_publication_begins",
         ),
     ),
+    Mutant(
+        "ticks-before-all-know-who-has-finished",
+        "daskps.shards.run_state:ShardRun.takes_ticks",
+        "return self.may_apply or not self._segment.awaits_word",
+        "return True",
+        (
+            "tests/shards/rounds/test_mailbox.py::test_next_round_takes_no_tick_before_all_shards_know_who_has_finished",
+        ),
+    ),
+    Mutant(
+        "words-of-fewer-ranks-are-enough",
+        "daskps.shards.run_state:ShardRun.hear_finished",
+        "if open_round.n_finished <= n_ranks:",
+        "if open_round.n_finished:",
+        (
+            "tests/shards/rounds/test_mailbox.py::test_next_round_takes_no_tick_before_all_shards_know_who_has_finished",
+        ),
+    ),
+    Mutant(
+        "rounds-go-on-where-one-shard-has-heard-of-an-end",
+        "daskps.shards.run_state:ShardRun.finish_rank",
+        "if is_news and self._segment.limit is None:",
+        "if False:",
+        (
+            "tests/shards/test_state_machine.py::test_a_fence_where_one_shard_has_heard_that_a_rank_finished",
+        ),
+    ),
 )

@@ -446,9 +446,11 @@ class Session:
             "finishes", run=self.run, rank=self.rank, worker=worker
         )
         await self.shards.control("finish", run=self.run, rank=self.rank)
-        await self.link.directory(
+        n_ranks = await self.link.directory(
             "finished", run=self.run, rank=self.rank, clock=self.clock
         )
+        if self.bsp and self.meta.layout.n_shards > 1:
+            await self.shards.control("heard", run=self.run, n_ranks=n_ranks)
 
     def report(self, epoch: int, report: dict[str, Any]) -> bool:
         """Report an epoch, return whether to stop."""

@@ -200,13 +200,14 @@ class TrainerMessages:
             )
 
     @DIRECTORY.handles("finished")
-    def on_finished(self, run: int, rank: int, clock: int) -> None:
-        """Hear that a trainer has ended."""
+    def on_finished(self, run: int, rank: int, clock: int) -> int:
+        """Hear that a trainer has ended, as all shards have; return how many have."""
         entry = self._runs.get_open(run, rank)
         entry.finished.add(rank)
         entry.clock = max(entry.clock, clock)
         entry.count_barriers()
         self._announce(entry)
+        return len(entry.finished)
 
     @DIRECTORY.handles("report")
     async def on_report(

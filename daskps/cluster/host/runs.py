@@ -208,6 +208,12 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     host.collectives.leave_out(run, rank)
 
 
+@HOST.handles("heard")
+async def heard(host: ShardHost, store: str, run: int, n_ranks: int) -> None:
+    """Go on without trainers of which all shards have heard that they ended."""
+    await host.each(host.of(store), lambda s: s.shard.hear_finished(run, n_ranks))
+
+
 @HOST.handles("resume", user_code=True)
 async def resume(
     host: ShardHost, *, store: str, run: int, rank: int, attempt: int = 0

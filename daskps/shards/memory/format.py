@@ -65,7 +65,8 @@ HEADER_WORDS = 32
 #: Words of the header.
 MAGIC_AT, FORMAT_AT, N_PIECES_AT, FLIP, WRITING, GENERATION, GATE, NONCE = range(8)
 N_SIDES_AT = 8
-#: The run in rounds that is being fenced, and the round from which on it completes none.
+#: The run in rounds that is being fenced, and the round from which on it completes none;
+#: less than 0 where that is until all shards have heard that a trainer has finished.
 #: The flip of a publication that withdraws a round, from before its first byte on: where
 #: that stopped half-way, the round it goes back to is whole all the same.
 FENCED, LIMIT, WITHDRAWS = 9, 10, 11

@@ -89,6 +89,8 @@ class Segment:
         #: How many buffers the slots have.
         self.n_sides = 2 if durable else 1
         self.is_durable = durable
+        #: Whether the store has no other shard.
+        self.is_alone = layout.n_shards == 1
         #: What is where; everything else follows from it.
         self.areas = areas_of(layout, shard, slots, durable=durable)
         self.nbytes = self.areas[-1].stop
@@ -373,12 +375,22 @@ class Segment:
         """The round from which on the run in progress completes none, if it has one."""
         header = self.header
         run = self.records[header[FLIP] & 1].plain[RUN]
-        return header[LIMIT] if run and header[FENCED] == run else None
+        return header[LIMIT] if run and abs(header[FENCED]) == run else None
 
-    def fence(self, limit: int) -> None:
+    @property
+    def awaits_word(self) -> bool:
+        """Whether that is until all shards have heard that a trainer has finished."""
+        return self.limit is not None and self.header[FENCED] < 0
+
+    def fence(self, limit: int, *, until_word: bool = False) -> None:
         """Let the run in progress complete no round from `limit` on."""
+        run = self.current.plain[RUN]
         # In this order: a limit without its run says nothing.
-        self.amend(HEADER, ((LIMIT, limit), (FENCED, self.current.plain[RUN])))
+        self.amend(HEADER, ((LIMIT, limit), (FENCED, -run if until_word else run)))
+
+    def unfence(self) -> None:
+        """Let the run in progress complete rounds again."""
+        self.amend(HEADER, ((FENCED, 0), (LIMIT, -1)))
 
     def record(self, flip: int) -> Record:
         """Return the record of a flip: the current one, or the one before it."""

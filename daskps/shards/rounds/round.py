@@ -285,7 +285,7 @@ class Round:
 
     # -- what is not as simple -----------------------------------------------
 
-    def take_step(self, step: Step, may_apply: bool) -> str:
+    def take_step(self, step: Step, may_apply: bool, takes_ticks: bool) -> str:
         """Take a trainer's step into the round if it is new; return the verdict.
 
         Raises
@@ -308,6 +308,8 @@ class Round:
         verdict = judge_step(step, state, table.next[rank], following)
         if verdict != NEW:
             return verdict
+        if step.tick and not takes_ticks:
+            return EARLY
         if step.tick and not may_apply and self.size == 1:
             # What a round of the task graph brings is in no memory that others have:
             # it is accepted when it is applied.
@@ -374,7 +376,7 @@ class Round:
         table = self.find_table()
         after = self._unticked.find_next(rank, table)
         self._unticked.pop(rank, None)
-        if table.ranks[rank] & words.FINISHED:
+        if not self.waits_for(rank):
             return
         n = self._climb(rank, brings=False)
         if not table.words[words.N_TICKED]:
@@ -383,6 +385,15 @@ class Round:
             self.run, rank, table.words[words.ROUND], after - 1, NOTHING, 0.0
         )
         self.deliver(nothing, {}, n, may_apply=may_apply, bits=words.FINISHED)
+
+    def waits_for(self, rank: int) -> bool:
+        """Return whether a rank has not finished."""
+        return not self.find_table().ranks[rank] & words.FINISHED
+
+    @property
+    def n_finished(self) -> int:
+        """How many ranks have finished."""
+        return sum(bool(w & words.FINISHED) for w in self.find_table().ranks)
 
     def restart_rank(self, rank: int, attempt: int) -> tuple[int, int]:
         """Let a trainer take the place of a lost one; return its clock and next number.

@@ -30,7 +30,7 @@ TO_HOSTS = {
     "host.edges": "edges",
     "host.installing": "install",
     "host.reductions": "sums note receipts free end_graph",
-    "host.runs": "begin_run end_run finish resume hold goes_on rounds epochs changed",
+    "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint sees_file",
     "host.table_ids": "table_ids",
     "host.warming": "warm",

@@ -63,6 +63,8 @@ LAYOUT = Layout.build(
 )
 #: Two pieces as most are: sums of steps with both of them are formed at once.
 WHOLE = Layout.build({"a": ((9,), "float32"), "b": ((5,), "float32")}, 1)
+#: One piece, whose second half another shard has.
+SECOND = Layout.build({"a": ((18,), "float32")}, 2)
 RULES = {0: Momentum(), 1: Momentum()}
 SLOTS = dict.fromkeys(RULES, (0.0,))
 N_PIECES = 3
@@ -390,6 +392,48 @@ def taken_over(size: int = 2) -> tuple[Shard, Callable[[], Shard]]:
     """An owner in a run, and a function that takes over from it."""
     owner, _, memory = pair(size)
     return owner, lambda: heir(owner.segment.buffer, memory, size)
+
+
+def test_next_round_takes_no_tick_before_all_shards_know_who_has_finished():
+    """Also the next owner knows, and a message may come that knows of fewer ranks."""
+    owner, deputy, memory = pair(4, layout=SECOND)
+    one = {A: np.ones(9, "f4")}
+    send(owner, gradient(1, one), gradient(2, one))
+    assert owner.finish_rank(RUN, 0) == []
+    # The open round goes on, by the owner alone.
+    assert failed(send(deputy, gradient(3, one)), NotHereError)
+    send(owner, gradient(3, one))
+    assert owner.rounds_of(RUN) == 1
+    early = send(owner, gradient(1, one, clock=1), gradient(2, one, clock=1))
+    owner.finish_rank(RUN, 3)
+    assert owner.finish_rank(RUN, 3) == []
+    assert not any(ticket.outcome or ticket.applied for ticket in early)
+    mine = heir(owner.segment.buffer, memory, 4, layout=SECOND)
+    early = send(mine, *(ticket.step for ticket in early))
+    assert mine.hear_finished(RUN + 1, 2) == mine.hear_finished(RUN, 1) == []
+    assert (mine.rounds_of(RUN), gate_of(mine.segment)) == (1, READING)
+    assert set(map(id, mine.hear_finished(RUN, 2))) == set(map(id, early))
+    assert (mine.rounds_of(RUN), gate_of(mine.segment)) == (2, OPEN)
+    assert not any(done(ticket).duplicate for ticket in early)
+    # What is told again holds nothing back.
+    assert mine.finish_rank(RUN, 3) == mine.hear_finished(RUN, 1) == []
+    follow = another(mine.segment.buffer, memory, 4, layout=SECOND)
+    send(follow, gradient(1, one, clock=2), gradient(2, one, clock=2))
+    assert mine.rounds_of(RUN) == 3
+    validate(mine)
+
+
+def test_a_word_that_comes_late_lifts_no_fence():
+    owner, _, _ = pair(2, layout=SECOND)
+    one = {A: np.ones(9, "f4")}
+    owner.finish_rank(RUN, 0)
+    owner.hold_run(RUN)
+    assert owner.hear_finished(RUN, 1) == []
+    send(owner, gradient(1, one))
+    assert owner.rounds_of(RUN) == 0
+    # Those that are behind catch up.
+    owner.hold_run(RUN, 1)
+    assert owner.rounds_of(RUN) == 1
 
 
 @pytest.mark.parametrize("tick", [True, False])

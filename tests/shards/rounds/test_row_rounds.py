@@ -251,12 +251,16 @@ def test_any_order_at_any_of_two_gives_the_bits_of_the_tree(
     # One rank alone waits outside until its round can be applied.
     held = size > 1 and data.draw(st.booleans())
     given: dict[int, Any] = {}
+    n_finished = 0
     if held:
         cut_off(store)
     for rank in order:
         if rank in finished:
             for owner in store.owners:
                 owner.finish_rank(RUN, rank)
+            n_finished += 1
+            for owner in store.owners:
+                owner.hear_finished(RUN, n_finished)
             continue
         weight = float(rng.choice([0.0, 1.0, 0.3, 32.0]))
         what = drawn(rng)
