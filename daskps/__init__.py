@@ -28,6 +28,7 @@ from daskps.errors import (
     StoreRestoredError,
     UnknownParameterError,
     UnsavedRunError,
+    WorkerUnreachableError,
 )
 from daskps.layout.text_ids import hash_ids
 from daskps.layout.trees import unflatten
@@ -105,6 +106,7 @@ __all__ = [
     "UnknownParameterError",
     "UnsavedRunError",
     "Version",
+    "WorkerUnreachableError",
     "__version__",
     "codecs",
     "create",

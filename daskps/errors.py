@@ -25,6 +25,7 @@
     ├── CheckpointError                     missing, torn, damaged or too new
     │   └── UnsavedRunError                 a run whose end could not be saved
     ├── SchedulerLostError(RuntimeError)    and all stores with it
+    ├── WorkerUnreachableError(RuntimeError) by this client, which reaches the scheduler
     ├── ProtocolError                       versions differ, host missing
     └── IllegalStateError(RuntimeError)     a bug of daskps; nothing catches it
 
@@ -65,6 +66,7 @@ __all__ = [
     "StoreRestoredError",
     "UnknownParameterError",
     "UnsavedRunError",
+    "WorkerUnreachableError",
 ]
 
 
@@ -533,6 +535,41 @@ class SchedulerLostError(DaskPSError, RuntimeError):
     >>> issubclass(daskps.SchedulerLostError, daskps.DaskPSError)
     True
     """
+
+
+class WorkerUnreachableError(DaskPSError, RuntimeError):
+    """A worker that answers the scheduler, and not this client.
+
+    Parameters
+    ----------
+    worker : str
+        Its address.
+    scheduler : str
+        The address of the scheduler.
+    reason : str
+        How the client's connection to the worker failed.
+
+    Examples
+    --------
+    >>> error = daskps.WorkerUnreachableError("tcp://10.0.0.7:4040", "tcp://gate:8786", "")
+    >>> error.worker
+    'tcp://10.0.0.7:4040'
+    """
+
+    def __init__(self, worker: str, scheduler: str, reason: str) -> None:
+        super().__init__(worker, scheduler, reason)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        _, scheduler, reason = self.args
+        return (
+            f"worker {self.worker} cannot be reached from this client ({reason}), but "
+            f"from the scheduler at {scheduler}, which it answers. What was sent to it "
+            f"before, each shard has applied once or not at all. Let this process connect "
+            f"to the addresses and ports of the workers, or make the call inside the "
+            f"cluster, in a task: client.submit(...). snapshot() and run() need the "
+            f"scheduler alone. The worker is called again in a minute"
+        )
 
 
 class ProtocolError(DaskPSError):

@@ -314,12 +314,15 @@ def stepped_aside() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def connection(address: str, seconds: float) -> AsyncIterator[Any]:
+async def connection(
+    address: str, seconds: float, args: Mapping[str, Any] | None = None
+) -> AsyncIterator[Any]:
     """Connect to a server of Dask's as a client does, but register nothing there.
 
-    `seconds` is for each try to connect. TLS is as Dask's configuration says.
+    `seconds` is for each try to connect. TLS is as Dask's configuration says, where
+    no `args` of a client's connections are given.
     """
-    security = Security().get_connection_args("client")
+    security = args or Security().get_connection_args("client")
     node: Any = rpc(address, timeout=seconds, connection_args=security)
     try:
         yield node

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -18,6 +18,8 @@ from tests.test_readme import ROOT
 IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 #: Known inside the namespaces only.
 ADDRESSES = ("10.213.97.1", "10.213.97.2")
+#: A second one of the first, and its network.
+APART_ADDRESS, APART_NETWORK = "10.213.98.1", "10.213.98.0/30"
 #: The namespaces share /dev/shm: they are one machine, and daskps would find out.
 APART = {"DASK_DASKPS__WAYS__MACHINE": "false", "PYTHONPATH": str(ROOT)}
 
@@ -71,16 +73,24 @@ def running(command: list[str]) -> Iterator[None]:
             process.wait(10)
 
 
-def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
+@contextmanager
+def cluster(namespaces: Sequence[str], workers: Sequence[str]) -> Iterator[str]:
+    """A scheduler in the first namespace, and a worker at each address."""
     scheduler = f"tcp://{ADDRESSES[0]}:8786"
     with ExitStack() as stack:
         dask = ["distributed.cli.dask_scheduler", "--host", ADDRESSES[0]]
         dask += ["--port", "8786", "--no-dashboard"]
         stack.enter_context(running(inside(namespaces[0], *dask)))
-        for name, address in zip(namespaces, ADDRESSES, strict=True):
+        for address in workers:
+            name = namespaces[address == ADDRESSES[1]]
             dask = ["distributed.cli.dask_worker", scheduler, "--host", address]
             dask += ["--no-nanny", "--no-dashboard", "--nthreads", "2"]
             stack.enter_context(running(inside(name, *dask)))
+        yield scheduler
+
+
+def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
+    with cluster(namespaces, ADDRESSES) as scheduler:
         done = subprocess.run(
             inside(namespaces[0], "tests.cluster.network", scheduler),
             env={**os.environ, **APART},
@@ -97,3 +107,41 @@ def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
     assert found == expected
     assert found["bsp"] != found["bsp, bf16"] == found["graph, bf16"]
     assert found["asp"][1] == 2 * 2 * 4
+
+
+def test_a_client_that_reaches_the_scheduler_alone_is_told_so(namespaces):
+    first, second = namespaces
+    ip("-n", first, "addr", "add", f"{APART_ADDRESS}/30", "dev", "wire")
+    ip("-n", second, "route", "add", APART_NETWORK, "dev", "wire")
+    heard = {}
+    with cluster(namespaces, [APART_ADDRESS] * 2) as scheduler:
+        process = subprocess.Popen(
+            inside(second, "tests.cluster.unreached", scheduler),
+            env={**os.environ, **APART},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            said, told = process.stdout, process.stdin
+            assert said is not None
+            assert told is not None
+            try:
+                assert json.loads(said.readline()) == "open"
+                # What goes there is nobody's: it is dropped, connections included.
+                nobody = ("lladdr", "02:00:00:00:00:99", "dev", "wire")
+                where = ("neigh", "replace", APART_ADDRESS, *nobody)
+                ip("-n", second, *where, "nud", "permanent")
+                told.write("\n")
+                told.flush()
+                heard["dropped"] = json.loads(said.readline())
+                ip("-n", second, "route", "replace", "unreachable", APART_NETWORK)
+                heard["refused"] = json.loads(process.communicate("\n")[0])
+            finally:
+                process.kill()
+    for what, (errors, others) in heard.items():
+        assert set(errors.values()) == {f"tcp://{APART_ADDRESS}"}, (what, errors)
+        # Each run adds -0.5 times the mean of two ones.
+        assert others.pop("after") == others.pop("snapshot") - 0.5 * 3000
+        assert others == {"run": [1, 1], "list": ["model"], "repr": True}

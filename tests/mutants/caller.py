@@ -6,6 +6,15 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "a-worker-that-nobody-reaches-is-out-of-our-reach",
+        "daskps.cluster.caller.liveness:Reach._find",
+        "if not await self._answers_scheduler(worker):",
+        "if await self._answers_scheduler(worker) is None:",
+        (
+            "tests/cluster/caller/test_reach.py::test_a_worker_that_is_only_slow_is_waited_for",
+        ),
+    ),
+    Mutant(
         "absent-rows-go-where-they-stand-by-shard",
         "daskps.cluster.caller.absent_rows:AbsentRows.fill",
         "where = absent if given is None else given[absent]",

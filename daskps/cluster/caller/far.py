@@ -102,7 +102,10 @@ class Far:
 
         async def look() -> None:
             try:
-                async with self.liveness.over(worker, shards, run):
+                async with (
+                    self.link.reaching(worker),
+                    self.liveness.over(worker, shards, run),
+                ):
                     await asyncio.Event().wait()
             except DaskPSError:
                 stop()

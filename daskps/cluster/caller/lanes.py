@@ -108,6 +108,11 @@ class Lanes:
         with self._lock:
             return sum(self._count(worker) for worker in workers)
 
+    def close_idle(self, worker: str) -> None:
+        """Close the lanes to a worker that nobody uses, and open none for a while."""
+        self._pause(worker)
+        _close_all({worker: self._idle.get(worker, [])})
+
     def close(self) -> None:
         """Close all lanes; who is at one closes it at the end of its call."""
         self._is_closed = True

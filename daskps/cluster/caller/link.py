@@ -23,6 +23,7 @@ from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.call_future import CallFuture
+from daskps.cluster.caller.liveness import Reach
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.plugins import DirectoryPlugin
@@ -33,6 +34,7 @@ from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
+    from contextlib import AbstractAsyncContextManager
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,6 +78,8 @@ class Link(SyncMethodMixin):
         self.restored: dict[str, str] = {}
         #: Sockets to the hosts, where these may be taken.
         self.lanes: Any = None
+        #: Which workers a client cannot reach. Between workers a run waits on.
+        self._reach = None if self.is_worker else Reach(node, self._forget)
         #: What goes on after its call: the event loop alone would not keep it.
         self._background: set[asyncio.Future[Any]] = set()
 
@@ -144,7 +148,18 @@ class Link(SyncMethodMixin):
     async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
         """Call a handler of a worker directly."""
         self._check_live()
-        return await getattr(self.pool(worker), op)(**kwargs)
+        async with self.reaching(worker):
+            return await getattr(self.pool(worker), op)(**kwargs)
+
+    def reaching(self, worker: str) -> AbstractAsyncContextManager[None]:
+        """End what is asked of a worker once this client cannot reach it."""
+        if self._reach is None:
+            return contextlib.nullcontext()
+        return self._reach.over(worker)
+
+    def _forget(self, worker: str) -> None:
+        if self.lanes is not None:
+            self.lanes.close_idle(worker)
 
     def _check_live(self) -> None:
         """Refuse to send: Dask's connections say no more than that they are closed."""

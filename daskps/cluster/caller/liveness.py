@@ -1,9 +1,12 @@
-"""Whether hosts that do not answer for a while are still there, asked of the directory.
+"""Whether hosts that do not answer for a while are there still, and within reach.
 
 Dask tries to connect to a dead address for 30 s; the directory knows sooner. But a
 trainer that waits for a slow one waits on every host of the store, and a thousand may:
 all calls of a handle ask together, and those of a large run more rarely, so that what
 reaches the scheduler does not grow with the run.
+
+A firewall or a gateway may let a client through to the scheduler and to no worker: a call
+whose shards have not moved would try until its time is over (dask/distributed#8964).
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from daskps.errors import DaskPSError, ShardLostError, StaleGenerationError
+from daskps.cluster import upstream
+from daskps.cluster.caller.descriptors import without_descriptors
+from daskps.errors import (
+    DaskPSError,
+    ShardLostError,
+    StaleGenerationError,
+    WorkerUnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -27,6 +37,11 @@ logger = logging.getLogger(__name__)
 SUSPECT_SECONDS, SOON_SECONDS = 1.0, 0.25
 #: Questions a second that a run puts to the directory at most, all trainers together.
 MOST_QUESTIONS = 100
+#: How long a worker may be silent before it is looked for, and how long it may take to
+#: answer this client then, the scheduler, and this client once more: 9 s in all.
+SILENT_SECONDS, FIRST_SECONDS, SCHEDULER_SECONDS, AGAIN_SECONDS = 1.0, 4.0, 2.0, 2.0
+#: How long a worker that cannot be reached is not called again.
+BARRED_SECONDS = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -145,3 +160,114 @@ def check_located(
                 f"shard {shard} of store {store!r} is no longer at worker {worker}; "
                 f"ask the directory where it lives"
             )
+
+
+class Reach:
+    """Looks after what a client asks of workers; used on its event loop only.
+
+    Parameters
+    ----------
+    client : Client
+        Who asks.
+    forget : callable
+        Called with a worker that cannot be reached.
+    """
+
+    def __init__(self, client: Any, forget: Callable[[str], None]) -> None:
+        self._client = client
+        self._forget = forget
+        self._barred: dict[str, tuple[float, WorkerUnreachableError]] = {}
+        #: What looks for a worker, and the calls that end where it is not found.
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._late: dict[asyncio.Timeout, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def over(self, worker: str) -> AsyncIterator[None]:
+        """End a call to a worker once that is found to be out of reach.
+
+        Raises
+        ------
+        WorkerUnreachableError
+            Then, and at once for the next minute.
+        """
+        self._check(worker)
+        scope = asyncio.timeout(None)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(SILENT_SECONDS, self._suspect, worker, scope)
+        try:
+            async with scope:
+                try:
+                    yield
+                finally:
+                    timer.cancel()
+                    self._late.pop(scope, None)
+        except OSError:
+            if not scope.expired():
+                await self._look(worker)
+            self._check(worker)
+            raise
+
+    def _check(self, worker: str) -> None:
+        until, error = self._barred.get(worker, (0.0, None))
+        if error is None:
+            return
+        if asyncio.get_running_loop().time() < until:
+            raise WorkerUnreachableError(*error.args)
+        self._barred.pop(worker, None)
+
+    def _suspect(self, worker: str, scope: asyncio.Timeout) -> None:
+        self._late[scope] = worker
+        self._look(worker)
+
+    def _look(self, worker: str) -> asyncio.Future[None]:
+        """Look for a worker, once for all calls that ask; wait for that or leave it."""
+        look = self._looks.get(worker)
+        if look is None:
+            look = asyncio.ensure_future(self._find(worker))
+            self._looks[worker] = look
+            look.add_done_callback(lambda _: self._looks.pop(worker, None))
+        return asyncio.shield(look)
+
+    async def _find(self, worker: str) -> None:
+        """Bar a worker that answers the scheduler and, before and after, not this client.
+
+        One that has died answers neither, one that is stopped or busy both or neither.
+        """
+        if not (why := await self._connect(worker, FIRST_SECONDS)):
+            return
+        if not await self._answers_scheduler(worker):
+            return
+        if not await self._connect(worker, AGAIN_SECONDS):
+            return
+        scheduler = self._client.scheduler.addr
+        error = WorkerUnreachableError(worker, scheduler, why)
+        logger.info("%s", error)
+        loop = asyncio.get_running_loop()
+        self._barred[worker] = loop.time() + BARRED_SECONDS, error
+        self._forget(worker)
+        for scope in [scope for scope, late in self._late.items() if late == worker]:
+            scope.reschedule(loop.time())
+
+    async def _connect(self, worker: str, seconds: float) -> str:
+        """Have a worker answer by a connection of its own; return why it did not."""
+        args = self._client.connection_args
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                upstream.connection(worker, seconds, args) as server,
+            ):
+                await server.echo(data=True)
+        except OSError as error:
+            # What no other worker would answer either says nothing of this one.
+            why = str(error) or f"no answer in {seconds:g} s"
+            return "" if without_descriptors() else why
+        return ""
+
+    async def _answers_scheduler(self, worker: str) -> bool:
+        about: Any = {"msg": {"op": "echo", "data": True}, "workers": [worker]}
+        asked = self._client.scheduler.broadcast(**about, on_error="return")
+        try:
+            said = await asyncio.wait_for(asked, SCHEDULER_SECONDS)
+        except OSError:
+            return False
+        return said.get(worker) is True
