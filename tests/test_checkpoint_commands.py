@@ -103,6 +103,21 @@ def test_ls_of_what_is_no_whole_checkpoint(tmp_path, monkeypatch):
     assert ["error" in row for row in rows] == [False, True, True]
     found = list_checkpoints(tmp_path)
     assert [info.url.rpartition("/")[2] for info in found] == [whole.name]
+    assert found.unread == {unread.name: rows[1]["error"]}
+    assert f"{unread.name}: " in repr(found)
+    assert unread.name in found._repr_html_()
+
+
+def test_ls_goes_on_past_a_manifest_that_cannot_be_looked_at(tmp_path):
+    whole, other = saved(tmp_path, STATE), tmp_path / "ckpt-000000000009-0a1b2c3d"
+    other.mkdir()
+    (other / MANIFEST).symlink_to(MANIFEST)
+    status, out, _ = called("ls", tmp_path, "--json")
+    assert status == 0
+    rows = json.loads(out)
+    assert [row["checkpoint"] for row in rows] == [whole.name, other.name]
+    assert "Too many levels of symbolic links" in rows[1]["error"]
+    assert [*list_checkpoints(tmp_path).unread] == [other.name]
 
 
 def test_ls_of_a_file(tmp_path):

@@ -138,7 +138,7 @@ def unfinished(storage: Storage, now: float) -> dict[str, float | None]:
     return {
         folder: storage.age(folder, now)
         for folder in reversed(_folders(storage))
-        if not storage.has(f"{folder}/{MANIFEST}")
+        if not _may_have(storage, f"{folder}/{MANIFEST}")
     }
 
 

@@ -16,7 +16,7 @@ from daskps.layout.arrays import counted
 from daskps.store.repr import html_tables, text_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from daskps.checkpoint.manifest import Manifest
 
@@ -100,7 +100,28 @@ def info_of(url: str, manifest: Manifest) -> CheckpointInfo:
 
 
 class CheckpointList(list[CheckpointInfo]):
-    """Checkpoints, the oldest first, which show themselves as a table."""
+    """Checkpoints, the oldest first, which show themselves as a table.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        What is there.
+    url : str
+        Where.
+    """
+
+    def __init__(self, entries: Iterable[listing.Entry] = (), url: str = "") -> None:
+        super().__init__()
+        #: Why it cannot be read, by the folder of each that is left out.
+        self.unread: dict[str, str] = {}
+        for entry in entries:
+            if entry.manifest is None:
+                self.unread[entry.folder] = str(entry.error)
+            else:
+                self.append(info_of(f"{url}/{entry.folder}", entry.manifest))
+
+    def _notes(self) -> list[str]:
+        return [f"{folder}: {why}" for folder, why in self.unread.items()]
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         heads = ("checkpoint", "store", "version", "parameters", "tables", "bytes")
@@ -119,10 +140,12 @@ class CheckpointList(list[CheckpointInfo]):
         return (*heads, "time (UTC)"), rows
 
     def __repr__(self) -> str:
-        return "\n".join(text_table(*self._table())) if self else "no checkpoints"
+        shown = text_table(*self._table()) if self else ["no checkpoints"]
+        return "\n".join([*shown, *self._notes()])
 
     def _repr_html_(self) -> str:
-        return html_tables(counted(len(self), "checkpoint"), self._table())
+        line = counted(len(self), "checkpoint")
+        return html_tables(line, self._table(), notes=self._notes())
 
 
 def list_checkpoints(
@@ -140,8 +163,8 @@ def list_checkpoints(
     Returns
     -------
     list of CheckpointInfo
-        In the order of their numbers, the newest last, shown as a table. What is not
-        whole, or cannot be read, is left out; ``daskps checkpoint ls`` tells why.
+        In the order of their numbers, the newest last, shown as a table. Those that
+        cannot be read are not among them; its `unread` says why, by their folders.
 
     Raises
     ------
@@ -156,12 +179,7 @@ def list_checkpoints(
     no checkpoints
     """
     at = full_url(url)
-    found = listing.entries(Storage(at, storage_options))
-    return CheckpointList(
-        info_of(f"{at}/{entry.folder}", entry.manifest)
-        for entry in found
-        if entry.manifest is not None
-    )
+    return CheckpointList(listing.entries(Storage(at, storage_options)), at)
 
 
 def recovery_target(

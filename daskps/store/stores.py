@@ -11,6 +11,7 @@ from daskps import config
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
+from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.layout.arrays import counted
 from daskps.store.arguments import checked_name
 from daskps.store.awaiting import opening
@@ -276,6 +277,8 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     ------
     ValueError
         Without a client.
+    SchedulerLostError
+        Without a connection to the scheduler for five seconds.
     TimeoutError
         If the directory does not answer.
 
@@ -294,4 +297,8 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
         found = await link.directory("list")
         return StoreList(StoreInfo(**row) for row in found)
 
-    return link.run(lambda: link.within(rows, seconds, "the directory"))
+    async def listed() -> Any:
+        async with scheduler_named(link, "list_stores"):
+            return await link.within(rows, seconds, "the directory")
+
+    return link.run(listed)

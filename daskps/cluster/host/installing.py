@@ -18,6 +18,7 @@ import numpy as np
 from daskps.checkpoint.digests import digest
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.plan import (
+    ChunkRead,
     chunks_read,
     hash_range,
     hashes,
@@ -27,6 +28,7 @@ from daskps.checkpoint.plan import (
 from daskps.checkpoint.reading import read_file
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import from_bytes
+from daskps.checkpoint.zarr import node_paths
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
 from daskps.epochs import Epochs
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from daskps.checkpoint.arrays import StoredArray
     from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
-    from daskps.checkpoint.plan import ChunkPart, ChunkRead
+    from daskps.checkpoint.plan import ChunkPart
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.layout.arrays import Layout
@@ -128,8 +130,14 @@ class _Installing:
         """Give rows to ids, and find out what else is read."""
         wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
         reads: dict[str, ChunkRead] = {}
+        nodes = sorted(node_paths(self.manifest.arrays))
         for shard, hosted in self.hosted.items():
             layout, arrays = hosted.layout, self.manifest.arrays
+            # Nobody needs these for a store; what is damaged there is damaged all the same.
+            for path in nodes[shard :: layout.n_shards]:
+                nbytes = self.manifest.file_at[path].nbytes
+                reads[path] = ChunkRead(path, nbytes, "u1", ())
+                wanted[path] = []
             for read in chunks_read(layout, arrays, shard):
                 reads[read.path] = read
                 wanted[read.path] += [(shard, part) for part in read.parts]
