@@ -6,14 +6,22 @@ Beside `upstream` the only module that touches what is private there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm import tcp as _tcp
 from distributed.comm.core import connect as _connect
+from distributed.core import Status
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+#: How often to look whether anything of a reply was taken.
+LOOK_SECONDS = 0.5
 
 
 async def ask_for_socket(
@@ -71,6 +79,40 @@ async def give_socket(comm: Any, reply: Mapping[str, Any]) -> socket.socket:
     # cannot have read what the caller sends next.
     await comm.write(reply)
     return _take_socket(comm)
+
+
+async def send_reply(comm: Any, reply: Any, patience: float) -> Status:
+    """Send what a handler of messages replies, and wait until the kernel has it.
+
+    Dask keeps what nobody takes for as long as there is a connection. Here it is closed
+    where its other end takes nothing for so many seconds.
+
+    Returns
+    -------
+    Status
+        What the handler returns in place of the reply.
+    """
+    with contextlib.suppress(OSError):
+        await comm.write(reply)
+        # Only TCP and TLS have one.
+        stream = getattr(comm, "stream", None)
+        if stream is not None and stream.writing():
+            await _taken(comm, stream, patience)
+    return Status.dont_reply
+
+
+async def _taken(comm: Any, stream: Any, patience: float) -> None:
+    sent, moved, n = stream.write(b""), time.monotonic(), -1
+    while not (await asyncio.wait({sent}, timeout=LOOK_SECONDS))[0]:
+        if stream._total_write_done_index != n:
+            n, moved = stream._total_write_done_index, time.monotonic()
+        elif time.monotonic() - moved > patience:
+            logger.warning(
+                "%s has taken nothing of an answer for %g s; its connection is closed",
+                comm.peer_address,
+                patience,
+            )
+            comm.abort()
 
 
 class _Gone:

@@ -227,6 +227,8 @@ class ReadableArray:
 
         Raises
         ------
+        LayoutError
+            Where a worker has no room for a copy of what it owns; nothing was copied.
         ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
 

@@ -248,6 +248,9 @@ class ParameterStore(Rated):
 
         Raises
         ------
+        LayoutError
+            Where a worker has no room for a copy of what it owns; nothing was copied.
+            :meth:`save` needs none.
         ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
 

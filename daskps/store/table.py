@@ -280,6 +280,8 @@ class ParameterTable(RowSet):
 
         Raises
         ------
+        LayoutError
+            Where a worker has no room for a copy of what it owns; nothing was copied.
         ShardLostError, StoreClosedError, TimeoutError
             For what its name says.
 

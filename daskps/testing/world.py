@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import distributed
@@ -13,7 +14,7 @@ from distributed.system_monitor import SystemMonitor
 
 from daskps import config
 from daskps.cluster.caller.link import link_of
-from daskps.cluster.host import cuts
+from daskps.cluster.host.copy_budget import CopyBudget
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
@@ -26,13 +27,14 @@ from daskps.testing.machines import SimMachine, SimView, follow_growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
 
     from distributed.core import Status
 
     from daskps.cluster.host.host import ShardHost
 
 T = TypeVar("T")
-#: How often a host has no room for a copy of all that a save wants.
+#: How often a host has no room for the copies of a cut.
 FULL_SHARE = 0.2
 
 
@@ -104,13 +106,17 @@ def _die_at_work() -> None:
 
 
 def _lack_room() -> None:
-    """Have hosts now and then no room for a copy, so that they hold their shards."""
-    has_room = cuts._has_room  # noqa: SLF001 - its answer follows from the machine's memory
+    """Have hosts now and then no room for copies: saves hold the shards, snapshots end."""
+    copying = CopyBudget.copying
+    # What this process uses is not the same each time.
+    put(SystemMonitor, get_process_memory=lambda _: 0)
 
-    def has_room_or_not(*args: Any) -> bool:
-        return CHANCE.random() >= FULL_SHARE and has_room(*args)
+    def copying_or_not(budget: CopyBudget, nbytes: int) -> AbstractContextManager[str]:
+        if CHANCE.random() < FULL_SHARE:
+            return nullcontext("nothing is free, by chance")
+        return copying(budget, nbytes)
 
-    put(cuts, _has_room=has_room_or_not)
+    put(CopyBudget, copying=copying_or_not)
 
 
 def _compile_aside() -> None:

@@ -45,6 +45,9 @@ class Nowhere:
     def is_busy(self) -> bool:
         return False
 
+    def measure(self) -> int:
+        return 0
+
     def is_connected(self) -> bool:
         return False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+BUDGET = "tests/cluster/host/test_copy_budget.py"
+
 MUTANTS = (
     Mutant(
         "former-owner-opens-the-gate",
@@ -152,10 +154,41 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "answers-overtake-who-waits",
+        "daskps.cluster.host.copy_budget:CopyBudget.answer",
+        "return None if self._waiting else self._try_answer(nbytes)",
+        "return self._try_answer(nbytes)",
+        (f"{BUDGET}::test_who_gives_up_lets_those_behind_go_on_that_need_less",),
+    ),
+    Mutant(
+        "no-answer-where-nothing-fits",
+        "daskps.cluster.host.copy_budget:CopyBudget._try_answer",
+        "if self.nbytes and not fits:",
+        "if not fits:",
+        (f"{BUDGET}::test_one_answer_has_room_whatever_there_is",),
+    ),
+    Mutant(
+        "promised-room-is-promised-twice",
+        "daskps.cluster.host.copy_budget:CopyBudget._lack",
+        "free = most - self._worker.measure() - self.nbytes",
+        "free = most - self._worker.measure()",
+        (f"{BUDGET}::test_what_was_promised_and_not_written_yet_counts",),
+    ),
+    Mutant(
+        "silent-reader-keeps-its-answer",
+        "daskps.cluster.connections:_taken",
+        "comm.abort()",
+        "pass",
+        (
+            "tests/cluster/test_room_for_copies.py::"
+            "test_who_takes_nothing_of_an_answer_loses_its_connection[False]",
+        ),
+    ),
+    Mutant(
         "no-room-for-copies",
-        "daskps.cluster.host.cuts:_has_room",
-        "return not limit or held + need <= host.worker.pause_share * limit",
-        "return True",
+        "daskps.cluster.host.copy_budget:CopyBudget._lack",
+        "if nbytes <= free:",
+        "if True:",
         (
             "tests/cluster/test_saving.py::test_where_no_copy_fits_pushes_wait_until_all_is_written",
         ),

@@ -278,9 +278,16 @@ MUTANTS = (
     Mutant(
         "slow-caller-is-never-late",
         "daskps.cluster.lane.connection:Connection.is_late",
-        "late = min(self._until, self.channel.moved + PATIENCE_SECONDS)",
-        "late = self.channel.moved + PATIENCE_SECONDS",
+        "late = min(self._until, self.channel.moved + patience)",
+        "late = self.channel.moved + patience",
         (f"{SERVING}::test_how_long_a_frame_may_take",),
+    ),
+    Mutant(
+        "who-takes-nothing-keeps-its-answer",
+        "daskps.cluster.lane.connection:Connection.is_late",
+        "patience = TAKE_SECONDS if self._unsent else PATIENCE_SECONDS",
+        "patience = PATIENCE_SECONDS",
+        (f"{SERVING}::test_who_takes_nothing_of_an_answer_is_cut_sooner",),
     ),
     Mutant(
         "end-of-an-answer-comes-with-the-rest",

@@ -221,7 +221,7 @@ class Far:
                 and HOSTS[worker].worker.loop is self.link.loop
             ):
                 self.counters.local_calls += 1
-                return await HOSTS[worker].call(call)
+                return await HOSTS[worker].call(call._replace(read_codec=""))
             if self._ways.is_gone(worker):
                 # Dask would try to connect for a while.
                 raise OSError(f"the process of worker {worker} has died")
@@ -301,10 +301,9 @@ class Far:
             return why
         try:
             asked = self.link.control(
-                worker, "locked", store=self.meta.uid, shards=shards
+                worker, "keeps", store=self.meta.uid, shards=shards
             )
-            for shard, pid in await asyncio.wait_for(asked, ASK_SECONDS):
-                why = f"where process {pid} of its machine has locked shard {shard}"
+            why = await asyncio.wait_for(asked, ASK_SECONDS)
         except (OSError, DaskPSError):
             places = self.meta.where.segments
             names = [places[i].name for i in shards if i in places]

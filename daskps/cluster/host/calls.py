@@ -80,12 +80,13 @@ def start_call(
 
 
 def answers_of(
-    started: Sequence[Started], empty: Empty, *, seconds: float
+    started: Sequence[Started], empty: Empty | None, *, seconds: float
 ) -> list[Answer]:
     """Return what the shards say, reading what they may; see :func:`copy_out`.
 
     A read whose turn does not come within these seconds, together, waits on. With 0 it
-    raises ShardBusyError.
+    raises ShardBusyError. Without `empty` there is no room for what is read, and all of
+    it waits on.
     """
     end, found = time.monotonic() + seconds, []
     for one in started:
@@ -94,16 +95,16 @@ def answers_of(
     return found
 
 
-def _answer(started: Started, empty: Empty, seconds: float) -> Answer:
+def _answer(started: Started, empty: Empty | None, seconds: float) -> Answer:
     hosted, part, ticket = started
     outcome = ticket.outcome
     if isinstance(outcome, Exception):
         return Answer(part.shard, error=outcome, applied=ticket.applied)
-    if outcome is None:
+    if outcome is None or (part.reads and empty is None):
         return Answer(part.shard, parked=True, applied=ticket.applied)
     version = ticket.version or outcome.version
     outs: tuple[Array, ...] = ()
-    if part.reads:
+    if part.reads and empty is not None:
         flats = tuple(empty(stop - start, dtype) for dtype, start, stop in part.ranges)
         rows = [_read_of(asked, empty) for asked in part.rows]
         marks = (read.found for read in rows if read.found is not None)

@@ -18,6 +18,7 @@ from daskps.cluster.keys import copy_key, saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
 from daskps.cluster.wire.wellformed import check
+from daskps.errors import LayoutError
 from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
@@ -47,30 +48,43 @@ def _attempt(cut: str, attempt: int) -> str:
 
 @HOST.handles("prepare_cut")
 async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
-    """Take the memory for the copies, before any push has to wait for it."""
+    """Take the memory for the copies, before any push has to wait for it.
+
+    Where there is not enough a save holds the shards until they are written.
+
+    Raises
+    ------
+    LayoutError
+        Where a snapshot has none: it would keep what it copies for as long as its user.
+    """
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
-    if claim.holds or (index == WHOLE and not _has_room(host, hosted_shards)):
-        claim.holds = True
+    if claim.holds:
         return
+    missing = [
+        (hosted.shard.segment, hosted.layout, hosted.index, index)
+        for hosted in hosted_shards
+        if hosted.index not in claim.begun
+    ]
+    need = sum(BegunCopy.needed_nbytes(*of) for of in missing)
 
     def allocate() -> None:
-        for hosted in hosted_shards:
-            if hosted.index not in claim.begun:
-                of = hosted.shard.segment, hosted.layout, hosted.index, index
-                claim.begun[hosted.index] = BegunCopy.of(*of)
+        for segment, layout, shard, _ in missing:
+            claim.begun[shard] = BegunCopy.of(segment, layout, shard, index)
 
-    await host.in_thread(allocate)
-
-
-def _has_room(host: ShardHost, hosted_shards: Sequence[HostedShard]) -> bool:
-    """Return whether there is memory for copies of everything of some shards."""
-    limit = host.worker.memory_limit
-    of = [(s.shard.segment, s.layout, s.index) for s in hosted_shards]
-    need = sum(BegunCopy.needed_nbytes(*one) for one in of)
-    held = sum(hosted.nbytes for hosted in host.shards.values())
-    held += host.snapshots.nbytes
-    return not limit or held + need <= host.worker.pause_share * limit
+    with host.budget.copying(need) as lack:
+        if not lack:
+            await host.in_thread(allocate)
+        elif index == WHOLE:
+            claim.holds = True
+        else:
+            raise LayoutError(
+                f"a snapshot of store {hosted_shards[0].name!r} needs {need:,} bytes for "
+                f"copies on worker {host.worker.address}, of whose memory {lack}; nothing "
+                f"was copied. Write the store to files with save(url), which needs no "
+                f"such room, let go of earlier snapshots, take one of a single parameter "
+                f"with to_dask_array(), or give the worker more memory"
+            )
 
 
 @HOST.handles("begin_cut")
@@ -199,7 +213,7 @@ async def _hold(
 ) -> HeldShard:
     """Have a shard read as it is, until the cut is dropped; pushes wait as long."""
     segment = hosted.shard.segment
-    nbytes = BegunCopy.needed_nbytes(segment, hosted.layout, hosted.index)
+    nbytes = BegunCopy.needed_nbytes(segment, hosted.layout, hosted.index, WHOLE)
     held = await host.run_for(hosted, partial(HeldShard, segment, ready.flip, nbytes))
     holds = partial(cut_requests.holds_steps, name=name)
     if not await host.under(hosted, holds):

@@ -15,6 +15,7 @@ from daskps import config
 from daskps.cluster.host.calls import answers_of, start_call
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
+from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.host.kept_aggregates import KeptAggregates
 from daskps.cluster.host.near_shards import NearShards
@@ -46,11 +47,13 @@ from daskps.shards.steps import Ready
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from daskps.cluster.host.calls import Started
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.node import GivenLanes, WorkerNode
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
     from daskps.cluster.wire.handlers import Handlers
+    from daskps.reduction import Empty
 
 T = TypeVar("T")
 
@@ -94,6 +97,7 @@ class ShardHost(NearShards):
         self._handlers = handlers
         self.pool = BufferPool(limit_of(worker.memory_limit))
         super().__init__(self.pool.empty, WAIT_SECONDS)
+        self.budget = CopyBudget(worker, self.pool)
         #: Stores freed lately: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
@@ -101,7 +105,7 @@ class ShardHost(NearShards):
         #: What snapshots have copied and Dask has not taken over yet.
         self.snapshots = Copies()
         #: What wakes the calls of other processes that wait, by their tokens.
-        self.waiting: dict[str, asyncio.Future[None]] = {}
+        self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
         self._members: Membership | None = None
@@ -140,12 +144,7 @@ class ShardHost(NearShards):
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         try:
-            answers = await self.call(call)
-            if call.read_codec:
-                work = partial(in_words, answers, call.parts)
-                small = call.nbytes <= self.inline_nbytes
-                answers = work() if small else await self.in_thread(work)
-            return pack_answers(answers)
+            return pack_answers(await self.call(call))
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
 
@@ -173,7 +172,8 @@ class ShardHost(NearShards):
                 hosted.serve(seconds)
             if not seconds or not pending.done:
                 return None
-            return answers_of(tickets, self.empty, seconds=call.wait_seconds)
+            empty, seconds = self.budget.answer(call.read_nbytes), call.wait_seconds
+            return empty and _answers(call, tickets, empty, seconds)
 
         try:
             served = (
@@ -198,13 +198,34 @@ class ShardHost(NearShards):
                 self.keep_looking()
                 futures = [asyncio.wrap_future(f) for f in gone if f is not None]
                 await asyncio.shield(asyncio.gather(*futures))
-        # Of refusals alone nothing is copied: a host that closes has no threads then.
-        if small or not any(isinstance(t.outcome, Ready) for _, _, t in tickets):
-            with contextlib.suppress(ShardBusyError):
-                return answers_of(tickets, self.empty, seconds=0)
         left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
-        read = partial(answers_of, tickets, self.empty, seconds=left)
-        return await self.in_thread(read)
+        return await self._read(call, tickets, left, small=small)
+
+    async def _read(
+        self, call: Call, started: Sequence[Started], seconds: float, *, small: bool
+    ) -> list[Answer]:
+        """Return what shards say that are done with a call, once there is room for that."""
+        empty: Empty | None = self.empty
+        is_ready = any(isinstance(ticket.outcome, Ready) for _, _, ticket in started)
+        if is_ready and call.read_nbytes > SMALL_NBYTES:
+            empty = self.budget.answer(call.read_nbytes)
+            empty = empty or await self._wait_for_room(call, seconds)
+        # Of refusals alone nothing is copied: a host that closes has no threads then.
+        if small or not is_ready or not empty:
+            with contextlib.suppress(ShardBusyError):
+                return _answers(call, started, empty, 0)
+        return await self.in_thread(partial(_answers, call, started, empty, seconds))
+
+    async def _wait_for_room(self, call: Call, seconds: float) -> Empty | None:
+        """Wait for room for an answer; None where its caller gives up, or for too long."""
+        self.waiting[call.token] = turn = self.budget.wait(call.read_nbytes)
+        timer = asyncio.get_running_loop().call_later(seconds, _wake, turn)
+        try:
+            found: Empty | None = await turn
+        finally:
+            timer.cancel()
+            self.waiting.pop(call.token, None)
+        return found
 
     def is_small(self, hosted: HostedShard) -> bool:
         """Return whether a shard is small enough, and its updates, for the event loop."""
@@ -393,6 +414,7 @@ class ShardHost(NearShards):
             "nbytes": nbytes + kept.nbytes + self.collectives.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
+            "answers": self.budget.nbytes,
             "lanes": 0 if self.lanes is None else len(self.lanes),
         }
 
@@ -406,6 +428,14 @@ class ShardHost(NearShards):
             _wake(woken)
 
 
-def _wake(woken: asyncio.Future[None]) -> None:
+def _answers(
+    call: Call, started: Sequence[Started], empty: Empty | None, seconds: float
+) -> list[Answer]:
+    """Return what shards say to a call, what is read in words if its caller wants that."""
+    found = answers_of(started, empty, seconds=seconds)
+    return in_words(found, call.parts, empty) if empty and call.read_codec else found
+
+
+def _wake(woken: asyncio.Future[Any]) -> None:
     if not woken.done():
         woken.set_result(None)

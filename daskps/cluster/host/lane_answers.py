@@ -16,10 +16,12 @@ from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.read_words import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from daskps.cluster.host.copy_budget import CopyBudget
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Part
+    from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: Answers up to this size are one buffer.
@@ -33,12 +35,12 @@ class FormAnswers:
     ----------
     parts : sequence of Part
         What the form says to each shard.
-    empty : callable
-        Gives memory for what is read, as `numpy.empty`.
+    budget : CopyBudget
+        Gives memory for what is read.
     """
 
-    def __init__(self, parts: Sequence[Part], empty: Callable[..., Array]) -> None:
-        self._parts, self._empty = parts, empty
+    def __init__(self, parts: Sequence[Part], budget: CopyBudget) -> None:
+        self._parts, self._budget = parts, budget
         self._shards = [part.shard for part in parts]
         self.has_reads = any(part.ranges for part in parts)
         self._nbytes = sum(
@@ -51,6 +53,8 @@ class FormAnswers:
         self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
         answered = sum(part.answer_nbytes for part in parts)
         self._head = AnswerHead(len(parts), answered)
+        #: Bytes that an answer takes here, unless it is sent from the weights.
+        self.read_nbytes = sum(part.read_nbytes for part in parts)
         #: What reads of each shard, as they were found last.
         self._reads: list[ShardRead | None] = []
 
@@ -82,8 +86,14 @@ class FormAnswers:
         -------
         list of buffers or None
             None where a shard must be asked.
+
+        Raises
+        ------
+        DaskPSError
+            Where there is no room for an answer.
         """
         head, rows = self._head, list[int]()
+        empty: Empty = self._budget.pool.empty
         if not self.has_reads:
             for shard, version in zip(self._shards, versions, strict=True):
                 rows += (shard, version, 0, APPLIED)
@@ -95,7 +105,8 @@ class FormAnswers:
             frame = self._read_straight(number, bounds, versions)
             if frame is not None:
                 return frame
-            out = self._empty(self._nbytes, np.uint8)
+            empty = self._budget.answer_now(self.read_nbytes)
+            out = empty(self._nbytes, np.uint8)
         for shard, read, bound, version in zip(
             self._shards, self._reads, bounds, versions, strict=False
         ):
@@ -107,12 +118,12 @@ class FormAnswers:
                 lag = read.looks.lag
             rows += (shard, version, lag, APPLIED)
         if not self._is_small:
-            sent = self._in_words(out) if self._is_coded else [out]
+            sent = self._in_words(out, empty) if self._is_coded else [out]
             return [head.pack(number, rows), *sent]
         head.pack_into(whole, number, rows)
         return [whole]
 
-    def _in_words(self, read: Array) -> list[Array]:
+    def _in_words(self, read: Array, empty: Empty) -> list[Array]:
         """Return what is sent of numbers that were read one after the other."""
         found, at = list[Any](), 0
         for part in self._parts:
@@ -121,7 +132,7 @@ class FormAnswers:
                 end = at + n * np.dtype(dtype).itemsize
                 arrays.append(read[at:end].view(dtype))
                 at = end
-            found += [a for a in encoded(arrays, part.words, self._empty) if a.nbytes]
+            found += [a for a in encoded(arrays, part.words, empty) if a.nbytes]
         return found
 
     def _read_straight(

@@ -71,7 +71,7 @@ class HostForm:
         )
         #: By part the pieces of a step that may be taken as it is; else None.
         self._positions = _positions(form.template) if self._is_plain else None
-        self._answers = FormAnswers(parts, host.empty)
+        self._answers = FormAnswers(parts, host.budget)
         #: Whether what it reads is answered in words of a codec.
         self._is_coded = bool(form.template.read_codec)
         #: The shards as they were found last; none before the first call.
@@ -285,15 +285,15 @@ class HostForm:
             if type(outcome) is not Ready:
                 break
             versions.append(ticket.version or outcome.version)
-        if len(versions) == len(started):
-            frame = self._answers.read(head.number, bounds, versions)
-            if frame is not None:
-                return frame
         try:
-            answers = answers_of(started, self._host.empty, seconds=seconds)
+            if len(versions) == len(started):
+                frame = self._answers.read(head.number, bounds, versions)
+                if frame is not None:
+                    return frame
+            empty = self._host.budget.answer_now(self._answers.read_nbytes)
+            answers = answers_of(started, empty, seconds=seconds)
             if self._is_coded:
-                parts = self.form.template.parts
-                answers = in_words(answers, parts, self._host.empty)
+                answers = in_words(answers, self.form.template.parts, empty)
             return pack_answers(answers, head.number)
         except ShardBusyError:
             raise  # with no time to wait

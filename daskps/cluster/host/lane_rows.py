@@ -170,7 +170,7 @@ class HostRowForm(HostForm):
             out = np.empty(self._rows.nbytes + nbytes, np.uint8)
             at = self._rows.nbytes
         else:
-            out, at = self._host.empty(nbytes, np.uint8), 0
+            out, at = self._host.budget.answer_now(nbytes)(nbytes, np.uint8), 0
         rows = list[int]()
         for shard, read, bound, asked in zip(
             self._shards, self._row_reads, said.least, said.asked, strict=True
@@ -199,9 +199,11 @@ class HostRowForm(HostForm):
     ) -> list[Any]:
         """Return the frame that answers a call with tickets, done or not."""
         try:
-            found = answers_of(started, self._host.empty, seconds=seconds)
+            nbytes = sum(part.read_nbytes for part in parts)
+            empty = self._host.budget.answer_now(nbytes)
+            found = answers_of(started, empty, seconds=seconds)
             if self._is_coded:
-                found = in_words(found, parts, self._host.empty)
+                found = in_words(found, parts, empty)
         except ShardBusyError:
             raise  # with no time to wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal

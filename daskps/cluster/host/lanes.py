@@ -46,7 +46,7 @@ COUNT_SECONDS = 1.0
 def give_lanes(host: ShardHost) -> None:
     """Have a host give lanes to those who ask for one."""
     host.lanes = lanes = HostLanes(host)
-    host.worker.serve("daskps_lane", lanes.handle)
+    host.worker.serve_comm("daskps_lane", lanes.handle)
 
 
 class HostLanes:

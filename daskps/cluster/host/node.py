@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from daskps.cluster import upstream
+from daskps.cluster import connections, upstream
+from daskps.cluster.lane.connection import TAKE_SECONDS
 from daskps.cluster.wire.packing import unpack_reply
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class WorkerNode:
         limit: int | None = self.server.memory_manager.memory_limit
         return limit
 
+    def measure(self) -> int:
+        """Return the bytes that it uses, as Dask counts them."""
+        found: int = self.server.monitor.get_process_memory()
+        return found
+
     @property
     def pause_share(self) -> float:
         """Share of its memory limit from which on it starts nothing more."""
@@ -80,7 +86,16 @@ class WorkerNode:
         return stream is not None and not stream.closed()
 
     def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
-        """Have messages of a name handled."""
+        """Have messages of a name handled, and their replies sent."""
+
+        async def served(comm: Any, **message: Any) -> Any:
+            reply = await handler(**message)
+            return await connections.send_reply(comm, reply, TAKE_SECONDS)
+
+        self.serve_comm(name, served)
+
+    def serve_comm(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
+        """Have messages of a name handled together with their connection."""
         upstream.add_handlers(self.server, {name: handler})
 
     def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:

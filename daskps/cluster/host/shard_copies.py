@@ -157,15 +157,21 @@ class BegunCopy:
     whole: bool = False
 
     @staticmethod
-    def needed_nbytes(segment: Segment, layout: Layout, shard: int) -> int:
-        """Return about how many bytes a copy of everything takes, without making one."""
-        found = nbytes_of([*spans_of(layout, shard, WHOLE), *slots_of(segment)])
-        for table in segment.tables:
-            if table.any_rows is not None:
-                of_row = 2 * 8 + table.piece.table.row_nbytes
-                of_row += sum(slot.strides[0] for slot in table.slots)
-                found += of_row * table.n_rows
-                found += 16 * table.any_rows.counts()["candidates"]
+    def needed_nbytes(
+        segment: Segment, layout: Layout, shard: int, index: int | None
+    ) -> int:
+        """Return about how many bytes a copy takes, without making one; see :meth:`of`."""
+        whole = index == WHOLE
+        found = nbytes_of(spans_of(layout, shard, index))
+        found += nbytes_of(slots_of(segment)) if whole else 0
+        for table in any_tables(layout, index):
+            position = layout.table_position(shard, table.index)
+            memory = segment.tables[position - len(segment.pieces)]
+            of_row = 2 * 8 + table.row_nbytes
+            if whole and memory.any_rows is not None:
+                of_row += sum(slot.strides[0] for slot in memory.slots)
+                found += 16 * memory.any_rows.counts()["candidates"]
+            found += of_row * memory.n_rows
         return found
 
     @classmethod

@@ -282,17 +282,15 @@ async def has_step(
     return [s.index for s, has_it in zip(hosted_shards, found, strict=True) if has_it]
 
 
-@HOST.handles("locked")
-async def locked(
-    host: ShardHost, store: str, shards: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Return shards held here that are locked, and the process that has locked each."""
-    hosted_shards = [
-        s for i in shards if (s := host.shards.get((store, i))) is not None
-    ]
-    return [
-        (hosted.index, pid) for hosted in hosted_shards if (pid := hosted.locked_by())
-    ]
+@HOST.handles("keeps")
+async def keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
+    """Return what keeps calls to some shards here, in words; "" for nothing."""
+    for index in shards:
+        hosted = host.shards.get((store, index))
+        if hosted is not None and (pid := hosted.locked_by()):
+            return f"where process {pid} of its machine has locked shard {index}"
+    full = host.budget.why_full
+    return full and f"where {full}"
 
 
 @HOST.handles("stats")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.host.copy_budget import kept
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import pack_array
 from daskps.shards.table_copies import all_ids
@@ -29,4 +30,6 @@ async def table_ids(
         return all_ids(shard.segment, len(shard.segment.pieces) + table)
 
     hosted = [host.get_shard(store, index) for index in shards]
-    return [pack_array(await host.under(one, ids_of)) for one in hosted]
+    n = sum(one.shard.segment.tables[table].n_rows for one in hosted)
+    room = await host.budget.wait(8 * n)
+    return [pack_array(kept(await host.under(one, ids_of), room)) for one in hosted]

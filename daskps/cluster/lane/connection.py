@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 65_536
 #: Seconds without a byte after which a caller is given up in the middle of a frame.
 PATIENCE_SECONDS = 30.0
+#: The same of one that takes nothing of an answer, whose memory others may wait for.
+TAKE_SECONDS = 5.0
 #: Without a frame for so long a lane may be ended for one that is asked for.
 IDLE_SECONDS = 1.0
 #: Bytes of a frame that a caller sends or takes in a second at least.
@@ -351,7 +353,8 @@ class Connection:
 
     def is_late(self, now: float) -> bool:
         """Return whether its caller is to be given up, where it is inside of a frame."""
-        late = min(self._until, self.channel.moved + PATIENCE_SECONDS)
+        patience = TAKE_SECONDS if self._unsent else PATIENCE_SECONDS
+        late = min(self._until, self.channel.moved + patience)
         return self.is_within and now > late
 
     # -- a call that is parked: whoever claims it owns the connection ----------

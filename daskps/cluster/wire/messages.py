@@ -93,6 +93,13 @@ class Part(NamedTuple):
         return dense + sum(asked.nbytes for asked in self.rows)
 
     @property
+    def read_nbytes(self) -> int:
+        """Bytes that they take at the host: beside their words as numbers as well."""
+        if not self.words:
+            return self.answer_nbytes
+        return self.answer_nbytes + self._replace(words=()).answer_nbytes
+
+    @property
     def answered(self) -> list[tuple[str, int]]:
         """Dtype and length of each array that is read."""
         return [
@@ -148,6 +155,11 @@ class Call(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all arrays that come and go."""
         return sum(part.step.nbytes + part.answer_nbytes for part in self.parts)
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes that its answer takes at its host."""
+        return sum(part.read_nbytes for part in self.parts)
 
 
 class Answer(NamedTuple):

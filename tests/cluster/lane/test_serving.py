@@ -424,6 +424,17 @@ def test_callers_that_are_late_are_cut(lanes, monkeypatch):
     assert idle.ask(b"x" * 10) == b"x" * 10
 
 
+def test_who_takes_nothing_of_an_answer_is_cut_sooner(lanes, monkeypatch):
+    monkeypatch.setattr(connection, "TAKE_SECONDS", 0.0)
+    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    slow, peer = lanes.connect(), lanes.connect()
+    slow.socket.sendall(frame(b"x" * 100)[:-1])
+    peer.send(form=MANY, clock=10**7)
+    until(partial(is_in, lanes.ended, peer.connection))
+    slow.socket.sendall(b"x")
+    assert slow.receive()[1] == b"x" * 100
+
+
 def test_how_long_a_frame_may_take():
     now = time.monotonic()
     with served() as lanes:

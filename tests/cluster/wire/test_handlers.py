@@ -21,7 +21,7 @@ TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
     "host.aggregating": "aggregate take_aggregate drop_aggregate",
     "host.allreduce": "allreduce reduced end_collectives",
-    "host.stores": "hello create load drop give_up versions has_step locked stats",
+    "host.stores": "hello create load drop give_up versions has_step keeps stats",
     "host.applying": "apply",
     "host.rates": "lr_factors scale_lr",
     "host.changes": "row_changes",

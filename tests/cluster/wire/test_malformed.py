@@ -197,7 +197,7 @@ def unsent(store):
         "look": {"cluster": "c", "rows": [place]},
         "orphans": {"cluster": "c"},
         "sweep": {"cluster": "c", "names": ["x"], "keep": [place]},
-        "locked": of | {"shards": [0]},
+        "keeps": of | {"shards": [0]},
         "excuse": of | cut,
         "settle": of | {"run": 1, "owner": -1, "floor": 1},
         "give_up": of | {"token": "t"},

@@ -1,0 +1,184 @@
+"""The memory of a worker beside its shards: for copies of cuts, and answers under way.
+
+What is there already the system counts. This counts what was promised and may not have
+been written yet: copies while they are made, and answers until they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.machine.leases import DeferredEnds, leased
+from daskps.errors import DaskPSError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from daskps.cluster.host.node import WorkerNode
+    from daskps.cluster.machine.pool import BufferPool
+    from daskps.reduction import Empty
+    from daskps.typing import Array
+
+#: An answer of up to so many bytes is not counted.
+SMALL_NBYTES = 65_536
+#: Bytes of answers that may be under way however full the memory is; and whatever is free:
+#: these, or a share of the worker's memory limit where that is more.
+LITTLE_NBYTES, MOST_NBYTES, MOST_SHARE = 2**24, 2**28, 0.125
+
+
+class CopyBudget:
+    """What copies and answers of one host may take; safe for threads.
+
+    Parameters
+    ----------
+    worker : WorkerNode
+        Whose memory it is.
+    pool : BufferPool
+        Makes the arrays of answers.
+    """
+
+    def __init__(self, worker: WorkerNode, pool: BufferPool) -> None:
+        self._worker, self.pool = worker, pool
+        self._most = max(MOST_NBYTES, int(MOST_SHARE * (worker.memory_limit or 0)))
+        #: Bytes of copies that are being made, and of answers under way.
+        self.nbytes = 0
+        self._ends: DeferredEnds[int] = DeferredEnds(self._end)
+        #: Answers that wait for room, the first one first: bytes, and what they get.
+        self._waiting: deque[tuple[int, asyncio.Future[Any]]] = deque()
+
+    @contextlib.contextmanager
+    def copying(self, nbytes: int) -> Iterator[str]:
+        """Keep room while copies are made, which are measured from then on.
+
+        Yields why there is none; "" where there is.
+        """
+        with self._ends.held():
+            lack = self._lack(nbytes)
+            taken = 0 if lack else nbytes
+            self.nbytes += taken
+        try:
+            yield lack
+        finally:
+            self._ends.end(taken)
+
+    def answer(self, nbytes: int) -> Empty | None:
+        """Return what makes the arrays of an answer, None where it has to wait.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes of them all. They count until no view of any is left.
+        """
+        if nbytes <= SMALL_NBYTES:
+            return self.pool.empty
+        return None if self._waiting else self._try_answer(nbytes)
+
+    def answer_now(self, nbytes: int) -> Empty:
+        """Return what makes the arrays of an answer that nobody waits for here.
+
+        Raises
+        ------
+        DaskPSError
+            Where it would have to wait.
+        """
+        if (empty := self.answer(nbytes)) is None:
+            raise DaskPSError(f"no room for an answer: {self.why_full}")
+        return empty
+
+    def wait(self, nbytes: int) -> asyncio.Future[Any]:
+        """Return a future of what :meth:`answer` returns; on the event loop.
+
+        Whoever gives the wait up cancels it, or sets a result.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        if (empty := self.answer(nbytes)) is not None:
+            turn.set_result(empty)
+            return turn
+        self._waiting.append((nbytes, turn))
+        # Who gives up may have kept others that need less.
+        turn.add_done_callback(lambda _: self._grant())
+        # Room may have come just before it was in the queue.
+        self._grant()
+        return turn
+
+    @property
+    def why_full(self) -> str:
+        """What answers wait for, in words; "" where none has to."""
+        if self.nbytes <= LITTLE_NBYTES:
+            return ""
+        return f"{self.nbytes:,} bytes of answers to others are under way"
+
+    def _try_answer(self, nbytes: int) -> Empty | None:
+        with self._ends.held():
+            total = self.nbytes + nbytes
+            fits = total <= LITTLE_NBYTES or (
+                total <= self._most and not self._lack(nbytes)
+            )
+            # One at a time also where nothing fits: else nobody would ever read it.
+            if self.nbytes and not fits:
+                return None
+            self.nbytes = total
+        return _Room(self._ends, nbytes, self.pool.empty).empty
+
+    def _grant(self) -> None:
+        """Let those have their turn that there is room for, on the event loop."""
+        while self._waiting:
+            nbytes, turn = self._waiting[0]
+            if not turn.done():
+                if (empty := self._try_answer(nbytes)) is None:
+                    return
+                turn.set_result(empty)
+            self._waiting.popleft()
+
+    def _end(self, nbytes: int) -> None:
+        self.nbytes -= nbytes
+        if self._waiting:
+            # A loop that is closed has nobody who waits.
+            with contextlib.suppress(RuntimeError):
+                self._worker.loop.asyncio_loop.call_soon_threadsafe(self._grant)
+
+    def _lack(self, nbytes: int) -> str:
+        """Return why so many bytes more would be too many; "" where they are not."""
+        if not (limit := self._worker.memory_limit):
+            return ""
+        share = self._worker.pause_share
+        most = int(share * limit)
+        for _ in range(2):
+            free = most - self._worker.measure() - self.nbytes
+            if nbytes <= free:
+                return ""
+            # What is kept for later is not needed more than this.
+            self.pool.clear()
+        return (
+            f"{max(0, free):,} bytes are free below {share:.0%} of its memory limit of "
+            f"{limit:,}, where Dask pauses it"
+        )
+
+
+class _Room:
+    """So many bytes, for as long as there are arrays in them."""
+
+    __slots__ = ("_empty", "_ends", "_nbytes")
+
+    def __init__(self, ends: DeferredEnds[int], nbytes: int, empty: Empty) -> None:
+        self._ends, self._nbytes, self._empty = ends, nbytes, empty
+
+    def empty(self, n: int, dtype: Any) -> Array:
+        """Return an array like ``np.empty(n, dtype)``."""
+        array = self._empty(n, dtype)
+        return kept(array, self.empty)
+
+    def __del__(self) -> None:
+        self._ends.end(self._nbytes)
+
+
+def kept(array: Array, room: Empty) -> Array:
+    """Return an array that was made without a room, and is in it from now on."""
+    return leased(array, _drop, (array, room))
+
+
+def _drop(held: Any) -> None:
+    """Do nothing: what was held is let go of."""
