@@ -262,6 +262,22 @@ def times(p: Parameter, array: Array, weight: float, *, finite: bool) -> Array:
     return found
 
 
+def check_sums(made: Mapping[str, Array]) -> None:
+    """Refuse sums of finite arrays that are not finite.
+
+    Raises
+    ------
+    PushRejectedError
+        Naming the first of them.
+    """
+    for name, array in made.items():
+        if not is_finite(array):
+            raise PushRejectedError(
+                f"the sum of the contributions to {name[:60]!r} overflows {array.dtype}; "
+                f"scale them down, or set the configuration value daskps.finite to 'allow'"
+            )
+
+
 def plain(given: Any) -> dict[str, Any]:
     """Return a flat mapping of names to what was given for them."""
     # A dict first: an abstract class takes ten times as long to say yes.

@@ -150,7 +150,10 @@ class ParameterStore(Rated):
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
             arrays = checked(shards.meta.layout)
             if into is None:
-                return await aggregate(shards, arrays, reduce, deadline)
+                made = await aggregate(shards, arrays, reduce, deadline)
+                if config.check_finite() and isinstance(reduce, str):
+                    intake.check_sums(made)
+                return made
             if not any(arrays):
                 raise ValueError("the contributions name no parameter to leave")
             taker, source = await into._taker(shards.link, deadline)  # noqa: SLF001 (ours)

@@ -162,8 +162,8 @@ MUTANTS = (
     Mutant(
         "rows-of-a-subtree-are-forgotten",
         "daskps.cluster.host.contributions:_sum",
-        "return PartialSum(fold(opened, *span, empty) or ({}, {}), rows=rows)",
-        "return PartialSum(fold(opened, *span, empty) or ({}, {}))",
+        "return PartialSum(total or ({}, {}), rows=rows)",
+        "return PartialSum(total or ({}, {}))",
         (_ROWS,),
     ),
     Mutant(

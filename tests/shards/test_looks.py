@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
@@ -129,11 +130,17 @@ def test_what_cannot_be_looked_at_on_the_way_is_looked_at_before(past, make):
 
 
 def test_a_weight_may_make_numbers_infinite_that_were_not(past):
-    """As where the trainer has looked: the product is the caller's to answer for."""
+    """Also where the trainer has looked: it has not seen the product."""
     made = shard()
     big = step(0, weight=1e30)
     big.items[0].data[0] = 1e30
-    assert type(send(made, big)[0].outcome) is Ready
+    before = contents(made)
+    error = send(made, big)[0].outcome
+    assert type(error) is PushRejectedError
+    assert "the sum of what was pushed for 'v'" in str(error)
+    assert contents(made) == before
+    with dask.config.set({"daskps.finite": "allow"}):
+        assert type(send(made, big)[0].outcome) is Ready
     assert np.isinf(weights(made)[V][0])
 
 

@@ -90,6 +90,27 @@ def test_round_that_fails_on_one_shard(client, what, execution):
             holds_same_round(failed, never)
 
 
+def overflows_late(params: Any, X: Any, y: Any) -> Any:
+    """As `good`, and then finite numbers whose sum is not, on the second shard alone."""
+    grads = good(params, X, y)
+    if grads["b"] > 1:
+        grads["w"][-1] = 3e38
+    return grads
+
+
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+def test_sum_that_overflows_on_one_shard(client, execution):
+    how: Any = {"batch_size": 2, "trainers": 2, "execution": execution}
+    X = np.zeros((40, 1))
+    with made(client) as failed, made(client) as never:
+        with pytest.raises(
+            daskps.PushRejectedError, match=r"the sum of what .* 'w' is"
+        ):
+            daskps.train(failed, overflows_late, X, shuffle=False, **how)
+        train(never, 4 * GOOD)
+        holds_same_round(failed, never)
+
+
 def loses_its_way(trainer: Any, part: Any) -> None:
     """Rank 1 delivers a step to one host and no other, and is gone."""
     to, marker = part

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.errors import ConsistencyError, LayoutError, RunCancelledError
+from daskps import config
+from daskps.errors import (
+    ConsistencyError,
+    LayoutError,
+    PushRejectedError,
+    RunCancelledError,
+)
+from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.bounds import bounds
 from daskps.reduction import OPERATIONS, Node, fold, mean, path
@@ -95,6 +102,7 @@ class Gathering:
     #: Called when it is done.
     wakers: list[Callable[[], None]] = field(default_factory=list)
     _nodes: dict[tuple[int, int], Node] = field(default_factory=dict)
+    _looks: bool = field(default_factory=config.check_finite)
 
     @property
     def done(self) -> bool:
@@ -125,6 +133,8 @@ class Gathering:
         """Take a rank's arrays, which are nobody else's; of a repeat nothing."""
         if self.done or rank in self.present:
             return
+        # An infinity or NaN that a rank brings is in the result, as it wants.
+        self._looks = self._looks and all(map(finite, arrays))
         wide = [a.astype(compute_dtype(a.dtype.name), copy=False) for a in arrays]
         whole = dict(enumerate(wide))
         self._nodes[rank, rank + 1] = whole, dict.fromkeys(whole, 1.0)
@@ -168,6 +178,16 @@ class Gathering:
                 found[index].astype(dtype, copy=False)
                 for index, (_, _, dtype) in enumerate(self.brought.arrays)
             ]
+        for (name, _, dtype), array in zip(
+            self.brought.arrays, self.result, strict=True
+        ):
+            if self._looks and not finite(array):
+                self.error = PushRejectedError(
+                    f"the {self.brought.op} of what trainers bring to an allreduce"
+                    f"{f' for {name[:60]!r}' if name else ''} overflows {dtype}, and all "
+                    f"of it is finite; scale it down, or set the configuration value "
+                    f"daskps.finite to 'allow'"
+                )
         self._end()
 
     def _end(self) -> None:

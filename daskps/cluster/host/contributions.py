@@ -287,7 +287,9 @@ def _sum(
         for r, parcel in parcels.items()
     }
     rows = fold_rows({r: parcel.rows for r, parcel in parcels.items()}, *span, empty)
-    return PartialSum(fold(opened, *span, empty) or ({}, {}), rows=rows)
+    with np.errstate(all="ignore"):  # the shard looks at what it applies
+        total = fold(opened, *span, empty)
+    return PartialSum(total or ({}, {}), rows=rows)
 
 
 def contribution(

@@ -9,11 +9,12 @@ half-way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from daskps.kernels import in_ranges
+from daskps.errors import PushRejectedError
+from daskps.kernels import finite, in_ranges
 from daskps.shards.arrays.payload import NUMPY, Payload
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ class PieceUpdate(NamedTuple):
         if a >= b:
             return True
         data, to = self.data[a - start : b - start], target.part(a, b)
-        if to.master and (self.replace or self.binding is None):
+        is_plain = self.replace or self.binding is None
+        if is_plain and self.check and not finite(data):
+            return False
+        if to.master and is_plain:
             self._to_master(data, to)
         elif self.replace:
             in_ranges(to.payload.copy, (to.w_out, data))
@@ -177,6 +181,16 @@ def run_operations(
         for operation in others:
             operation.apply(written, lo, hi)
     return True
+
+
+def overflows(name: str, dtype: np.dtype[Any]) -> PushRejectedError:
+    """Return why the sum of what trainers have pushed is refused."""
+    return PushRejectedError(
+        f"the sum of what was pushed for {name[:60]!r} is not finite: gradients that are "
+        f"finite, times their weights, overflow {dtype} together; nothing was applied, "
+        f"scale them down, clip them, or set the configuration value daskps.finite to "
+        f"'allow'"
+    )
 
 
 def scaled(data: Array, weight: float) -> Array:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from daskps import config
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.optim import Bound, BoundFunction
 from daskps.shards.arrays import by_function
-from daskps.shards.arrays.operations import Formed, PieceUpdate, scaled
+from daskps.shards.arrays.operations import Formed, PieceUpdate, overflows, scaled
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.steps import (
@@ -194,7 +195,7 @@ class UpdatePlanner:
                 planned.append((item.position, self._rows(item, step, counts, look)))
                 continue
             if step.kind == GRADIENT:
-                data = scaled(item.data, step.weight)
+                data = self._weighed(item.position, item.data, step.weight)
                 op = self._gradient(
                     item.position, data, item.start, counts, said=step, check=fused
                 )
@@ -230,7 +231,8 @@ class UpdatePlanner:
                 if not tick.run:
                     return None
                 scalars = rule.of_rank(scalars, tick.rank)
-            planned.append((position, rule, scaled(data, tick.weight), scalars))
+            data = self._weighed(position, data, tick.weight)
+            planned.append((position, rule, data, scalars))
         return planned
 
     def rows(
@@ -276,9 +278,14 @@ class UpdatePlanner:
             step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
         )
         fused = all(look) and is_as_pushed
+        if kind == GRADIENT and step.weight != 1.0:
+            data = scaled(data, step.weight)
         # Sums are finite only of what is; there are fewer of them.
-        if look[0] and not fused and not self._is_finite(position, data):
-            self._look(item, kind)
+        looks = (look[0] and not fused) or not (is_as_pushed or kind == ASSIGN)
+        if looks and not self._is_finite(position, data):
+            if look[0]:
+                self._look(item, kind)
+            self._refuse_overflow(position, item.data)
         if kind != GRADIENT:
             replace, by = kind == ASSIGN, step.producer
             return RowUpdate(ids, data, at, None, (), replace, fused, rows=to, by=by)
@@ -288,8 +295,6 @@ class UpdatePlanner:
         epoch = self.epoch_of(step) if binding.goes_by_epoch else None
         word = self._factors[self._flip[0] & 1][position]
         scalars = binding.scalars(counts.item(position) + 1, step.lr, epoch, word)
-        if step.weight != 1.0:
-            data = scaled(data, step.weight)
         by = step.producer
         return RowUpdate(ids, data, at, binding, scalars, check=fused, rows=to, by=by)
 
@@ -316,21 +321,26 @@ class UpdatePlanner:
         kind: str,
         counts: Array,
         rows: Mapping[int, tuple[Array, Array]],
+        *,
+        check: bool = False,
     ) -> Operations:
-        """Return the operations of a complete round, of whose rows there are sums."""
+        """Return the operations of a complete round, of whose rows there are sums.
+
+        With `check` they look whether the sums are finite.
+        """
         planned: Operations = []
         for position in sorted(reduced):
             data = reduced[position]
             if kind == GRADIENT:
-                op = self._gradient(position, data, 0, counts)
+                op = self._gradient(position, data, 0, counts, check=check)
             else:
-                op = PieceUpdate(data, replace=kind == MODEL)
+                op = PieceUpdate(data, replace=kind == MODEL, check=check)
             planned.append((position, op))
         for position in sorted(rows):
             find, (ids, data) = self._finds[position], rows[position]
             to = None if find is None else find(ids)
             if kind != GRADIENT:
-                planned.append((position, RowUpdate(ids, data, rows=to)))
+                planned.append((position, RowUpdate(ids, data, check=check, rows=to)))
                 continue
             binding = self.binding(position)
             if binding is None:
@@ -338,7 +348,8 @@ class UpdatePlanner:
             epoch = self.epoch_of() if binding.goes_by_epoch else None
             word = self._factors[self._flip[0] & 1][position]
             scalars = binding.scalars(counts.item(position) + 1, None, epoch, word)
-            update = RowUpdate(ids, data, None, binding, scalars, rows=to)
+            how = binding, scalars, False, check
+            update = RowUpdate(ids, data, None, *how, rows=to)
             planned.append((position, update))
         return planned
 
@@ -360,6 +371,20 @@ class UpdatePlanner:
             raise PushRejectedError(
                 f"the {kind} of {name[:60]!r} has NaN or Inf; nothing was applied"
             )
+
+    def _weighed(self, position: int, data: Array, weight: float) -> Array:
+        """Return a gradient times its weight, or refuse what overflows."""
+        if weight == 1.0:
+            return data
+        product = scaled(data, weight)
+        if weight > 1.0 and not self._is_finite(position, product):
+            self._refuse_overflow(position, data)
+        return product
+
+    def _refuse_overflow(self, position: int, given: Array) -> None:
+        """Refuse what is not finite, if what was pushed for it is."""
+        if config.check_finite() and self._is_finite(position, given):
+            raise overflows(self._names[position], given.dtype)
 
     def _is_finite(self, position: int, data: Array) -> bool:
         binding = self.binding(position)

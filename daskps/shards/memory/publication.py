@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import PushRejectedError
-from daskps.kernels import in_ranges
-from daskps.shards.arrays.operations import PieceBuffers, PieceUpdate, run_operations
+from daskps.kernels import finite, in_ranges
+from daskps.layout.arrays import compute_dtype
+from daskps.shards.arrays.operations import (
+    PieceBuffers,
+    PieceUpdate,
+    overflows,
+    run_operations,
+)
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.feed import ON, Feed
@@ -52,7 +58,9 @@ class Publication:
     #: Where the only row of a rank or a producer begins that it changes; 0 for any rows.
     row = 0
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, *, of_sums: bool = False) -> None:
+        #: Whether what is applied are sums of what others have looked at.
+        self._of_sums = of_sums
         if segment.header[ROWS_SEQUENCE] & 1:
             undo.settle(segment)
         self.segment, flip = segment, segment.header[FLIP]
@@ -124,11 +132,15 @@ class Publication:
         }
         self.take_along(len(self._operations))
         large = is_large(segment)
+        self._look_first()
         for position, operations in self._operations.items():
             n = segment.pieces[position].size
             if not large and (rule := _plain(operations, n)) is not None:
                 (only,) = operations
-                self._update(position, rule, only.data[0:n], only.scalars)
+                data = only.data[0:n]
+                if only.check and not rule.is_finite(data):
+                    raise self._not_finite(position)
+                self._update(position, rule, data, only.scalars)
                 continue
             master = segment.has_master[position]
             bound = master or any(op.binding is not None for op in operations)
@@ -136,12 +148,33 @@ class Publication:
             arrays = *self._weights(position), *slots
             target = PieceBuffers(*arrays, segment.payload, master)
             if not run_operations(operations, target, large):
-                piece = segment.pieces[position].parameter
-                raise PushRejectedError(
-                    f"the gradient of {piece.name[:60]!r} has NaN or Inf; nothing "
-                    f"was applied"
-                )
+                raise self._not_finite(position)
         self.finish()
+
+    def _look_first(self) -> None:
+        """Look at sums before anything is written, where slots in force would be.
+
+        In memory of this process alone slots have one buffer.
+        """
+        segment, slots = self.segment, self.segment.slot_init
+        if segment.n_sides > 1 or not any(slots[at] for at in self._operations):
+            return
+        for position, operations in self._operations.items():
+            for one in operations:
+                n = len(one.data)
+                step = n if isinstance(one.data, np.ndarray) else one.data.step
+                for lo in range(0, n, step) if one.check else ():
+                    if not finite(one.data[lo : min(lo + step, n)]):
+                        raise self._not_finite(position)
+
+    def _not_finite(self, position: int) -> PushRejectedError:
+        """Return why what was to be looked at is refused."""
+        parameter = self.segment.pieces[position].parameter
+        if self._of_sums:
+            return overflows(parameter.name, np.dtype(compute_dtype(parameter.dtype)))
+        return PushRejectedError(
+            f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"
+        )
 
     def write_rows(self) -> None:
         """Update rows in place, where there are any, before anything else is written.
@@ -170,9 +203,12 @@ class Publication:
                 if update.forget:
                     continue
                 if not update.apply(table.buffers, self.flip, segment.cache_dir):
+                    of = table.piece.table
+                    if self._of_sums:
+                        raise overflows(of.name, update.data.dtype)
                     raise PushRejectedError(
-                        f"rows for table {table.piece.table.name[:60]!r} have NaN or "
-                        f"Inf; nothing was applied"
+                        f"rows for table {of.name[:60]!r} have NaN or Inf; nothing was "
+                        f"applied"
                     )
 
     def take_along(self, n: int) -> None:

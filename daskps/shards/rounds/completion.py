@@ -45,6 +45,8 @@ class Completion:
         The rows that ranks have brought.
     found : memoryview
         What was found last of the slices that meet what came.
+    check : bool
+        Whether sums that are not finite are refused.
     """
 
     def __init__(
@@ -56,8 +58,9 @@ class Completion:
         reduce: str | Reducer,
         arenas: Arenas,
         found: memoryview[int],
+        check: bool,
     ) -> None:
-        self._segment, self._planner = segment, planner
+        self._segment, self._planner, self._check = segment, planner, check
         self._mailbox, self._size = mailbox, mailbox.n_ranks
         self._reduction = reduce
         self._arenas, self._found = arenas, found
@@ -79,11 +82,12 @@ class Completion:
             kind,
             counts,
             self._merge(table, came, kind),
+            check=self._check,
         )
         if self._segment.has_any_ids:
             make_room(self._segment, planned)
         # Not before: it overwrites the round before the one in force.
-        publication = Publication(self._segment)
+        publication = Publication(self._segment, of_sums=True)
         publication.add(planned)
         count(planned, publication.record.steps)
         n_pushes = note(came, publication.flip)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from daskps import config
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import path
@@ -116,6 +117,8 @@ class Round:
         dtypes = [np.dtype(compute_dtype(p.parameter.dtype)) for p in segment.pieces]
         shapes = [(p.size,) for p in segment.pieces]
         self._wanted = list(zip(dtypes, shapes, strict=True))
+        #: Whether sums that are not finite are refused: what they are made of is.
+        self._checks = config.check_finite()
         self._direct = DirectSums.of(segment, planner, reduce, self.work)
         #: Positions of tables come after those of arrays.
         self._n_pieces = len(segment.pieces)
@@ -125,6 +128,7 @@ class Round:
             reduce=reduce,
             arenas=self._arenas,
             found=self.found,
+            check=self._checks,
         )
 
     @property
@@ -267,10 +271,18 @@ class Round:
             )
             for p, r in rules
         ]
-        publication = Publication(self._segment)
+        check, segment = self._checks, self._segment
+        if check and segment.n_sides == 1 and any(segment.slot_init):
+            # Slots in force are written with the first piece.
+            for position in range(len(direct.rules)):
+                out = direct.formed[position]
+                direct.form(came, position, out, divisor, check=True)
+            check = False
+        publication = Publication(segment)
         n_pushes = self._note(came, publication.flip)
         for position, rule in enumerate(direct.rules):
-            data = direct.form(came, position, direct.formed[position], divisor)
+            out = direct.formed[position]
+            data = direct.form(came, position, out, divisor, check=check)
             publication.update(position, rule, data, scalars[position])
         publication.finish()
         return n_pushes

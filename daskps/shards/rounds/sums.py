@@ -17,6 +17,7 @@ import numpy as np
 from daskps.layout.arrays import compute_dtype
 from daskps.optim import Bound, BoundFunction
 from daskps.reduction import REDUCTIONS
+from daskps.shards.arrays.operations import overflows
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds.words import SLICES
 from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING
@@ -215,6 +216,7 @@ class DirectSums:
         work: Compiled,
     ) -> None:
         self.rules, self.is_mean = rules, is_mean
+        self._pieces = segment.pieces
         dtypes = [np.dtype(piece.parameter.dtype) for piece in segment.pieces]
         nbytes = [
             p.size * d.itemsize for p, d in zip(segment.pieces, dtypes, strict=True)
@@ -274,20 +276,36 @@ class DirectSums:
         to.weigh([came.weight] * len(self.rules))
 
     def form(
-        self, came: Delivery, position: int, out: Array, divisor: float = 1.0
+        self,
+        came: Delivery,
+        position: int,
+        out: Array,
+        divisor: float = 1.0,
+        *,
+        check: bool = False,
     ) -> Array:
-        """Form the sum of a piece in `out`; return the array itself where that is it."""
+        """Form the sum of a piece in `out`; return the array itself where that is it.
+
+        Raises
+        ------
+        PushRejectedError
+            With `check`, where it is not finite.
+        """
         array, slices = came.arrays[position], came.slices
         scale = came.tick.weight if self.is_mean else 1.0
-        if not slices:
-            if scale == 1.0 == divisor:
-                return array
-            LazySum(array, scale, 1.0, divisor=divisor).write(out)
-            return out
-        form, last = self._forms[position], slices[-1]
+        form, last, is_finite = self._forms[position], slices and slices[-1], True
         for one in slices:
-            form(
+            is_finite = form(
                 out, array, scale, one.arrays[position], divisor if one is last else 1.0
             )
             array, scale = out, 1.0
-        return out
+        if not slices:
+            if not scale == 1.0 == divisor:
+                LazySum(array, scale, 1.0, divisor=divisor).write(out)
+                array = out
+            if check:
+                is_finite = 0 not in np.isfinite(array).tobytes()
+        if check and not is_finite:
+            parameter = self._pieces[position].parameter
+            raise overflows(parameter.name, array.dtype)
+        return array

@@ -206,17 +206,28 @@ def note(
     return int(table[N_TICKED]) + (bits == TICKED)
 
 
-def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
-    """Write (a * scale + b) / divisor to `out`, each operation rounded to float32."""
-    s, d = np.float32(scale), np.float32(divisor)
+def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> bool:
+    """Write (a * scale + b) / divisor to `out`, each operation rounded to float32.
+
+    Returns whether all of it is finite.
+    """
+    s, d, bad = np.float32(scale), np.float32(divisor), np.uint32(0)
+    largest = np.float32(3.4028234663852886e38)
     for i in range(len(out)):
-        out[i] = (a[i] * s + b[i]) / d
+        found = (a[i] * s + b[i]) / d
+        out[i] = found
+        bad |= np.uint32(not abs(found) <= largest)
+    return not bad
 
 
-def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> None:
+def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> bool:
     """As :func:`form4`, in float64."""
+    bad = np.uint64(0)
     for i in range(len(out)):
-        out[i] = (a[i] * scale + b[i]) / divisor
+        found = (a[i] * scale + b[i]) / divisor
+        out[i] = found
+        bad |= np.uint64(not abs(found) <= 1.7976931348623157e308)
+    return not bad
 
 
 class Compiled(NamedTuple):
@@ -227,8 +238,8 @@ class Compiled(NamedTuple):
     look: Callable[..., int]
     join: Callable[..., None]
     note: Callable[..., int]
-    form4: Callable[..., None]
-    form8: Callable[..., None]
+    form4: Callable[..., bool]
+    form8: Callable[..., bool]
 
 
 def _ints(n: int) -> str:
