@@ -30,6 +30,8 @@ from daskps.store.repr import store_html, store_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from daskps.cluster.caller.lifetime import Hold
+
 T = TypeVar("T")
 #: What a call ends with whose store may have been restored, or may have to be.
 LOST = ShardLostError, StoreClosedError, StoreNotFoundError
@@ -56,20 +58,31 @@ class Binding:
         self._shards: ShardClient | None = None
         #: Set by `bound`: the producer of the task that made it.
         self._producer: Producer | None = None
+        #: Of a session store, where it was made; shared by all that must keep it.
+        self._hold: Hold | None = None
 
     @classmethod
-    def _of(cls, meta: StoreMap, link: Link, producer: Producer | None = None) -> Self:
+    def _of(
+        cls,
+        meta: StoreMap,
+        link: Link,
+        producer: Producer | None = None,
+        hold: Hold | None = None,
+    ) -> Self:
         """Return a handle that is bound already; it may push as one producer."""
         store = cls(meta.uid, meta.name)
         store._origin = meta.origin
         store._link = link
         store._shards = ShardClient(link, meta)
         store._producer = producer
+        store._hold = hold
         return store
 
     # -- identity ------------------------------------------------------------
 
     def __reduce__(self) -> Any:
+        if self._hold is not None:
+            self._hold.note_pickled()
         # The nonce: Dask names a task by its arguments, also those captured in a
         # closure, and would run two equal calls once.
         known = self.uid, self.name, self._origin
@@ -85,10 +98,18 @@ class Binding:
         return hash(self._origin)
 
     def __repr__(self) -> str:
-        return store_line(self.name, self._meta_if_known())
+        return store_line(self.name, self._meta_if_known(), self._end_told())
 
     def _repr_html_(self) -> str:
-        return store_html(self.name, self._meta_if_known(), self._last_versions)
+        meta, ends = self._meta_if_known(), self._end_told()
+        return store_html(self.name, meta, self._last_versions, ends)
+
+    def _end_told(self) -> str:
+        """Return when a session store is freed, in words; "" of a named one."""
+        if (meta := self._meta_if_known()) is None or not meta.session:
+            return ""
+        is_kept = self._hold is None or self._hold.is_kept
+        return f"; freed with its {'client' if is_kept else 'last handle'}"
 
     _last_versions: tuple[int, ...] = ()
 
@@ -169,7 +190,7 @@ class Binding:
         """
         shards = self._attached()
         producer = self._producer_here(shards.link)
-        return self._of(shards.meta, shards.link, producer)
+        return self._of(shards.meta, shards.link, producer, self._hold)
 
     def _producer_here(self, link: Link) -> Producer:
         """Return the identity of pushes from this thread: its task, or the handle."""

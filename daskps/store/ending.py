@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Self
 
 from daskps import config
-from daskps.cluster.caller import creation
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.errors import SchedulerLostError
 from daskps.store.handle import Handle
@@ -124,7 +123,9 @@ class Closable(Handle):
                     raise
             finally:
                 # Also where nobody answered: what was asked for goes on there.
-                creation.release(link, self.uid)
+                # That of a handle that was pickled is with the client.
+                if hold := self._hold or link.holds.get(self._origin):
+                    hold.release()
 
         return link.run(end)
 

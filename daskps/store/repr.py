@@ -28,8 +28,8 @@ if _TEMPLATES not in TEMPLATE_PATHS:
 MOST_ROWS = 30
 
 
-def store_line(name: str, meta: StoreMap | None) -> str:
-    """Return the one-line form of a store."""
+def store_line(name: str, meta: StoreMap | None, ends: str = "") -> str:
+    """Return the one-line form of a store; `ends` says when it is freed."""
     if meta is None:
         return f"<daskps.ParameterStore {name!r}>"
     layout = meta.layout
@@ -37,7 +37,7 @@ def store_line(name: str, meta: StoreMap | None) -> str:
     return (
         f"<daskps.ParameterStore {name!r}: {_counted(layout)}, "
         f"{_held(layout, layout.nbytes, range(k))}, {counted(k, 'shard')} on "
-        f"{counted(w, 'worker')}>"
+        f"{counted(w, 'worker')}{ends}>"
     )
 
 
@@ -200,9 +200,11 @@ def _with_shards(
     return (*heads, "shards"), [(*row, shards_line(one.shards)) for row, one in cells]
 
 
-def store_html(name: str, meta: StoreMap | None, versions: Sequence[int]) -> str:
-    """Return the tables of a store's parameters and shards."""
-    line = store_line(name, meta)
+def store_html(
+    name: str, meta: StoreMap | None, versions: Sequence[int], ends: str = ""
+) -> str:
+    """Return the tables of a store's parameters and shards; see :func:`store_line`."""
+    line = store_line(name, meta, ends)
     if meta is None:
         return html_tables(line)
     layout = meta.layout

@@ -126,6 +126,6 @@ def restore(  # noqa: PLR0913 - the public contract
             limit += found.manifest.nbytes / SAVED_NBYTES_A_SECOND
         plan = replace(plan, recover_from=target)
         meta = await creation.create(link, plan, limit)
-        return ParameterStore._of(meta, link)
+        return ParameterStore._of(meta, link, hold=link.holds.pop(meta.uid, None))
 
     return opening(link.run_beside(make))

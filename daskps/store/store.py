@@ -64,6 +64,7 @@ class ParameterStore(Rated):
     -----
     Threads: a handle may be used from several threads at once. Memory: a push keeps
     no reference to the arrays after it returns; what a pull returns is the caller's.
+    A store without a name is freed with its last handle, see :func:`create`.
 
     Examples
     --------
@@ -345,7 +346,8 @@ class ParameterStore(Rated):
                 training=saving.TrainingState(),
             )
 
-            async def rest() -> CheckpointInfo:
+            # This handle too: with its last one a session store is freed.
+            async def rest(_: ParameterStore = self) -> CheckpointInfo:
                 # Files are written without a scheduler too, once all are copied.
                 async with named(ends=False):
                     folder, manifest = await write()

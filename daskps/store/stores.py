@@ -36,7 +36,7 @@ class StoreInfo:
     name, uid : str
         Which store.
     session : bool
-        Whether it goes with its client.
+        Whether it goes with its last handle, and at the latest with its client.
     parameters, tables, shards, workers : int
         How many there are.
     nbytes : int
@@ -114,7 +114,9 @@ def create(  # noqa: PLR0913 - the public contract
         list of numbers is an array.
     name : str, optional
         Up to 200 bytes. A named store stays until :meth:`ParameterStore.delete` and
-        any client can :func:`open` it; without a name it goes with the client.
+        any client can :func:`open` it. Without a name it is a session store, which is
+        freed when no handle of it is left: no store, array, table or replica. Once a
+        handle was pickled, but by a run, the store goes with the client.
     client : distributed.Client, optional
         The client; the current one by default.
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
@@ -194,7 +196,7 @@ def create(  # noqa: PLR0913 - the public contract
 
     async def make() -> ParameterStore:
         meta = await creation.create(link, plan, seconds)
-        return ParameterStore._of(meta, link)
+        return ParameterStore._of(meta, link, hold=link.holds.pop(meta.uid, None))
 
     return opening(link.run_beside(make))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import uuid
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ import numpy as np
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.far import gather, locate
+from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
@@ -110,6 +113,8 @@ class Blueprint:
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
     """Make a store; where anything fails, nothing of it stays.
 
+    The link has the hold of a session store until a handle takes it.
+
     Raises
     ------
     StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
@@ -128,7 +133,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
         work = partial(_create, link, plan, uid, seconds)
         return await link.within(work, seconds, what)
     except BaseException:
-        release(link, uid)
+        link.holds.pop(uid, None)
         # A cancelled create must not leave its half behind.
         await link.wind_up(link.over("close", uid=uid, undo=True))
         raise
@@ -157,9 +162,9 @@ async def _create(
         places["replaces"] = plan.replaces.uid, plan.replaces.token
     # Hashes deal rows out evenly, about.
     rows = 0 if plan.source is None else plan.source.rows_nbytes
-    wire = await link.directory(
-        "create",
-        request={
+    wire = await _reserved(
+        link,
+        {
             "uid": uid,
             "name": plan.name or f"session-{uid[:8]}",
             "client": client.id,
@@ -206,8 +211,22 @@ async def _create(
         loaded=None if plan.replaces is None else plan.replaces.said,
     )
     if plan.name is None and plan.replaces is None:
-        link.anchors[uid] = futures
+        link.holds[uid] = Hold(link, uid, futures)
     return meta
+
+
+async def _reserved(link: Link, request: dict[str, Any]) -> Any:
+    """Have the directory reserve a store; what it wants for room, make room for once."""
+    try:
+        return await link.directory("create", request=request)
+    except LayoutError:
+        # Handles in cycles are gone only when Python looks for them.
+        gc.collect()
+    # What that has handed over begins in the event loop's next turn.
+    await asyncio.sleep(0)
+    if freeing := set(link.freeing):
+        await asyncio.wait(freeing)
+    return await link.directory("create", request=request)
 
 
 def _check_whole(layout: Layout, rules: Mapping[int, Rule]) -> None:
@@ -373,8 +392,3 @@ def _anchor(client: Client, meta: StoreMap) -> list[Any]:
         )
         for shard, owner in enumerate(meta.owners)
     ]
-
-
-def release(link: Link, uid: str) -> None:
-    """Let go of the anchors of a session store, if this client holds them."""
-    link.anchors.pop(uid, None)

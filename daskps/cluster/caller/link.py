@@ -69,11 +69,14 @@ class Link(SyncMethodMixin):
             self.owner = ("client", node.id)
         #: Where memory is shared with the hosts that are near.
         self.machine: Machine = HERE
-        #: Identities of pushes by store and task, and anchors by store.
+        #: Identities of pushes by store and task.
         self.producers: dict[Any, Any] = {}
         #: Those of pushes that are sent again and again, while there is no such push.
         self.idle_producers: dict[Any, Any] = {}
-        self.anchors: dict[str, Any] = {}
+        #: What keeps session stores until this client closes, by uid.
+        self.holds: dict[str, Any] = {}
+        #: Session stores that are being freed, as their last handles are gone.
+        self.freeing: set[asyncio.Future[Any]] = set()
         #: What this process has been told has the place of a store, by uid.
         self.restored: dict[str, str] = {}
         #: Sockets to the hosts, where these may be taken.
@@ -234,6 +237,20 @@ class Link(SyncMethodMixin):
         """
         await asyncio.wait_for(self.directory(method, **kwargs), OVER_SECONDS)
 
+    def free(self, uid: str) -> None:
+        """Have a session store freed whose last handle is gone.
+
+        Garbage may be collected in any thread, between any two lines: nothing is done
+        here but to hand over to the event loop.
+        """
+        if self.live:
+            self.loop.add_callback(self._free, uid)
+
+    def _free(self, uid: str) -> None:
+        freeing = self.keep(self.over("close", uid=uid))
+        self.freeing.add(freeing)
+        freeing.add_done_callback(self.freeing.discard)
+
     def latest(self, uid: str) -> str:
         """Return the uid of what has the place of a store, as far as is known here."""
         while uid in self.restored:
@@ -327,7 +344,8 @@ def _forget_closed() -> None:
     """Forget the links of what is closed; the last one ends the threads of calls."""
     with _LOCK:
         for key in [k for k, link in _LINKS.items() if not link.live]:
-            del _LINKS[key]
+            # Their finalizers know the link, and with it the client.
+            _LINKS.pop(key).holds.clear()
     if not _LINKS:
         interrupts.end()
 

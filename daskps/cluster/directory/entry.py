@@ -30,7 +30,7 @@ class StoreEntry:
 
     uid: str
     name: str
-    #: Client that made it, whose end is a session store's end.
+    #: Client that made it, whose end is a session store's end at the latest.
     client: str
     session: bool
     layout: dict[str, Any]

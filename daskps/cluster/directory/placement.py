@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.wire.messages import PROTOCOL, identity
-from daskps.errors import NotEnoughWorkersError, ProtocolError, ShardLostError
+from daskps.errors import (
+    LayoutError,
+    NotEnoughWorkersError,
+    ProtocolError,
+    ShardLostError,
+)
 from daskps.layout.arrays import Layout
 from daskps.layout.placement import check_memory, place, shards_on
 from daskps.layout.slots import with_marks
@@ -71,8 +76,13 @@ def reserve(
     wanted: StoreRequest,
     workers: list[str],
     held: Mapping[str, int],
+    *,
+    sessions: Iterable[StoreEntry] = (),
 ) -> StoreEntry:
-    """Lay a store out over workers, or refuse it for want of memory."""
+    """Lay a store out over workers, or refuse it for want of memory.
+
+    What takes it may be older `sessions` of the same client: they are named then.
+    """
     n_shards = wanted.shards or len(workers)
     check_shards(n_shards)
     of_arrays, tables = wanted.params, wanted.tables
@@ -92,7 +102,21 @@ def reserve(
         sizes[shard] = need
         nbytes[worker] = nbytes.get(worker, 0) + need
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
-    check_memory(nbytes, held, limits, wanted.memory_share)
+    try:
+        check_memory(nbytes, held, limits, wanted.memory_share)
+    except LayoutError as error:
+        older = [
+            f"{e.name!r} ({sum(e.nbytes.values()):,} bytes)"
+            for e in sessions
+            if e.session and e.client == wanted.client
+        ]
+        if not older:
+            raise
+        more = f" and {len(older) - 8} more" if len(older) > 8 else ""
+        raise LayoutError(
+            f"{error}; or free session stores that this client has made before, by "
+            f"close() or with their last handles: {', '.join(older[:8])}{more}"
+        ) from None
     return StoreEntry(
         uid=wanted.uid,
         name=wanted.name,

@@ -85,10 +85,12 @@ class Stores(dict[str, StoreEntry]):
             raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
         lost = None if wanted.replaces is None else self._lost(*wanted.replaces)
         if lost is None:
-            entry = reserve(self._scheduler, wanted, workers, held_bytes(self.values()))
+            about = self._scheduler, wanted, workers, held_bytes(self.values())
+            entry = reserve(*about, sessions=self.values())
         else:
-            about = self._scheduler, wanted, workers
-            entry = reserve_again(*about, lost=lost, stores=self.values())
+            entry = reserve_again(
+                self._scheduler, wanted, workers, lost=lost, stores=self.values()
+            )
         self[entry.uid] = self._labelled[entry.label] = entry
         try:
             if lost is not None and not lost.nbytes:
@@ -212,8 +214,8 @@ class Stores(dict[str, StoreEntry]):
             if not entry.session:
                 return f"{name!r} is the uid of store {entry.name!r}; open that name"
             return (
-                f"{name!r} is a session store: it goes with the client that made it and "
-                f"is not opened by name. Give its handle to the tasks that use it, or "
+                f"{name!r} is a session store: it goes with its last handle and is not "
+                f"opened by name. Give its handle to the tasks that use it, or "
                 f"create a store with a name of its own, daskps.create(..., name='...')"
             )
         return (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import codecs
 from daskps.cluster import upstream
+from daskps.cluster.caller.lifetime import for_a_run
 from daskps.cluster.runs.epochs import saying_away
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
@@ -146,7 +147,8 @@ def _pickled(spec: Launch) -> tuple[bytes, bytes, tuple[str, bytes]]:
     """
     what = "the function to train with"
     try:
-        body, reduce = upstream.dumps(spec.body), upstream.dumps(spec.reduce)
+        with for_a_run():
+            body, reduce = upstream.dumps(spec.body), upstream.dumps(spec.reduce)
         if spec.codec is None:
             return body, reduce, ("", b"")
         what = f"codec={spec.codec.name!r}"

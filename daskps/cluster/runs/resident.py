@@ -11,6 +11,7 @@ from distributed import Client, Future, KilledWorker
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.lifetime import for_a_run
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.keys import label_of, trainer_key
 from daskps.cluster.runs.parts import DataPart, check_there, is_fence, sent
@@ -85,7 +86,8 @@ class Trainers:
             worker = part.worker if part.worker in workers and not attempt else worker
             part = await part.deliver(self.client, worker)
         elif not isinstance(part, Future):
-            [part] = await upstream.scatter(self.client, [part], worker)
+            with for_a_run():
+                [part] = await upstream.scatter(self.client, [part], worker)
         self._data[rank] = part
         label = label_of(self.spec.name, self.spec.uid)
         self.futures[rank] = self.client.submit(
