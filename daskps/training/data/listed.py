@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,28 +91,8 @@ async def from_list(
                 )
                 break
         raise
-    for name, one in zip(names, looked, strict=True):
-        if one.why_unusable:
-            raise TypeError(f"{name} {one.why_unusable}")
-    lengths = [one.length for one in looked]
-    for name, length in zip(names, lengths, strict=True):
-        if not isinstance(length, Integral):
-            raise TypeError(
-                f"{name} is {length}, which has no rows; each must be an array, and "
-                f"features and labels are two lists"
-            )
-    heights = lengths[: len(X)]
-    for i, (of, labels) in enumerate(zip(looked, looked[len(X) :], strict=False)):
-        if of.length != labels.length:
-            raise ValueError(
-                f"part {i} has {of.length} rows of X and {labels.length} of y; they must "
-                f"be as many"
-            )
-        if labels.is_column:
-            raise no_column(f"part {i} of y")
-        have_names = None not in (of.row_names, labels.row_names)
-        if have_names and of.row_names != labels.row_names:
-            raise ValueError(f"part {i} of y {NOT_ALIKE}")
+    _check_looked(names, looked, len(X))
+    heights = [one.length for one in looked[: len(X)]]
     check_some(sum(heights))
     # Of a table it makes an array on its worker, once and not in every round.
     futures = [
@@ -124,6 +103,24 @@ async def from_list(
     columns = [blocks[i : i + len(X)] for i in range(0, len(blocks), len(X))]
     parts = [DataPart(*row) for row in zip(heights, *columns, strict=True)]
     return await placed(link, parts, only)
+
+
+def _check_looked(names: Sequence[str], looked: Sequence[_Look], n: int) -> None:
+    """Refuse what has no rows, and labels that are not those of the first `n`."""
+    for name, one in zip(names, looked, strict=True):
+        if one.wrong:
+            raise TypeError(f"{name} {one.wrong}")
+    for i, (of, labels) in enumerate(zip(looked, looked[n:], strict=False)):
+        if of.length != labels.length:
+            raise ValueError(
+                f"part {i} has {of.length} rows of X and {labels.length} of y; they must "
+                f"be as many"
+            )
+        if labels.is_column:
+            raise no_column(f"part {i} of y")
+        have_names = None not in (of.row_names, labels.row_names)
+        if have_names and of.row_names != labels.row_names:
+            raise ValueError(f"part {i} of y {NOT_ALIKE}")
 
 
 def _futures(link: Link, given: list[Any]) -> list[Any]:
@@ -139,27 +136,33 @@ def _futures(link: Link, given: list[Any]) -> list[Any]:
 class _Look(NamedTuple):
     """How a part is, as its worker sees it."""
 
-    #: Its rows, or what it is where it has none.
-    length: int | str
+    length: int
+    #: Why it cannot be trained on, or "".
+    wrong: str
     is_table: bool
-    why_unusable: str
     is_column: bool
     #: The same for two tables whose rows have the same names; None where they have none.
     row_names: bytes | None
 
 
 def _look(part: Any) -> _Look:
-    table, why = is_table(part), why_unusable(part)
-    return _Look(_length(part), table, why, is_column(part), index_digest(part))
+    table, wrong = is_table(part), why_unusable(part)
+    length = 0 if wrong else _length(part)
+    if length < 0:
+        wrong = (
+            f"is {type(part).__name__}, which has no rows; each must be an array, and "
+            f"features and labels are two lists"
+        )
+    return _Look(length, wrong, table, is_column(part), index_digest(part))
 
 
-def _length(part: Any) -> int | str:
-    """Return the rows of a part, or what it is where it has none."""
+def _length(part: Any) -> int:
+    """Return the rows of a part, -1 where it has none."""
     try:
         # Of a tuple, a dict or a string the length is not that of an axis; columns of
         # pyarrow's have one without a shape.
         if hasattr(part, "shape") or isinstance(part, list) or is_table(part):
-            return n_rows(part)
+            return int(n_rows(part))
     except (TypeError, ValueError):
         pass
-    return type(part).__name__
+    return -1

@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 from dask.delayed import delayed
 from distributed import Client, futures_of, get_worker, wait
-from scipy import sparse
 
 import daskps
 from daskps import optim
@@ -27,6 +26,7 @@ from daskps.training.data.parts import parts_of
 from daskps.training.data.rows import SCHEMES, partition
 from tests.support import gen_cluster, local_cluster, until
 
+sparse = pytest.importorskip("scipy.sparse")
 RNG = np.random.default_rng(11)
 N = 48
 X = np.column_stack([np.arange(N, dtype="f8"), RNG.normal(size=(N, 2))])
