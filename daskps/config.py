@@ -343,6 +343,24 @@ def compresses() -> bool:
     return bool(dask.config.get("distributed.comm.compression", False))
 
 
+def traceback_patterns() -> list[str]:
+    """Return which files Dask leaves out of tracebacks, as patterns.
+
+    Returns
+    -------
+    list of str
+        Dask's ``admin.traceback.shorten``; empty where all frames are shown.
+
+    Examples
+    --------
+    >>> import dask
+    >>> with dask.config.set({"admin.traceback.shorten": []}):
+    ...     traceback_patterns()
+    []
+    """
+    return [*(dask.config.get("admin.traceback.shorten", None) or ())]
+
+
 def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
     """Return the seconds that a ``timeout=`` argument stands for.
 

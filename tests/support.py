@@ -48,6 +48,8 @@ __all__ = [
 #: What `gen_cluster` sets the configuration back to, for all that come after it.
 DEFAULTS = utils_test.original_config
 OURS = {
+    # What fails shows all frames, ours and Dask's too.
+    "admin.traceback.shorten": [],
     # Worker processes are forked from one that has imported all they need: two of them
     # take 0.2 instead of 2.4 s of processor time. Commands that tests start use spawn.
     "distributed.worker.multiprocessing-method": "forkserver",

@@ -42,6 +42,7 @@ LAYERS = {
     "config": 0,
     "errors": 0,
     "limits": 0,
+    "tracebacks": 0,
     "typing": 0,
     "usercode": 0,
 }

@@ -119,6 +119,58 @@ def test_failure(tmp_path: Path) -> None:
     assert events[-3:] == ["store-created", "run-begun", "run-ended"]
 
 
+SETUP = """
+import numpy as np, daskps
+from distributed import Client
+client = Client(processes=False, n_workers=2, threads_per_worker=2, dashboard_address="127.0.0.1:0")
+params, rule = {"w": np.zeros(3), "e": daskps.TableSpec(9, 2)}, daskps.optim.SGD(0.1)
+store, named = daskps.create(params, optimizer=rule), daskps.create(params, name="n")
+closed = daskps.create(params); closed.close()
+X, bad = np.ones((8, 3)), np.array([1, np.nan, 2])
+def gradient(params, X, y):
+    return {"w": np.ones(2) @ X}
+def pushes(trainer, part):
+    trainer.push({"w": bad})
+"""
+#: What fails, and the line of the user's cell above that must be shown.
+FAILING = {
+    "daskps.create(params, name='n')": (),
+    "closed.pull()": (),
+    "closed['w']": (),
+    "closed.version": (),
+    "closed.names": (),
+    "store.push({'w': bad})": (),
+    "store['w'].push(bad)": (),
+    "store['e'].add([1], np.full((1, 2), np.nan))": (),
+    "store.pull('v')": (),
+    "store.snapshot(timeout=-1)": (),
+    "daskps.train(store, gradient, X, X[:, 0], trainers=2, callbacks=[])": (">:9\n",),
+    "daskps.train(store, gradient, X, X[:, 0], execution='graph', callbacks=[])": (
+        ">:9\n",
+    ),
+    "daskps.run(store, pushes, [0, 1])": (">:11\n",),
+}
+
+
+def test_errors_take_twenty_lines_and_show_the_users_own(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook()
+    for source in (SETUP, *FAILING, "store.close(); client.close()"):
+        cell = nbformat.v4.new_code_cell(source)
+        cell.metadata["tags"] = ["raises-exception"]
+        notebook.cells.append(cell)
+    nbformat.write(notebook, tmp_path / "errors.ipynb")
+    (tmp_path / "there").mkdir()
+    first, *cells, last = execute(tmp_path / "errors.ipynb", tmp_path / "there").cells
+    assert not any(o.output_type == "error" for c in (first, last) for o in c.outputs)
+    for cell, lines in zip(cells, FAILING.values(), strict=True):
+        [error] = [o for o in cell.outputs if o.output_type == "error"]
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+        assert len(shown.splitlines()) <= 20, shown
+        assert f"----> 1 {cell.source}" in shown
+        assert all(line in shown for line in lines), shown
+        assert "daskps/" not in shown, shown
+
+
 def test_every_notebook_is_run() -> None:
     assert [n.name for n in NOTEBOOKS] == [
         *("01-quickstart.ipynb", "02-sync-modes.ipynb", "03-embeddings.ipynb"),

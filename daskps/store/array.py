@@ -9,11 +9,13 @@ from daskps.cluster.caller.routes import ADD, ASSIGN
 from daskps.store.array_measures import MeasurableArray
 from daskps.store.mistaken import refuses_arithmetic
 from daskps.store.regions import Region
+from daskps.tracebacks import entrances, hide
 
 DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic
+@entrances
 class ParameterArray(MeasurableArray):
     """A dense parameter: NumPy's attributes, and verbs that act on it alone.
 
@@ -78,11 +80,15 @@ class ParameterArray(MeasurableArray):
         >>> store["w"].pull()
         array([-0.5, -0.5, -0.5])
         """
-        if (region := self._region) is not None:
-            make = region.pushing(grad, weight, lr)
-            return self._store._do(make, timeout, "a push", producer=True)
-        grads = {self.name: grad}
-        return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
+        try:
+            if (region := self._region) is not None:
+                make = region.pushing(grad, weight, lr)
+                return self._store._do(make, timeout, "a push", producer=True)
+            grads = {self.name: grad}
+            return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def add(self, delta: Any, *, timeout: Any = DEFAULT) -> Any:
         """Add to the parameter, as :meth:`ParameterStore.add`.
@@ -113,10 +119,14 @@ class ParameterArray(MeasurableArray):
         >>> store["w"].pull()
         array([1., 2., 3.])
         """
-        if (region := self._region) is not None:
-            make = region.placing(ADD, delta, "delta")
-            return self._store._do(make, timeout, "an add", producer=True)
-        return self._store.add({self.name: delta}, timeout=timeout)
+        try:
+            if (region := self._region) is not None:
+                make = region.placing(ADD, delta, "delta")
+                return self._store._do(make, timeout, "an add", producer=True)
+            return self._store.add({self.name: delta}, timeout=timeout)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def assign(self, value: Any, *, timeout: Any = DEFAULT) -> Any:
         """Replace the parameter, as :meth:`ParameterStore.assign`.
@@ -147,10 +157,14 @@ class ParameterArray(MeasurableArray):
         >>> store["w"].pull()
         array([7., 7., 7.])
         """
-        if (region := self._region) is not None:
-            make = region.placing(ASSIGN, value, "value")
-            return self._store._do(make, timeout, "an assign", producer=True)
-        return self._store.assign({self.name: value}, timeout=timeout)
+        try:
+            if (region := self._region) is not None:
+                make = region.placing(ASSIGN, value, "value")
+                return self._store._do(make, timeout, "an assign", producer=True)
+            return self._store.assign({self.name: value}, timeout=timeout)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def region(self, start: int, stop: int) -> ParameterArray:
         """Return a view of some elements, which has all verbs.

@@ -17,6 +17,7 @@ from daskps.store.mistaken import no_array_attribute, not_written_in_part
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array, taken_by
 from daskps.store.targets import checked_out, target_of
+from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,34 +153,44 @@ class ReadableArray:
         >>> store["w"].pull()
         array([0., 1., 2.])
         """
-        if (region := self._region) is not None:
-            flat = np.empty(self.size, self.dtype)
-            if out is not None:
-                out = checked_out(out, self._shown.name, self.shape, str(self.dtype))
-            return self._read(
-                region.start, flat, partial(_given_to, out, flat), timeout
-            )
-        given = None if out is None else {self.name: out}
+        try:
+            if (region := self._region) is not None:
+                flat = np.empty(self.size, self.dtype)
+                if out is not None:
+                    out = checked_out(
+                        out, self._shown.name, self.shape, str(self.dtype)
+                    )
+                return self._read(
+                    region.start, flat, partial(_given_to, out, flat), timeout
+                )
+            given = None if out is None else {self.name: out}
 
-        def make(meta: StoreMap) -> Request:
-            all_of = target_of(meta, [self.name], given)
-            target = all_of._replace(finish=lambda: all_of.finish()[self.name])
-            return routes.read(meta, target)
+            def make(meta: StoreMap) -> Request:
+                all_of = target_of(meta, [self.name], given)
+                target = all_of._replace(finish=lambda: all_of.finish()[self.name])
+                return routes.read(meta, target)
 
-        return self._store._do(make, timeout, f"a pull of {self.name!r}")
+            return self._store._do(make, timeout, f"a pull of {self.name!r}")
+        except BaseException as error:
+            hide(error)
+            raise
 
     def __getitem__(self, index: Any) -> Any:
-        named = named_rows(index, self.shape)
-        if named is not None:
-            return self._read_rows(*named)
-        low, high, inner = split_index(index, self.shape)
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        flat = np.empty((high - low) * width, self.dtype)
+        try:
+            named = named_rows(index, self.shape)
+            if named is not None:
+                return self._read_rows(*named)
+            low, high, inner = split_index(index, self.shape)
+            width = int(np.prod(self.shape[1:], dtype=np.int64))
+            flat = np.empty((high - low) * width, self.dtype)
 
-        def finish() -> Any:
-            return flat.reshape((high - low, *self.shape[1:]))[inner]
+            def finish() -> Any:
+                return flat.reshape((high - low, *self.shape[1:]))[inner]
 
-        return self._read(self._first + low * width, flat, finish, DEFAULT)
+            return self._read(self._first + low * width, flat, finish, DEFAULT)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def _read_rows(self, rows: Array, inner: Any) -> Any:
         """Read some rows, each once and no others, and take of these what is wanted."""

@@ -14,6 +14,7 @@ from daskps.cluster.caller.saving import CheckpointTarget
 from daskps.cluster.wire.options import pack_options
 from daskps.layout.arrays import counted
 from daskps.store.repr import html_tables, text_table
+from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -148,6 +149,7 @@ class CheckpointList(list[CheckpointInfo]):
         return html_tables(line, self._table(), notes=self._notes())
 
 
+@entrance
 def list_checkpoints(
     url: Any, *, storage_options: Mapping[str, Any] | None = None
 ) -> CheckpointList:

@@ -14,6 +14,7 @@ from daskps.store.node_link import node_link
 from daskps.store.picture import draw
 from daskps.store.row_targets import pulled
 from daskps.store.table_counts import counted_tables
+from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,32 +93,36 @@ class Readable(Closable):
         >>> store.pull("w", out={"w": buffer})["w"] is buffer
         True
         """
-        known = None
-        if min_version is None and (out is not None or rows is not None):
-            known = self._at_hand()
-        if known is not None and rows is not None:
-            if names == () and isinstance(rows, dict) and timeout is DEFAULT:
-                of_tables = known.reads.rows.pull(rows, out)
-                if of_tables is not None:
-                    return of_tables
-            known = None
-        if known is None:
-            make = self._pulling(names, out, min_version, rows)
-            return self._do(make, timeout, "a pull")
-        # Into arrays as before: all of it is ready.
-        deadline = self._deadline(timeout, "a pull")
-        uid = self.uid
         try:
-            found: Any = known.reads.read(names, out, 0, deadline)
-            if found is None:
-                request = self._pulling(names, out, None)(known.meta)
-                found = self._finish(request, known.pull(request, deadline))
-                if request.target is not None and out is not None:
-                    known.reads.learn(names, out, request.target)
-        except LOST as error:
-            self._hear_loss(known.link, uid, error, deadline)
+            known = None
+            if min_version is None and (out is not None or rows is not None):
+                known = self._at_hand()
+            if known is not None and rows is not None:
+                if names == () and isinstance(rows, dict) and timeout is DEFAULT:
+                    of_tables = known.reads.rows.pull(rows, out)
+                    if of_tables is not None:
+                        return of_tables
+                known = None
+            if known is None:
+                make = self._pulling(names, out, min_version, rows)
+                return self._do(make, timeout, "a pull")
+            # Into arrays as before: all of it is ready.
+            deadline = self._deadline(timeout, "a pull")
+            uid = self.uid
+            try:
+                found: Any = known.reads.read(names, out, 0, deadline)
+                if found is None:
+                    request = self._pulling(names, out, None)(known.meta)
+                    found = self._finish(request, known.pull(request, deadline))
+                    if request.target is not None and out is not None:
+                        known.reads.learn(names, out, request.target)
+            except LOST as error:
+                self._hear_loss(known.link, uid, error, deadline)
+                raise
+            return found
+        except BaseException as error:
+            hide(error)
             raise
-        return found
 
     def pull_async(
         self,
@@ -186,16 +191,19 @@ class Readable(Closable):
     # -- what it is ----------------------------------------------------------
 
     @property
+    @entrance
     def names(self) -> list[str]:
         """Names of the arrays, in order, and then those of the tables."""
         return [*self.layout.names]
 
     @property
+    @entrance
     def layout(self) -> Layout:
         """Names, shapes, dtypes and how they are cut into shards."""
         return self._attached().meta.layout
 
     @property
+    @entrance
     def placement(self) -> tuple[str, ...]:
         """Address of each shard's owner, as this handle's latest call has found it."""
         return self._attached().meta.owners
@@ -269,6 +277,7 @@ class Readable(Closable):
         return draw(node_link(meta.layout, meta.owners, meta.name), filename)
 
     @property
+    @entrance
     def nbytes(self) -> int:
         """Bytes of one copy of all values, without rows of any ids.
 
@@ -277,6 +286,7 @@ class Readable(Closable):
         return self.layout.nbytes
 
     @property
+    @entrance
     def optimizer(self) -> dict[str, str]:
         """For each array or table with an update rule, the rule's repr."""
         meta = self._attached().meta
@@ -284,11 +294,13 @@ class Readable(Closable):
         return {names[i]: rule for i, rule in meta.optimizers.items()}
 
     @property
+    @entrance
     def version(self) -> Any:
         """Smallest version of all shards; awaitable with an asynchronous client."""
         return self._ask("versions", lambda rows: min(self._told(rows)))
 
     @property
+    @entrance
     def versions(self) -> Any:
         """Version of each shard; awaitable with an asynchronous client."""
         return self._ask("versions", self._told)

@@ -23,6 +23,7 @@ from daskps.store.arguments import flag, number
 from daskps.store.pulls import Readable
 from daskps.store.row_grad import RowGrad
 from daskps.store.targets import target_of
+from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,8 +93,12 @@ class Writable(Readable):
         >>> store.pull(min_version=version)["w"]
         array([-0.1, -0.1, -0.1])
         """
-        make = self._pushing(grads, weight, lr)
-        return self._do(make, timeout, "a push", producer=True)
+        try:
+            make = self._pushing(grads, weight, lr)
+            return self._do(make, timeout, "a push", producer=True)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def _pushing(
         self,
@@ -210,8 +215,12 @@ class Writable(Readable):
         >>> store.pull()["seen"]
         array([3, 4])
         """
-        make = self._placing(ADD, deltas, "delta")
-        return self._do(make, timeout, "an add", producer=True)
+        try:
+            make = self._placing(ADD, deltas, "delta")
+            return self._do(make, timeout, "an add", producer=True)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def assign(
         self,
@@ -251,14 +260,18 @@ class Writable(Readable):
         >>> store.pull()
         {'w': array([5., 6.]), 'b': array(1.)}
         """
-        make = self._placing(
-            ASSIGN,
-            values,
-            "value",
-            extra=flag(allow_extra, "allow_extra"),
-            missing=flag(allow_missing, "allow_missing"),
-        )
-        return self._do(make, timeout, "an assign", producer=True)
+        try:
+            make = self._placing(
+                ASSIGN,
+                values,
+                "value",
+                extra=flag(allow_extra, "allow_extra"),
+                missing=flag(allow_missing, "allow_missing"),
+            )
+            return self._do(make, timeout, "an assign", producer=True)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def _placing(
         self,

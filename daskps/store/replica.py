@@ -17,6 +17,7 @@ from daskps.errors import PushRejectedError
 from daskps.optim.local import LocalModel, check_rules
 from daskps.store import intake
 from daskps.store.replica_weights import Exchange, ReplicaParams, ReplicaWeights
+from daskps.tracebacks import entrances
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -51,6 +52,7 @@ class _Asked(NamedTuple):
 _Calls: TypeAlias = "Generator[_Asked, Any, None]"
 
 
+@entrances
 class Replica:
     """A copy of a store's arrays that is trained by itself, and synced at times.
 

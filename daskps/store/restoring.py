@@ -17,6 +17,7 @@ from daskps.store.checkpoints import recovery_target
 from daskps.store.restored import restored
 from daskps.store.servers import Wanted
 from daskps.store.store import ParameterStore
+from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT = config.DEFAULT
 
 
+@entrance
 def restore(  # noqa: PLR0913 - the public contract
     url: Any,
     *,

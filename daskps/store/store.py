@@ -35,6 +35,7 @@ from daskps.store.rates import Rated
 from daskps.store.snapshot import Snapshot, taken_by
 from daskps.store.table import ParameterTable
 from daskps.store.targets import chosen_names
+from daskps.tracebacks import entrances
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
@@ -48,6 +49,7 @@ DEFAULT = config.DEFAULT
 _ATTRIBUTES = {"uid", "name"}
 
 
+@entrances
 class ParameterStore(Rated):
     """A store of named arrays, sharded over the workers of a Dask cluster.
 

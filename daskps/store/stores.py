@@ -20,6 +20,7 @@ from daskps.store.created import blueprint
 from daskps.store.repr import html_tables, text_table
 from daskps.store.servers import Wanted
 from daskps.store.store import ParameterStore
+from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,6 +89,7 @@ class StoreList(list[StoreInfo]):
         return html_tables(counted(len(self), "store"), self._table())
 
 
+@entrance
 def create(  # noqa: PLR0913 - the public contract
     params: Mapping[str, Any] | list[Any] | tuple[Any, ...],
     *,
@@ -201,6 +203,7 @@ def create(  # noqa: PLR0913 - the public contract
     return opening(link.run_beside(make))
 
 
+@entrance
 def open(  # noqa: A001 - as in zarr.open
     name: str, *, client: Any = None, wait: Any = None, timeout: Any = DEFAULT
 ) -> Any:
@@ -259,6 +262,7 @@ def open(  # noqa: A001 - as in zarr.open
     return opening(link.run(lambda: link.within(attach, seconds, what)))
 
 
+@entrance
 def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     """List the stores of a cluster.
 

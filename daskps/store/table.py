@@ -15,6 +15,7 @@ from daskps.store.row_grad import RowGrad
 from daskps.store.row_set import RowSet
 from daskps.store.row_targets import pulled
 from daskps.store.snapshot import dask_table, taken_by
+from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
@@ -27,6 +28,7 @@ DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic
+@entrances
 class ParameterTable(RowSet):
     """A table of rows: verbs that move only the rows that they name.
 
@@ -127,23 +129,29 @@ class ParameterTable(RowSet):
         >>> store["emb"].pull([2, 2]).tolist()
         [[1.0, 1.0], [1.0, 1.0]]
         """
-        known = self._store._at_hand() if timeout is DEFAULT else None
-        if known is not None:
-            of = self._table
-            found = known.reads.rows.pull_table(of, ids, out, until=self._end_of_pull)
-            if found is not None:
-                return found
-        name = self.name
-        given = {} if out is None else {name: out}
+        try:
+            known = self._store._at_hand() if timeout is DEFAULT else None
+            if known is not None:
+                of = self._table
+                found = known.reads.rows.pull_table(
+                    of, ids, out, until=self._end_of_pull
+                )
+                if found is not None:
+                    return found
+            name = self.name
+            given = {} if out is None else {name: out}
 
-        def make(meta: StoreMap) -> Request:
-            first, *others = [
-                routes.read(meta, of._replace(finish=partial(_of, of, name)))
-                for of in pulled(meta, (), {name: ids}, given)
-            ]
-            return first._replace(rest=tuple(others))
+            def make(meta: StoreMap) -> Request:
+                first, *others = [
+                    routes.read(meta, of._replace(finish=partial(_of, of, name)))
+                    for of in pulled(meta, (), {name: ids}, given)
+                ]
+                return first._replace(rest=tuple(others))
 
-        return self._store._do(make, timeout, f"a pull of {name!r}")
+            return self._store._do(make, timeout, f"a pull of {name!r}")
+        except BaseException as error:
+            hide(error)
+            raise
 
     def _end_of_pull(self) -> Deadline:
         return self._store._deadline(DEFAULT, f"a pull of {self._table.name!r}")
@@ -194,8 +202,12 @@ class ParameterTable(RowSet):
         >>> store["emb"].pull([0, 1]).tolist()
         [[0.0, 0.0], [-0.5, -0.5]]
         """
-        given = {self._table.name: RowGrad(ids, grads)}
-        return self._store.push(given, weight=weight, lr=lr, timeout=timeout)
+        try:
+            given = {self._table.name: RowGrad(ids, grads)}
+            return self._store.push(given, weight=weight, lr=lr, timeout=timeout)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def add(self, ids: Any, deltas: Any, *, timeout: Any = DEFAULT) -> Any:
         """Add to rows: a plain ``+=`` that no optimizer sees.
@@ -228,7 +240,11 @@ class ParameterTable(RowSet):
         >>> store["seen"].pull([5, 9]).ravel()
         array([2, 1])
         """
-        return self._store.add({self.name: RowGrad(ids, deltas)}, timeout=timeout)
+        try:
+            return self._store.add({self.name: RowGrad(ids, deltas)}, timeout=timeout)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def assign(self, ids: Any, values: Any, *, timeout: Any = DEFAULT) -> Any:
         """Replace rows; optimizer state stays.
@@ -261,7 +277,13 @@ class ParameterTable(RowSet):
         >>> store["emb"].pull(3).tolist()
         [7.0, 7.0]
         """
-        return self._store.assign({self.name: RowGrad(ids, values)}, timeout=timeout)
+        try:
+            return self._store.assign(
+                {self.name: RowGrad(ids, values)}, timeout=timeout
+            )
+        except BaseException as error:
+            hide(error)
+            raise
 
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the table at one moment into a dask array on the owners.

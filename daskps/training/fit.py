@@ -9,6 +9,7 @@ from daskps.combination import Combination, check_rows, check_together
 from daskps.consistency import SSP, Policy, policy
 from daskps.limits import check_trainers
 from daskps.store.arguments import addresses, flag, whole
+from daskps.tracebacks import entrance
 from daskps.training import callbacks as callbacks_module
 from daskps.training.checkpoints import Checkpoints, check_resume
 from daskps.training.choices import (
@@ -45,6 +46,7 @@ AVERAGES = ("gradients", "models")
 __all__ = ["TrainResult", "train"]
 
 
+@entrance
 def train(  # noqa: PLR0913 - the public contract
     store: ParameterStore,
     gradient: Callable[..., Any],

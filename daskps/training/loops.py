@@ -12,6 +12,7 @@ from daskps.combination import Combination, check_together
 from daskps.consistency import Policy, policy
 from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.store.arguments import addresses, flag
+from daskps.tracebacks import entrance
 from daskps.training import callbacks as callbacks_module
 from daskps.training.choices import described, reduced_by
 from daskps.training.functions import check_function
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
+@entrance
 def run(  # noqa: PLR0913 - the public contract
     store: ParameterStore,
     loop: Callable[[Trainer, Any], Any],

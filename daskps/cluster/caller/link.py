@@ -31,6 +31,7 @@ from daskps.cluster.wire.deadline import Deadline, silence
 from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import ProtocolError
+from daskps.tracebacks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -276,7 +277,8 @@ class Link(SyncMethodMixin):
                 "which would stop the worker; use pull_async and push_async there "
                 "and await them, or make the task a plain function"
             )
-        result: T = upstream.sync(self, function)
+        work = shown(function) if self.asynchronous else function
+        result: T = upstream.sync(self, work)
         return result
 
     def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -293,8 +295,7 @@ class Link(SyncMethodMixin):
         """Start a coroutine function on the loop and return its future at once."""
         future: CallFuture[T] = CallFuture(self.loop)
 
-        async def work() -> T:
-            return await function()  # what it raises at once is the task's too
+        work = shown(function)  # what it raises at once is the task's too
 
         def begin() -> None:
             if not future.cancelled():
