@@ -404,7 +404,8 @@ def deadline(timeout: Timeout = DEFAULT, what: str = "timeout") -> float | None:
 def _read(key: str) -> Any:
     """Return the parsed value of one key."""
     # Keys of one word are as Dask keeps them: asked of every call, without `get`.
-    value = dask.config.config.get("daskps", {}).get(key, _PARSED)
+    default = _DEFAULTS["daskps"][key] if key in _OFTEN else _PARSED
+    value = dask.config.config.get("daskps", {}).get(key, default)
     if value is _PARSED:
         # Dask's test helpers set the configuration back to what it was when they were
         # imported, which may have been before the defaults were added.

@@ -197,10 +197,13 @@ class Readable(Closable):
         return [*self.layout.names]
 
     @property
-    @entrance
     def layout(self) -> Layout:
         """Names, shapes, dtypes and how they are cut into shards."""
-        return self._attached().meta.layout
+        try:
+            return self._attached().meta.layout
+        except BaseException as error:
+            hide(error)
+            raise
 
     @property
     @entrance

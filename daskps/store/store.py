@@ -35,7 +35,7 @@ from daskps.store.rates import Rated
 from daskps.store.snapshot import Snapshot, taken_by
 from daskps.store.table import ParameterTable
 from daskps.store.targets import chosen_names
-from daskps.tracebacks import entrances
+from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
@@ -361,12 +361,16 @@ class ParameterStore(Rated):
         return self._with_shards(work, timeout, "a save", beside=wait)
 
     def __getitem__(self, name: str) -> Any:
-        layout, found = self.layout, None
-        with contextlib.suppress(TypeError):  # of what is no name, as below
-            found = layout.table_by_name.get(name)
-        if found is not None:
-            return ParameterTable(self, found)
-        return ParameterArray(self, layout[name])
+        try:
+            layout, found = self.layout, None
+            with contextlib.suppress(TypeError):  # of what is no name, as below
+                found = layout.table_by_name.get(name)
+            if found is not None:
+                return ParameterTable(self, found)
+            return ParameterArray(self, layout[name])
+        except BaseException as error:
+            hide(error)
+            raise
 
     if not TYPE_CHECKING:
 
