@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -80,7 +80,8 @@ def test_m15_gradients_of_inputs(two):
         assert grad.tolist() == [[i + 1.0] * 3] * 5
     assert [g.shape for g in group.get_input_grads()[2]] == [(3, 3), (2, 3)]
     assert [g.item() for g in group.grad_arrays[0]] == [54, 36]
-    assert (group.get_batch_size(), group.get_output_shapes()) == (5, [(5, 3)])
+    assert group.get_batch_size() == 5
+    assert group.get_output_shapes() == [("output0", (5, 3))]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,43 @@ def squares(contexts, **options):
     )
 
 
+class DataDesc(NamedTuple("DataDesc", [("name", str), ("shape", tuple[int, ...])])):
+    """A description as MXNet makes it: a pair with two attributes."""
+
+    dtype, layout = np.float32, "TN"
+
+
+class Kinds:
+    """What it gets: sums over the first axis, of the same dtype."""
+
+    output_axes = (0, 0)
+
+    def forward(self, params, aux, batch, is_train):
+        return [batch["x"].sum(axis=0), batch["y"]], None
+
+
+def test_descriptions_of_data_have_types_and_layouts(two):
+    """Rows along axis 1 of "TN", half of the 4 for each; 3 times 1.5, and 2 of 2.7."""
+    group = Group(
+        symbol=Kinds(),
+        contexts=two,
+        data_shapes=[DataDesc("x", (3, 4))],
+        label_shapes=[("y", (4,), "int32", "N")],
+        param_names=[],
+    )
+    group.set_params({})
+    assert group.get_output_shapes() == [("output0", (4,)), ("output1", (4,))]
+    group.forward(DataBatch([np.full((3, 4), 1.5)], [np.full(4, 2.7)]))
+    sums, labels = group.get_outputs_merged()
+    assert (sums.tolist(), sums.dtype) == ([4.5] * 4, "f4")
+    assert (labels.tolist(), labels.dtype) == ([2] * 4, "i4")
+    group.reshape([("x", (3, 4), np.float32, "TN")], [("y", (4,), "i4", None)])
+    assert len(group.get_outputs()) == 2  # nothing has changed
+    group.reshape([("x", (3, 6), "f8", "TN")], [("y", (6,), None, "N")])
+    group.forward(DataBatch([np.full((3, 6), 1)], [np.full(6, 2.5)]))
+    assert [out.dtype for out in group.get_outputs_merged()] == ["f8", "f8"]
+
+
 class Sums:
     """A metric: sum and number of what it was given."""
 
@@ -201,7 +239,7 @@ def test_inputs_that_are_not_split_and_labels(two, rng):
     x, y, w = rng.normal(size=(6, 2)), rng.normal(size=6), np.array([1.0, -2.0])
     group = squares(two, workload=[2, 1], inputs_need_grad=True)
     group.set_params({"w": w})
-    assert group.get_output_shapes() == [(6,), (2,)]
+    assert group.get_output_shapes() == [("output0", (6,)), ("output1", (2,))]
     group.forward(DataBatch([x, np.array([3.0, 4.0])], [y]))
     loss, same = group.get_outputs_merged()
     np.testing.assert_allclose(loss, (x @ w - y) ** 2, rtol=1e-12)
@@ -281,6 +319,11 @@ def test_no_executor_without_a_row(n, workload):
         ({"data_shapes": [("a", (4, 3)), ("b", (5, 3))]}, ValueError, "one batch size"),
         ({"data_shapes": []}, ValueError, "one batch size, found none"),
         ({"data_shapes": ["a"]}, TypeError, r"are \(name, shape\)"),
+        (
+            {"data_shapes": [("a", (4, 3), "float32")]},
+            TypeError,
+            "the layout in data_shapes of 'a' is capitals such as 'NC', found 'float32'",
+        ),
         ({"data_shapes": [("a", (0, 3))]}, ValueError, "must be at least 1"),
         ({"data_shapes": [("a", (4,), "CN")]}, ValueError, "has no axis 1"),
         ({"shared_group": 3}, TypeError, "shared_group is another group"),

@@ -253,12 +253,12 @@ def test_rows_that_are_not_asked_for_are_zero():
         np.full((6, 2), np.nan),
         [np.full((6, 2), np.nan) for _ in range(2)],
     ]
-    kv.row_sparse_pull(["a", "b"], outs, [[4, 1, 4], []])
+    kv.row_sparse_pull(["a", "b"], outs, row_ids=[[4, 1, 4], []])
     expected = np.zeros((6, 2))
     expected[[1, 4]] = first[[1, 4]]
     assert outs[0].tolist() == expected.tolist()
     assert not np.any(outs[1])
-    kv.row_sparse_pull("b", outs[0], np.array([[5]]))
+    kv.row_sparse_pull("b", outs[0], -1, np.array([[5]]))
     assert outs[0].tolist() == [[0, 0]] * 5 + [[-10, -11]]
 
 
@@ -512,15 +512,47 @@ LONG = np.zeros((5, 4))
             r"out\[1\] and out\[2\] share memory",
         ),
         (
-            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), [4]),
+            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), 0, [4]),
             IndexError,
             "has rows 0 to 3, found 4 to 4",
         ),
         (
-            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), [0.5]),
+            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), 0, [0.5]),
             TypeError,
             "row_ids are ints",
         ),
+        (
+            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4))),
+            TypeError,
+            "row_ids are ints",
+        ),
+        (
+            lambda kv: kv.row_sparse_pull(3, np.ones((4, 4)), [1]),
+            TypeError,
+            "priority is an int",
+        ),
+        (
+            lambda kv: kv.push(3, np.zeros((4, 4)), 0.5),
+            TypeError,
+            "priority is an int",
+        ),
+        (
+            lambda kv: kv.pushpull(3, np.zeros((4, 4)), None, "1"),
+            TypeError,
+            "priority is an int",
+        ),
+        (lambda kv: kv.pull(3, LONG[:4], "1"), TypeError, "priority is an int"),
+        (
+            lambda kv: kv.broadcast(1, LONG[:4], np.ones((4, 4)), "1"),
+            TypeError,
+            "priority is an int",
+        ),
+        (
+            lambda kv: kv.pull(3, LONG[:4], ignore_sparse="no"),
+            TypeError,
+            "ignore_sparse is True or False",
+        ),
+        (lambda kv: kv.is_capable("speed"), ValueError, "a capability is 'optimizer'"),
         (lambda kv: kv.set_optimizer("sgd"), TypeError, "optimizer is a rule"),
         (lambda kv: kv.set_updater(3), TypeError, "updater is a function"),
         (
@@ -565,8 +597,8 @@ def test_async_refuses_a_push_without_an_updater():
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        (("nccl",), ValueError, "one of local, device, dist_sync, dist_async"),
-        ((3,), TypeError, "one of local, device, dist_sync, dist_async"),
+        (("nccl",), ValueError, "one of local, device, dist_sync, dist_d"),
+        ((3,), TypeError, "one of local, device, dist_sync, dist_d"),
         (("dist_sync",), RuntimeError, r"mxnet\.launch runs"),
     ],
 )
@@ -581,6 +613,50 @@ def test_wrong_launches():
         wrong(begin_hundred, 0)
     with pytest.raises(TypeError, match=r"main is a function main\(\)"):
         wrong(3, 1)
+
+
+@pytest.mark.usefixtures("inside")
+def test_priorities_and_sparse_outputs_change_nothing():
+    """An updater that does not commute: (0 + 1) * 2 + 3 in the order of calls."""
+    kv = create("local")
+    kv.set_updater(lambda key, received, stored: stored * 2 + received)
+    first, out = np.zeros(2), np.empty(2)
+    kv.broadcast("w", first, out, 7)
+    kv.push("w", np.ones(2), -1)
+    kv.pushpull("w", np.full(2, 3.0), out, priority=1)
+    assert out.tolist() == [5, 5]
+    for ignored in (True, False):
+        out[:] = np.nan
+        kv.pull("w", out, 2, ignored)
+        assert out.tolist() == [5, 5]
+
+
+def test_kvstores_are_capable_of_an_optimizer():
+    for spelled in ("optimizer", "Optimizer"):
+        assert mxnet.kvstore.KVStore.is_capable(spelled) is True
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize(
+    "kind", ["dist_device_sync", "dist_sync_device", "dist_async_device"]
+)
+def test_device_types_are_those_without_device(kind):
+    """Gradient 1 of 2 workers twice, as one sum of 2 or one by one; 2 bits need a sum."""
+    asked = kind.replace("_device", "")
+    found = launch(partial(momentum_steps, kind), 2)
+    assert found == launch(partial(momentum_steps, asked), 2)
+
+    def main():
+        kv = create(kind)
+        if "async" in kind:
+            kv.init("w", np.ones(2))
+            with pytest.raises(NoOptimizerError, match=f"of type {kind} needs"):
+                kv.push("w", np.ones(2))
+        else:
+            kv.set_gradient_compression({"type": "2bit"})
+        return kv.type
+
+    assert launch(main, 1) == [kind]
 
 
 @pytest.mark.usefixtures("inside")

@@ -20,7 +20,7 @@ MEMBERS = {
     "save_optimizer_states load_optimizer_states DataParallelExecutorGroup bindExec "
     "reshape forward backward getOutputs getOutputsMerged getInputGrads "
     "getInputGradsMerged getParams setParams updateMetric installMonitor getBatchSize "
-    "getOutputShapes",
+    "getOutputShapes priority ignore_sparse is_capable DataDesc dist_device_sync",
     "multiverso": "init barrier shutdown num_workers worker_id TableHandler "
     "ArrayTableHandler:new ArrayTableHandler:add ArrayTableHandler:get "
     "MatrixTableHandler:new MatrixTableHandler:add MatrixTableHandler:get",

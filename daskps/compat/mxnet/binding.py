@@ -52,15 +52,20 @@ class BoundInput:
         Of the whole batch.
     axis : int
         That of the rows; -1 where every executor gets all of it.
+    dtype : numpy.dtype, optional
+        What arrays of a batch are cast to.
     """
 
     name: str
     shape: tuple[int, ...]
     axis: int
+    dtype: Any
 
 
 def bound_inputs(shapes: Any, what: str) -> list[BoundInput]:
-    """Return inputs of (name, shape) or (name, shape, layout).
+    """Return inputs of (name, shape), (name, shape, layout), or a DataDesc.
+
+    MXNet's own DataDesc is a pair with attributes dtype and layout.
 
     Raises
     ------
@@ -69,16 +74,25 @@ def bound_inputs(shapes: Any, what: str) -> list[BoundInput]:
     """
     found = []
     for given in shapes or ():
-        if not isinstance(given, Sequence) or len(given) not in (2, 3):
+        if not isinstance(given, Sequence) or len(given) not in (2, 3, 4):
             raise TypeError(
-                f"{what} are (name, shape) or (name, shape, layout), found {given!r:.60}"
+                f"{what} are (name, shape), (name, shape, layout) or (name, shape, dtype, "
+                f"layout), found {given!r:.60}"
             )
-        name, shape, *layout = given
+        name, shape, *rest = given
+        layout = rest[-1] if rest else getattr(given, "layout", None)
+        dtype = rest[0] if len(rest) > 1 else getattr(given, "dtype", None)
+        if layout is not None and not (isinstance(layout, str) and layout.isupper()):
+            raise TypeError(
+                f"the layout in {what} of {name!r} is capitals such as 'NC', found "
+                f"{layout!r:.60}"
+            )
         sizes = tuple(whole(n, f"{what} of {name!r}", 1) for n in shape)
-        axis = str(layout[0]).find("N") if layout else 0
+        axis = layout.find("N") if layout else 0
         if axis >= len(sizes):
             raise ValueError(f"{what} of {name!r}: {shape} has no axis {axis}")
-        found.append(BoundInput(str(name), sizes, axis))
+        dtype = dtype if dtype is None else np.dtype(dtype)
+        found.append(BoundInput(str(name), sizes, axis, dtype))
     return found
 
 
@@ -130,13 +144,12 @@ def arrays_of_batch(
     ValueError
         For others.
     """
-    arrays = [
-        np.asarray(a) for a in (given if isinstance(given, (list, tuple)) else [given])
-    ]
+    arrays = given if isinstance(given, (list, tuple)) else [given]
     if len(arrays) != len(inputs):
         raise ValueError(
             f"the batch has {len(arrays)} {what}, and {len(inputs)} are bound"
         )
+    arrays = [np.asarray(a, one.dtype) for a, one in zip(arrays, inputs, strict=True)]
     for array, one in zip(arrays, inputs, strict=True):
         if array.shape != one.shape:
             raise ValueError(

@@ -107,13 +107,14 @@ class BoundGroup:
         """
         return self.batch_size
 
-    def get_output_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the outputs of a whole batch.
+    def get_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the names and shapes of the outputs of a whole batch.
 
         Returns
         -------
-        list of tuple of int
-            Found by a forward of zeros, where there was none yet.
+        list of (str, tuple of int)
+            "output0" and so on, and the shape of each, found by a forward of zeros where
+            there was none yet.
 
         Raises
         ------
@@ -122,7 +123,7 @@ class BoundGroup:
         """
         if self._output_shapes is None:
             inputs = [*self._data, *self._labels]
-            zeros = {one.name: np.zeros(one.shape) for one in inputs}
+            zeros = {one.name: np.zeros(one.shape, one.dtype) for one in inputs}
             ran = self._ran[0] or self._forward_on(0, zeros, is_train=False)
             # What the network keeps for its backward stays where it is.
             outs = self.states.submit(0, executors.item, ran, 0)
@@ -132,7 +133,7 @@ class BoundGroup:
                 _with_batch(np.shape(out), axis, mine, self.batch_size)
                 for out, axis in zip(outputs, self._axes(len(outputs)), strict=True)
             ]
-        return list(self._output_shapes)
+        return [(f"output{i}", shape) for i, shape in enumerate(self._output_shapes)]
 
     # -- parameters ------------------------------------------------------------------
 

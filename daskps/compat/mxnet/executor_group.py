@@ -37,7 +37,8 @@ class DataParallelExecutorGroup(BoundGroup):
     contexts : sequence of str
         Address of the Dask worker of each executor; one may have several.
     data_shapes, label_shapes : sequence of tuple
-        ``(name, shape)`` or ``(name, shape, layout)`` of each input, for the whole batch.
+        ``(name, shape)``, ``(name, shape, layout)`` or ``(name, shape, dtype, layout)`` of
+        each input, or MXNet's `DataDesc`, for the whole batch. Batches are cast to a dtype.
         Rows are along the axis "N" of the layout, and without one along the first; a
         layout without N gives all of it to everybody.
     param_names : sequence of str
@@ -324,7 +325,7 @@ class DataParallelExecutorGroup(BoundGroup):
             return None
         given = out_grads if isinstance(out_grads, (list, tuple)) else [out_grads]
         grads = [np.asarray(grad) for grad in given]
-        shapes = self.get_output_shapes()
+        shapes = [shape for _, shape in self.get_output_shapes()]
         if [grad.shape for grad in grads] != shapes:
             raise ValueError(
                 f"out_grads have shapes {[grad.shape for grad in grads]}, and the outputs "

@@ -27,6 +27,7 @@ from daskps.compat.mxnet.stores import KeyStores
 from daskps.compat.mxnet.updaters import rule_of
 from daskps.compat.mxnet.workers import Solo, together, told
 from daskps.errors import NoOptimizerError
+from daskps.store.arguments import flag, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KVStore", "create"]
 
-TYPES = ("local", "device", "dist_sync", "dist_async")
+TYPES = (
+    "local",
+    "device",
+    "dist_sync",
+    "dist_device_sync",
+    "dist_sync_device",
+    "dist_async",
+    "dist_async_device",
+)
 
 
 def create(name: str = "local", *, client: Any = None) -> KVStore:
@@ -43,11 +52,13 @@ def create(name: str = "local", *, client: Any = None) -> KVStore:
 
     Parameters
     ----------
-    name : {"local", "device", "dist_sync", "dist_async"}
+    name : str
         "local" and "device", which are the same here, are of one program. In "dist_sync"
         a push waits at the store for those of all workers, whose sum is one update; in
         "dist_async" each push is one on arrival. These two are made by all workers of a
-        :func:`daskps.compat.mxnet.launch`, in the same order.
+        :func:`daskps.compat.mxnet.launch`, in the same order. "dist_device_sync" and
+        "dist_sync_device" are "dist_sync" here, and "dist_async_device" is "dist_async":
+        all sums are made in main memory.
     client : distributed.Client, optional
         Of "local" and "device" outside of a launch; the current one by default.
 
@@ -61,7 +72,7 @@ def create(name: str = "local", *, client: Any = None) -> KVStore:
     ValueError, TypeError
         For another name, a client where a launch has its own, and an asynchronous one.
     RuntimeError
-        For "dist_sync" and "dist_async" outside of a launch.
+        For a "dist" type outside of a launch.
 
     Examples
     --------
@@ -133,6 +144,29 @@ class KVStore(KeyStores):
         """How many workers there are."""
         return self._crew.size
 
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Return whether kvstores can do something.
+
+        Parameters
+        ----------
+        capability : {"optimizer"}
+            Whether an optimizer can be set, which then makes the new values of pushes.
+
+        Returns
+        -------
+        bool
+            True, of all types.
+
+        Raises
+        ------
+        ValueError
+            For another word.
+        """
+        if str(capability).lower() != "optimizer":
+            raise ValueError(f"a capability is 'optimizer', found {capability!r:.60}")
+        return True
+
     def barrier(self) -> None:
         """Wait for all workers that have not ended; what this one pushed is there then.
 
@@ -167,7 +201,7 @@ class KVStore(KeyStores):
         self._keys.add(names, len(self._stores))
         self._stores.append(store)
 
-    def push(self, key: Any, value: Any) -> None:
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add to what is stored, by the optimizer or updater, or replace it by the sum.
 
         It returns before that is done; this worker's pulls come after it.
@@ -178,6 +212,10 @@ class KVStore(KeyStores):
             Keys; of "dist_sync" all workers push the same ones in the same order.
         value : array_like, or list of it, one for each device
             For a list of keys a list of those. Copied.
+        priority : int
+            Taken from programs for MXNet, where it is a hint what goes first. It has no
+            effect here: all calls take effect in the order in which they are made, as
+            "dist_sync" needs it, whose workers meet at each push.
 
         Raises
         ------
@@ -186,9 +224,10 @@ class KVStore(KeyStores):
         ValueError, TypeError
             For unknown keys and what are no arrays of their shape.
         """
-        if self._kind == "dist_async" and self._rule is None:
+        whole(priority, "priority")
+        if "_async" in self._kind and self._rule is None:
             raise NoOptimizerError(
-                "a kvstore of type dist_async needs set_optimizer or set_updater before a "
+                f"a kvstore of type {self._kind} needs set_optimizer or set_updater before a "
                 "push: workers would replace each other's values"
             )
         names = self._keys.known(key)
@@ -198,7 +237,9 @@ class KVStore(KeyStores):
             total = copied(given, name, at.shape, at.dtype)
             self._crew.push(partial(self._deliver, store, name, total))
 
-    def pull(self, key: Any, out: Any) -> None:
+    def pull(
+        self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
         """Read keys.
 
         Parameters
@@ -207,6 +248,11 @@ class KVStore(KeyStores):
             Keys.
         out : ndarray or list of it
             Takes the values, in its own dtype; for a list of keys a list of those.
+        priority : int
+            Without an effect, as in :meth:`push`.
+        ignore_sparse : bool
+            Whether keys with row-sparse outputs are left out. There are none: outputs are
+            NumPy's, so all keys are read in both cases.
 
         Raises
         ------
@@ -214,6 +260,8 @@ class KVStore(KeyStores):
             For unknown keys, arrays of another shape, and of several keys those that
             share memory.
         """
+        whole(priority, "priority")
+        flag(ignore_sparse, "ignore_sparse")
         names = self._keys.known(key)
         outs = outs_of(out, names, key, self._shapes(names))
         self._crew.settle()
@@ -222,7 +270,9 @@ class KVStore(KeyStores):
             for taker in takers:
                 taker[...] = found
 
-    def pushpull(self, key: Any, value: Any, out: Any = None) -> None:
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0
+    ) -> None:
         """Push, then pull.
 
         Parameters
@@ -231,6 +281,8 @@ class KVStore(KeyStores):
             As in :meth:`push`.
         out : ndarray or list of it, optional
             As in :meth:`pull`; by default `value` takes it.
+        priority : int
+            Without an effect, as in :meth:`push`.
 
         Raises
         ------
@@ -240,10 +292,10 @@ class KVStore(KeyStores):
         out = value if out is None else out
         names = self._keys.known(key)
         outs_of(out, names, key, self._shapes(names))
-        self.push(key, value)
+        self.push(key, value, priority)
         self.pull(key, out)
 
-    def broadcast(self, key: Any, value: Any, out: Any) -> None:
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Begin keys, and read what worker 0 has given; once for each.
 
         Parameters
@@ -252,19 +304,24 @@ class KVStore(KeyStores):
             As in :meth:`init`.
         out : ndarray or list of it
             As in :meth:`pull`.
+        priority : int
+            Without an effect, as in :meth:`push`.
 
         Raises
         ------
         ValueError, TypeError
             As in the two.
         """
+        whole(priority, "priority")
         names = self._keys.new(key)
         arrays = arrays_of(value, names, key)
         outs_of(out, names, key, [array.shape for array in arrays])
         self.init(key, value)
         self.pull(key, out)
 
-    def row_sparse_pull(self, key: Any, out: Any, row_ids: Any) -> None:
+    def row_sparse_pull(
+        self, key: Any, out: Any, priority: int = 0, row_ids: Any = None
+    ) -> None:
         """Read some rows; the others of `out` are 0.
 
         Parameters
@@ -273,6 +330,8 @@ class KVStore(KeyStores):
             Keys of arrays of one axis or more.
         out : ndarray or list of it
             Of the whole array's shape.
+        priority : int
+            Without an effect, as in :meth:`push`.
         row_ids : array_like of int, or for a list of keys a list of it
             Which, in any order, more than once or none at all.
 
@@ -281,6 +340,7 @@ class KVStore(KeyStores):
         ValueError, TypeError, IndexError
             For unknown keys, arrays of another shape and rows that there are not.
         """
+        whole(priority, "priority")
         names = self._keys.known(key)
         shapes = self._shapes(names)
         outs = outs_of(out, names, key, shapes)
@@ -353,7 +413,7 @@ class KVStore(KeyStores):
                 f"{compression_params!r:.80}"
             )
         codec = TwoBit(given.get("threshold", 0.5))
-        if self._kind != "dist_sync":
+        if "_sync" not in self._kind:
             raise ValueError(
                 f"gradients are compressed in a kvstore of type dist_sync, not {self._kind}"
             )

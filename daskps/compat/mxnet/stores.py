@@ -103,7 +103,7 @@ class KeyStores:
 
     def _deliver(self, store: ParameterStore, name: str, total: Array) -> None:
         """Bring one push to where it belongs; behind the program, in order."""
-        if self._kind != "dist_sync":
+        if "_sync" not in self._kind:
             self._update(store, name, total)
             return
         what = f"a push of key {key_of(name)!r}"
