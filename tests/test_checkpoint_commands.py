@@ -18,6 +18,7 @@ from daskps.checkpoint.listing import entries, number_of
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
+from daskps.cli import files
 from daskps.errors import CheckpointError
 from daskps.layout.arrays import DTYPES
 from daskps.store.checkpoints import list_checkpoints
@@ -262,6 +263,28 @@ def test_a_file_is_not_overwritten_unless_told(tmp_path):
     assert called("export", tmp_path / "c", file, "--overwrite")[0] == 0
     assert {*arrays(file)} == {"w", "b/c"}
     assert {p.name for p in tmp_path.iterdir()} == {"c", "x.npz"}
+
+
+def test_a_link_and_a_file_that_comes_meanwhile_are_not_overwritten(
+    tmp_path, monkeypatch
+):
+    saved(tmp_path / "c", STATE)
+    link, file = tmp_path / "link.npz", tmp_path / "x.npz"
+    link.symlink_to("nowhere")
+    write = files._write_npz
+
+    def written(part, *of):
+        write(part, *of)
+        file.write_bytes(b"mine")
+
+    monkeypatch.setattr(files, "_write_npz", written)
+    for to in (link, file):
+        status, out, err = called("export", tmp_path / "c", to)
+        assert (status, out) == (1, "")
+        assert "--overwrite" in err
+    assert link.is_symlink()
+    assert file.read_bytes() == b"mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"c", "link.npz", "x.npz"}
 
 
 def test_the_published_reader_reads_a_safetensors(tmp_path):

@@ -76,8 +76,10 @@ def export_to(
     Failure
         If the file cannot be written, or exists and is not to be overwritten.
     """
-    if file.exists() and not overwrite:
-        raise Failure(f"{file} exists; give another name, or --overwrite")
+    taken = Failure(f"{file} exists; give another name, or --overwrite")
+    # A link counts, wherever it leads.
+    if os.path.lexists(file) and not overwrite:
+        raise taken
     arrays = _exported(manifest)
 
     def values(one: _Exported) -> Iterator[Array]:
@@ -87,6 +89,9 @@ def export_to(
     write = _write_npz if file.suffix == ".npz" else _write_safetensors
     try:
         write(part, arrays, values)
+        # One that came meanwhile stays, too.
+        if os.path.lexists(file) and not overwrite:
+            raise taken
         part.replace(file)
     except OSError as error:
         raise Failure(f"cannot write {file}: {error.strerror or error}") from error
