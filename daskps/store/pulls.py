@@ -329,12 +329,13 @@ class Readable(Closable):
             that it has answered without Python ("plain_reads"). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
-            "message" goes over the network, "lane" too, by a socket of its own),
-            messages, calls without one ("local_calls"), bytes of the arrays in messages
-            ("nbytes"), rows of tables that it has asked for and brought ("rows_pulled",
-            "rows_pushed"), and retries; "lanes" that this process has to those workers,
-            calls that took them and the bytes of their arrays ("lane_calls",
-            "lane_nbytes"), and "fallbacks", how often a message went instead and why.
+            "message" goes over the network, "lane" too, by a socket of its own), of each
+            of the last two the reason ("why"), messages, calls without one
+            ("local_calls"), bytes of the arrays in messages ("nbytes"), rows of tables
+            that it has asked for and brought ("rows_pulled", "rows_pushed"), and
+            retries; "lanes" that this process has to those workers, calls that took
+            them and the bytes of their arrays ("lane_calls", "lane_nbytes"), and
+            "fallbacks", how often a message went instead and why.
             "tables", by name: "rows", "dim", "dtype", bytes of all rows ("nbytes"), and
             "steps", how many updates the optimizer has made of it.
 

@@ -163,7 +163,8 @@ class ShardClient:
                 ways[worker] = "lane"
         counted = asdict(self.counters)
         counted["fallbacks"] = self.far.fallbacks()
-        return {"ways": ways, **counted, "lanes": self.far.lanes_to(ways)}
+        why, lanes = self.ways.reasons(on_loop), self.far.lanes_to(ways)
+        return {"ways": ways, "why": why, **counted, "lanes": lanes}
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""

@@ -61,6 +61,8 @@ class Ways:
         self._in_process = settings.process_way
         self._on_machine = settings.machine_way
         self._mapped: dict[str, MappedShards | None] = {}
+        #: By worker why its shards cannot be mapped.
+        self._closed: dict[str, str] = {}
         #: Where the shards were when these were mapped.
         self._where = meta.where
         self._lock = threading.Lock()
@@ -117,6 +119,22 @@ class Ways:
             return "process" if same or not on_loop else "message"
         return "message" if on_loop or self._mapped_of(worker) is None else "machine"
 
+    def reasons(self, on_loop: bool) -> dict[str, str]:
+        """Return by worker why messages, or lanes, are the way to its host."""
+        names = self.names(on_loop)
+        far = [worker for worker, name in names.items() if name == "message"]
+        return {worker: self._reason(worker, on_loop) for worker in far}
+
+    def _reason(self, worker: str, on_loop: bool) -> str:
+        if on_loop:
+            return "calls come from an event loop, which must not wait for locks"
+        if not self._on_machine:
+            return "daskps.ways.machine is false"
+        charge = accounting.charged()
+        if charge is not None:
+            return f"Dask would count its memory as this worker's own: {charge.why}"
+        return self._closed.get(worker, "its memory was not mapped yet")
+
     def close(self) -> None:
         """Let go of other workers' memory; another call would map it again."""
         with self._lock:
@@ -143,6 +161,7 @@ class Ways:
             if mapped is not None and mapped.is_closed:
                 # Its shards were freed or have moved; a mapping would keep the memory.
                 mapped = self._mapped[worker] = None
+                self._closed[worker] = "its shards were freed, or have moved"
         return mapped
 
     def _open(self, worker: str) -> MappedShards | None:
@@ -151,6 +170,7 @@ class Ways:
                 self._meta, worker, self._joined, machine=self._link.machine
             )
         except WayClosed as reason:
+            self._closed[worker] = str(reason)
             logger.debug(
                 "store %r: no way on the machine to %s: %s",
                 self._meta.name,

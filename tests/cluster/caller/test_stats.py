@@ -34,6 +34,7 @@ SHARD = {
 }
 HANDLE = {
     "ways",
+    "why",
     "messages",
     "local_calls",
     "nbytes",
@@ -75,6 +76,7 @@ def test_from_a_task_the_own_worker_is_near(client):
         where, handle = client.submit(in_task, s, workers=[near]).result()
         assert where == near
         assert handle["ways"] == {near: "process", far: "message"}
+        assert handle["why"] == {far: "daskps.ways.machine is false"}
         assert (handle["local_calls"], handle["messages"]) == (1, 1)
         assert handle["nbytes"] == 20  # of the half that went by message
 
@@ -111,9 +113,11 @@ def test_on_another_loop_than_that_of_the_hosts():
                 opened = await daskps.open("both", client=other)
                 found = (await opened.stats())["handle"]
                 await opened.pull()
+                assert "an event loop" in found["why"][x.placement[0]]
                 return found["ways"], (await opened.stats())["handle"]["messages"]
 
         assert list(x.stats()["handle"]["ways"].values()) == ["process"]
+        assert x.stats()["handle"]["why"] == {}
         found, messages = asyncio.run(ways())
         assert list(found.values()) == ["message"]
         assert messages == 1

@@ -131,6 +131,7 @@ def test_without_shared_memory_all_goes_by_message(base):
     ):
         assert uses(s) == pytest.approx(-1.0)
         assert list(s.stats()["handle"]["ways"].values()) == ["message"]
+        assert "private memory" in next(iter(s.stats()["handle"]["why"].values()))
         assert s.stats()["handle"]["local_calls"] == 0
 
 
