@@ -317,6 +317,8 @@ class ParameterStore(Rated):
             While another save of this store is being written.
         ShardLostError, StoreClosedError, TimeoutError
             If the store is gone, or held for too long. There is no checkpoint then.
+        SchedulerLostError
+            If the scheduler is gone, within five seconds; of the future too.
         TypeError, ValueError
             For what is no URL, and options that cannot be sent.
 

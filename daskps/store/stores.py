@@ -238,6 +238,8 @@ def open(  # noqa: A001 - as in zarr.open
         For what can be no name, and without a client.
     TimeoutError
         If `timeout` ends first.
+    SchedulerLostError
+        If the scheduler is gone, within five seconds.
 
     Examples
     --------
@@ -255,10 +257,12 @@ def open(  # noqa: A001 - as in zarr.open
         seconds = None if waiting is None else waiting + seconds
     link = current_link(client)
 
-    async def attach() -> ParameterStore:
-        return ParameterStore._of(await find_named(link, name, waiting), link)
-
     what = f"store {name!r}"
+
+    async def attach() -> ParameterStore:
+        async with scheduler_named(link, f"the search for {what}"):
+            return ParameterStore._of(await find_named(link, name, waiting), link)
+
     return opening(link.run(lambda: link.within(attach, seconds, what)))
 
 
@@ -287,6 +291,8 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
         Without a connection to the scheduler for five seconds.
     TimeoutError
         If the directory does not answer.
+    SchedulerLostError
+        If the scheduler is gone, within five seconds.
 
     Examples
     --------
@@ -299,8 +305,9 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     link = current_link(client)
 
     async def rows() -> list[StoreInfo]:
-        await link.ensure()
-        found = await link.directory("list")
+        async with scheduler_named(link, "the list of stores"):
+            await link.ensure()
+            found = await link.directory("list")
         return StoreList(StoreInfo(**row) for row in found)
 
     async def listed() -> Any:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 #: How often to look at the client, which hears of its connection's end by itself.
 LOOK_SECONDS = 0.1
-WATCH_SECONDS = 1.0
+WATCH_SECONDS = 0.5
+#: How long there may be no connection. With what a call then winds up, for
+#: `link.GRACE_SECONDS`, its caller hears of it within five seconds.
+LOST_SECONDS = 2.5
 
 
 @asynccontextmanager
@@ -69,10 +72,10 @@ async def scheduler_named(
 
 
 async def _watch(link: Link, scope: asyncio.Timeout) -> None:
-    """End a scope once there was no connection for `OVER_SECONDS`."""
+    """End a scope once there was no connection for `LOST_SECONDS`."""
     loop = asyncio.get_running_loop()
     last = loop.time()
-    while loop.time() < last + OVER_SECONDS:
+    while loop.time() < last + LOST_SECONDS:
         await asyncio.sleep(WATCH_SECONDS)
         if link.has_scheduler:
             last = loop.time()

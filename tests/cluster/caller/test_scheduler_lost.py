@@ -80,7 +80,7 @@ def test_a_scheduler_that_is_only_busy_counts_as_there(monkeypatch):
 
 
 def test_what_waits_for_a_scheduler_that_is_gone_is_ended(monkeypatch):
-    monkeypatch.setattr(scheduler_lost, "OVER_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_lost, "LOST_SECONDS", 0.01)
     monkeypatch.setattr(scheduler_lost, "WATCH_SECONDS", 0.001)
     ended = []
     link: Any = FakeLink(has=False)
@@ -104,7 +104,7 @@ def test_what_waits_for_a_scheduler_that_is_gone_is_ended(monkeypatch):
 
 def test_a_close_ends_with_its_scheduler_and_a_delete_says_so(monkeypatch):
     """Dask would look for it for half a minute, to free what went with it."""
-    monkeypatch.setattr(scheduler_lost, "OVER_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_lost, "LOST_SECONDS", 0.01)
     monkeypatch.setattr(scheduler_lost, "WATCH_SECONDS", 0.001)
     with inprocess.cluster():
         closed, deleted = (daskps.create({"w": np.zeros(1)}) for _ in range(2))
@@ -119,6 +119,10 @@ def test_a_close_ends_with_its_scheduler_and_a_delete_says_so(monkeypatch):
             closed.close()
             with pytest.raises(daskps.StoreClosedError):
                 closed.pull()
+            with pytest.raises(SchedulerLostError, match="the list of stores ended"):
+                daskps.list_stores()
+            with pytest.raises(SchedulerLostError, match="search for store 'm' ended"):
+                daskps.open("m")
             with pytest.raises(SchedulerLostError, match="the delete of"):
                 deleted.delete()
             with pytest.raises(SchedulerLostError, match="list_stores"):
