@@ -287,8 +287,6 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
     ------
     ValueError
         Without a client.
-    SchedulerLostError
-        Without a connection to the scheduler for five seconds.
     TimeoutError
         If the directory does not answer.
     SchedulerLostError
@@ -310,8 +308,4 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
             found = await link.directory("list")
         return StoreList(StoreInfo(**row) for row in found)
 
-    async def listed() -> Any:
-        async with scheduler_named(link, "list_stores"):
-            return await link.within(rows, seconds, "the directory")
-
-    return link.run(listed)
+    return link.run(lambda: link.within(rows, seconds, "the directory"))

@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.1
 WATCH_SECONDS = 0.5
 #: How long there may be no connection. With what a call then winds up, for
 #: `link.GRACE_SECONDS`, its caller hears of it within five seconds.
-LOST_SECONDS = 2.5
+LOST_SECONDS = 3.0
 
 
 @asynccontextmanager

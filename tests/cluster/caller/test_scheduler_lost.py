@@ -125,5 +125,3 @@ def test_a_close_ends_with_its_scheduler_and_a_delete_says_so(monkeypatch):
                 daskps.open("m")
             with pytest.raises(SchedulerLostError, match="the delete of"):
                 deleted.delete()
-            with pytest.raises(SchedulerLostError, match="list_stores"):
-                daskps.list_stores()
