@@ -194,8 +194,7 @@ def test_what_cannot_be_looked_at_is_not_swept(storage, tmp_path, monkeypatch):
         return info(self, path, **more)
 
     monkeypatch.setattr(fs, "info", refused)
-    with pytest.raises(CheckpointError, match=r"cannot look for .*Permission denied"):
-        sweep(storage, now)
+    assert sweep(storage, now) == []
     monkeypatch.undo()
     assert storage.has(f"{whole}/{MANIFEST}")
 

@@ -23,7 +23,7 @@ from daskps.cluster.directory import stores
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.keys import anchor_key
+from daskps.cluster.keys import anchor_key, label_of
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
@@ -191,13 +191,13 @@ def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster
 async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
     made = await daskps.create({"w": W}, client=c)
     link = made._bind()
-    assert anchor_key(made.uid, 0) in s.tasks
+    assert anchor_key(label_of(made.name, made.uid), 0) in s.tasks
     never = asyncio.Event()
     monkeypatch.setattr(link, "directory", lambda *_, **__: never.wait())
     with pytest.raises(TimeoutError, match="the close of"):
         await made.close(timeout=0.01)
     monkeypatch.undo()
-    while anchor_key(made.uid, 0) in s.tasks:
+    while anchor_key(label_of(made.name, made.uid), 0) in s.tasks:
         await link.directory("list")
     await link.directory("close", uid=made.uid)
 

@@ -29,6 +29,7 @@ ALLOWED = {
     "cluster/caller/row_routes.py": "the caller's rows, kept a while, and its ids, to compare",
     "cluster/caller/session.py": "prepared reads are filled",
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
+    "cluster/caller/trainer_step.py": "the caller's gradients, which it may change",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
     "cluster/host/aggregating.py": "what contributions come to",
     "cluster/host/applying.py": "what a function of the user's has made of copies",

@@ -251,7 +251,7 @@ def loop(trainer, part):
         (
             lambda s: s.pull(NESTED),
             TypeError,
-            r"names are str, found \[\[\[\[\[\[\.\.\.",
+            r"names are str, found \[{7}\.\.\.",
         ),
         (lambda s: s.pull(out=["w"]), TypeError, "out is a mapping.*found list"),
         (lambda s: s.pull(min_version=-1), ValueError, "min_version must be from 0"),

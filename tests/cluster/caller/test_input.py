@@ -670,7 +670,7 @@ def test_too_little_memory():
         with daskps.create({"w": np.zeros(10**4)}, client=client) as s:
             # What is held counts: many small ones do not fit either.
             with pytest.raises(daskps.LayoutError, match="it holds"):
-                all(daskps.create({"w": np.zeros(10**4)}) for _ in range(100))
+                [daskps.create({"w": np.zeros(10**4)}) for _ in range(100)]
             same(s.pull(), {"w": np.zeros(10**4)})
 
 

@@ -35,6 +35,8 @@ from daskps.cluster.lane.frames import (
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.waits import ANSWERED, BATCH, OTHERS, ROOM
 from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.shards.memory.format import LOST_FROM, LOST_TO
+from daskps.shards.producers import find_row
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Step
 from tests.cluster.callers import counted
 from tests.cluster.hosted import bare_host, shared_shard
@@ -144,7 +146,10 @@ def test_a_push_that_comes_twice_in_a_batch_counts_once(host, lanes):
 def test_one_that_is_refused_leaves_the_others(host, lanes):
     finish(take([lanes[1]], [push(2, 100)]))
     assert lanes[1].receive() is not None
-    # Nobody can tell any more whether it is a repeat.
+    # Nobody can tell any more whether it is a repeat: no room was left to keep that.
+    row = find_row(host.shards["s", 0].shard.segment.current, 2)
+    assert row is not None
+    row[[LOST_FROM, LOST_TO]] = 0, 64
     finish(take(lanes[:3], [push(1, 1), push(2, 1), push(3, 1)]))
     found = [lane.receive() for lane in lanes[:3]]
     assert [row and row.version for row in found] == [2, None, 3]

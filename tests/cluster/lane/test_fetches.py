@@ -376,12 +376,12 @@ def median(stacked: Any, weights: Any) -> Any:
 def test_sums_come_by_lane_with_the_bits_of_messages(client, monkeypatch, options, n):
     counted = Counted(monkeypatch)
     found = train(client, n, **options)
-    assert counted.lanes + counted.messages == 2 * ROUNDS
+    assert counted.lanes + counted.messages == 3 * ROUNDS
     assert counted.lanes > ROUNDS
     counted.lanes = counted.messages = 0
     with dask.config.set({"daskps.ways.lane": False}):
         assert train(client, n, **options) == found
-    assert (counted.lanes, counted.messages) == (0, 2 * ROUNDS)
+    assert (counted.lanes, counted.messages) == (0, 3 * ROUNDS)
 
 
 def test_what_a_host_has_lost_is_asked_for_by_message(client, monkeypatch):

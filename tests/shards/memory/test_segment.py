@@ -55,7 +55,7 @@ def test_views_are_aligned_disjoint_and_fill_the_segment(given, k, durable):
         segment.current.slot_sides[:] = 0
         views += state
         for record in segment.records:
-            views += [record.fixed, record.expired]
+            views += [record.fixed, record.expired, record.kept.reshape(-1)]
             views += [record.ranks.reshape(-1), record.producers.reshape(-1)]
         spans = []
         for view in views:
@@ -124,7 +124,7 @@ def words_of(buffer, **words):
 @pytest.mark.parametrize(
     ("buffer", "durable", "message"),
     [
-        (words_of(held(), FORMAT_AT=9), False, "a shard in format 9.*format 16"),
+        (words_of(held(), FORMAT_AT=9), False, "a shard in format 9.*format 17"),
         (words_of(held(), N_PIECES_AT=9), False, "9 pieces"),
         (words_of(held(), MAGIC_AT=0x7F), False, "no shard.*0x7f"),
         (held(), True, "1 slot buffers, expected were 3 and 2"),

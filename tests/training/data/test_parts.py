@@ -656,13 +656,13 @@ REFUSED: dict[str, Any] = {
         r"X has dtype datetime64\[s\], which holds no numbers; encode it",
     ),
     "a part of text": (
-        lambda c: ([delayed(load)(0), delayed(X.astype("U"))], None),
+        lambda c: ([delayed(X), delayed(X.astype("U"))], None),
         {},
         TypeError,
         "part 1 of X has dtype <U32, which holds no numbers",
     ),
     "a part without rows to take": (
-        lambda c: ([delayed(load)(0)], [delayed(sparse.coo_matrix(X))]),
+        lambda c: ([delayed(X)], [delayed(sparse.coo_matrix(X))]),
         {},
         TypeError,
         "part 0 of y is a coo_matrix, which",
