@@ -139,7 +139,7 @@ def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     store, call = "u" * 32, f"{'t' * 32}-{number}"
     kind = "gradient" if pushes else "nothing"
     head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None]
-    head += [step if pushes else 0, None, False, 20.0, call]
+    head += [step if pushes else 0, None, False, [], 20.0, call]
     head += [shape.codec if pushes else "", shape.read_codec]
     ranges = [["float32", 0, n]] if n else []
     message = {

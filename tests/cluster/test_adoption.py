@@ -361,9 +361,9 @@ def test_optimizer_slots_survive(machine, workers):
 def die_before_answering(dask_worker):
     serve = dask_worker.handlers["daskps_call"]
 
-    async def die(**message):
-        await serve(**message)
-        kill(os.getpid())
+    async def die(comm, **message):
+        comm.write = lambda reply: kill(os.getpid())
+        return await serve(comm, **message)
 
     dask_worker.handlers["daskps_call"] = die
 

@@ -17,7 +17,6 @@ import dask
 import numpy as np
 import pytest
 from distributed import get_worker
-from distributed.core import Status
 
 import daskps
 from daskps import optim
@@ -427,12 +426,13 @@ async def test_a_push_whose_answer_is_cut_off_counts_once(c, s, a, b):
     serve, cut = a.handlers["daskps_call"], list[Any]()
 
     async def serve_and_cut(comm, **message):
-        answer = await serve(**message)
-        if cut:
-            return answer
-        cut.append(answer)
-        comm.abort()
-        return Status.dont_reply
+        async def cut_off(answer):
+            cut.append(answer)
+            comm.abort()
+
+        if not cut:
+            comm.write = cut_off
+        return await serve(comm, **message)
 
     a.handlers["daskps_call"] = serve_and_cut
     assert await made.add({"w": np.ones(4)}) == 1

@@ -98,7 +98,7 @@ def _form(uid: str, producer: int) -> dict[str, Any]:
     head = [uid, "gradient", 0, -1, 0, False, producer, 0, 1.0, None, 0, None, False]
     return {
         "protocol": PROTOCOL,
-        "head": [*head, 0, "", "", ""],
+        "head": [*head, [], 0, "", "", ""],
         "parts": [[0, 1, 0, [], [], "no", []]],
         "sizes": [[[0, 0, ELEMENTS, -1]]],
     }

@@ -29,7 +29,7 @@ TO_HOSTS = {
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.edges": "edges",
     "host.installing": "install",
-    "host.reductions": "sums note receipts free end_graph",
+    "host.reductions": "sums free end_graph",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint sees_file",
     "host.table_ids": "table_ids",
@@ -46,7 +46,7 @@ TO_THE_DIRECTORY = {
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
-    "watch verdict",
+    "watch verdict note receipts",
 }
 
 
