@@ -293,6 +293,7 @@ class WayIn(Link):
 
     def __init__(self, site: Any, is_worker: bool) -> None:
         super().__init__(site)
+        self.reach = None  # no way to a worker here is ever cut
         if is_worker:
             self.is_worker, self.owner = True, ("worker", site.address)
 

@@ -83,7 +83,7 @@ class Link(SyncMethodMixin):
         #: Sockets to the hosts, where these may be taken.
         self.lanes: Any = None
         #: Which workers a client cannot reach. Between workers a run waits on.
-        self._reach = None if self.is_worker else Reach(node, self._forget)
+        self.reach = None if self.is_worker else Reach(node, self._forget)
         #: What goes on after its call: the event loop alone would not keep it.
         self._background: set[asyncio.Future[Any]] = set()
 
@@ -157,9 +157,9 @@ class Link(SyncMethodMixin):
 
     def reaching(self, worker: str) -> AbstractAsyncContextManager[None]:
         """End what is asked of a worker once this client cannot reach it."""
-        if self._reach is None:
+        if self.reach is None:
             return contextlib.nullcontext()
-        return self._reach.over(worker)
+        return self.reach.over(worker)
 
     def _forget(self, worker: str) -> None:
         if self.lanes is not None:
@@ -345,8 +345,11 @@ def _forget_closed() -> None:
     """Forget the links of what is closed; the last one ends the threads of calls."""
     with _LOCK:
         for key in [k for k, link in _LINKS.items() if not link.live]:
+            link = _LINKS.pop(key)
             # Their finalizers know the link, and with it the client.
-            _LINKS.pop(key).holds.clear()
+            link.holds.clear()
+            if link.reach is not None:
+                link.loop.add_callback(link.reach.close)
     if not _LINKS:
         interrupts.end()
 

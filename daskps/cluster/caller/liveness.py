@@ -180,6 +180,7 @@ class Reach:
         #: What looks for a worker, and the calls that end where it is not found.
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._late: dict[asyncio.Timeout, str] = {}
+        self._is_closed = False
 
     @contextlib.asynccontextmanager
     async def over(self, worker: str) -> AsyncIterator[None]:
@@ -202,8 +203,9 @@ class Reach:
                     timer.cancel()
                     self._late.pop(scope, None)
         except OSError:
-            if not scope.expired():
-                await self._look(worker)
+            if not (scope.expired() or self._is_closed):
+                # Left where this call is cancelled, and no error where the client closes.
+                await asyncio.wait({self._look(worker)})
             self._check(worker)
             raise
 
@@ -217,16 +219,23 @@ class Reach:
 
     def _suspect(self, worker: str, scope: asyncio.Timeout) -> None:
         self._late[scope] = worker
-        self._look(worker)
+        if not self._is_closed:
+            self._look(worker)
 
-    def _look(self, worker: str) -> asyncio.Future[None]:
-        """Look for a worker, once for all calls that ask; wait for that or leave it."""
+    def close(self) -> None:
+        """Look for nobody any longer: the client closes."""
+        self._is_closed = True
+        for look in self._looks.values():
+            look.cancel()
+
+    def _look(self, worker: str) -> asyncio.Task[None]:
+        """Look for a worker, once for all calls that ask; it goes on without them."""
         look = self._looks.get(worker)
         if look is None:
-            look = asyncio.ensure_future(self._find(worker))
+            look = asyncio.get_running_loop().create_task(self._find(worker))
             self._looks[worker] = look
             look.add_done_callback(lambda _: self._looks.pop(worker, None))
-        return asyncio.shield(look)
+        return look
 
     async def _find(self, worker: str) -> None:
         """Bar a worker that answers the scheduler and, before and after, not this client.
