@@ -31,7 +31,7 @@ from daskps.training.graph import GraphStepper
 from daskps.training.job import Job
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
-from daskps.training.result import Epoch, TrainResult
+from daskps.training.result import TrainResult
 from daskps.training.row_ids import check_tables
 from daskps.training.saves import Saves
 
@@ -177,11 +177,7 @@ class FitJob(Job):
         await self._validated()
         # Without rounds one may have ended for all, and is begun again where the slowest
         # trainer of the shards is.
-        status.history[:] = [e for e in status.history if e.epoch < end.ended]
-        for epoch in range(status.following, end.ended):
-            # It ended while the run did, and nobody has heard of its losses.
-            step = (epoch + 1) * end.per_epoch
-            status.history.append(Epoch(epoch, None, {}, 0.0, 0, 0, step))
+        status.history[:] = status.history_at(end)
         place = end.ended, end.within
         logger.warning(
             "daskps: a run on store %r goes on at epoch %d, round %d, after %r",

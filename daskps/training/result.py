@@ -15,6 +15,7 @@ from daskps.training.stats import TrainStats, lines_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from daskps.epochs import Epochs
     from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
@@ -67,6 +68,17 @@ class RunStatus:
     def following(self) -> int:
         """The epoch after those that have ended."""
         return self.history[-1].epoch + 1 if self.history else self.first
+
+    def history_at(self, end: Epochs) -> list[Epoch]:
+        """Return the epochs that had ended there.
+
+        One that ended while the run did, and of whose loss nobody has heard, has none.
+        """
+        found = [entry for entry in self.history if entry.epoch < end.ended]
+        for epoch in range(self.following, end.ended):
+            step = (epoch + 1) * end.per_epoch
+            found.append(Epoch(epoch, None, {}, 0.0, 0, 0, step))
+        return found
 
     def advance(self, clock: int, slowest: int) -> bool:
         """Note how far the trainers are; return whether that is news."""

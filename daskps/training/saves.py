@@ -241,7 +241,7 @@ class Saves:
                 while status.following < at.ended and not self._is_over:
                     self._news.clear()
                     await self._news.wait()
-        return [asdict(entry) for entry in status.history if entry.epoch < at.ended]
+        return [asdict(entry) for entry in status.history_at(at)]
 
     def _retain(self) -> None:
         storage = Storage(self._target.url, self._target.options)

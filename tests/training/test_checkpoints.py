@@ -108,7 +108,8 @@ def test_another_store_goes_on_to_the_last_bit(way, execution, options, tmp_path
     assert result.history[-1].epoch == 3
     for found, entry in zip(result.history[::-1], together.history[::-1], strict=False):
         assert found.epoch == entry.epoch
-        if not found.since:
+        # None where an epoch ended while the run failed: nobody has heard of its loss.
+        if not found.since and found.loss is not None:
             assert found.loss == entry.loss
 
 
