@@ -26,7 +26,11 @@ SCATTERED = 27
 KEPT = ".cache/daskps/kernels"
 #: Where the search for what is wrong begins, if few seeds find it: its course may change
 #: with every line that sends a message, and then the search takes longer.
-BEGIN = {"adopter-forgets-who-has-scaled": 33, "adopter-knows-nothing-of-delays": 19}
+BEGIN = {
+    "adopter-forgets-who-has-scaled": 37,
+    "adopter-knows-nothing-of-delays": 19,
+    "manifest-first": 22,
+}
 
 
 def simulated(*argv: str) -> tuple[int, list[dict[str, Any]]]:
