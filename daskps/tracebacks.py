@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: Packages whose frames say nothing to a user.
 _HIDDEN = {"asyncio", "concurrent", "contextlib", "daskps", "distributed", "tornado"}
-#: What nobody raises on purpose: where no frame of the user's is left, it is our bug.
+#: Nobody raises these on purpose: where no frame of the user's is left, it is our bug.
 _BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
 
 

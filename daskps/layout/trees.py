@@ -16,7 +16,7 @@ Tree: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...]
 MOST_LEVELS = 100
 
 
-#: What is said of a future: what it stands for is elsewhere, or not there yet.
+#: Said of a future: its result is elsewhere, or not there yet.
 NO_RESULT = (
     "is a Future; give what it stands for, by client.gather(...) or .result(), or make it "
     "an argument of a task"

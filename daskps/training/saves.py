@@ -195,7 +195,7 @@ class Saves:
             return
         try:
             await asyncio.wait({self._task}, timeout=seconds)
-            # What the run ended with says more than why it was not saved.
+            # The error of the run says more than why it was not saved.
             with contextlib.suppress(Exception):
                 self._look(is_last=True)
         finally:

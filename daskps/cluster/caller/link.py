@@ -74,7 +74,7 @@ class Link(SyncMethodMixin):
         self.producers: dict[Any, Any] = {}
         #: Those of pushes that are sent again and again, while there is no such push.
         self.idle_producers: dict[Any, Any] = {}
-        #: What keeps session stores until this client closes, by uid.
+        #: By uid the holds that keep session stores until this client closes.
         self.holds: dict[str, Any] = {}
         #: Session stores that are being freed, as their last handles are gone.
         self.freeing: set[asyncio.Future[Any]] = set()
@@ -82,7 +82,7 @@ class Link(SyncMethodMixin):
         self.restored: dict[str, str] = {}
         #: Sockets to the hosts, where these may be taken.
         self.lanes: Any = None
-        #: Which workers a client cannot reach. Between workers a run waits on.
+        #: Knows workers that a client cannot reach. Between workers a run waits on.
         self.reach = None if self.is_worker else Reach(node, self._forget)
         #: What goes on after its call: the event loop alone would not keep it.
         self._background: set[asyncio.Future[Any]] = set()

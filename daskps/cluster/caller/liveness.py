@@ -168,7 +168,7 @@ class Reach:
     Parameters
     ----------
     client : Client
-        Who asks.
+        The client that asks.
     forget : callable
         Called with a worker that cannot be reached.
     """
@@ -177,7 +177,7 @@ class Reach:
         self._client = client
         self._forget = forget
         self._barred: dict[str, tuple[float, WorkerUnreachableError]] = {}
-        #: What looks for a worker, and the calls that end where it is not found.
+        #: Searches by worker, and the calls that end where it is not found.
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._late: dict[asyncio.Timeout, str] = {}
         self._is_closed = False
@@ -267,7 +267,7 @@ class Reach:
             ):
                 await server.echo(data=True)
         except OSError as error:
-            # What no other worker would answer either says nothing of this one.
+            # Without descriptors no worker at all could be reached: no news of this one.
             why = str(error) or f"no answer in {seconds:g} s"
             return "" if without_descriptors() else why
         return ""

@@ -87,7 +87,7 @@ class StoreEntry:
 
     @property
     def label(self) -> str:
-        """What keys of tasks call it."""
+        """Its name in the keys of tasks."""
         return label_of(self.name, self.uid)
 
     def where(self) -> dict[str, Any]:

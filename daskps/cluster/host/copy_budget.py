@@ -98,7 +98,7 @@ class CopyBudget:
             turn.set_result(empty)
             return turn
         self._waiting.append((nbytes, turn))
-        # Who gives up may have kept others that need less.
+        # One that gives up may have kept others that need less.
         turn.add_done_callback(lambda _: self._grant())
         # Room may have come just before it was in the queue.
         self._grant()
@@ -106,7 +106,7 @@ class CopyBudget:
 
     @property
     def why_full(self) -> str:
-        """What answers wait for, in words; "" where none has to."""
+        """The reason that answers wait, in words; "" where none has to."""
         if self.nbytes <= LITTLE_NBYTES:
             return ""
         return f"{self.nbytes:,} bytes of answers to others are under way"
@@ -150,7 +150,7 @@ class CopyBudget:
             free = most - self._worker.measure() - self.nbytes
             if nbytes <= free:
                 return ""
-            # What is kept for later is not needed more than this.
+            # Arrays that the pool keeps for later are needed less than this.
             self.pool.clear()
         return (
             f"{max(0, free):,} bytes are free below {share:.0%} of its memory limit of "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-#: What numbers of each kind are at least summed in.
+#: The least dtype in which numbers of each kind are summed.
 _WIDE = {"f": "f4", "i": "i8", "u": "u8"}
 
 
