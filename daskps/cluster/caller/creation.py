@@ -123,7 +123,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
         Where the checkpoint that it is made from is not whole, or its owners do not
         share the URL that it is to be restored from.
     ShardLostError
-        When an owner dies meanwhile.
+        When an owner dies or closes meanwhile.
     TimeoutError
         When it takes longer than `seconds`.
     """

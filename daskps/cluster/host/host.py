@@ -316,9 +316,16 @@ class ShardHost(NearShards):
         return await self._handlers.serve(str(method), kwargs, lambda _: self)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run `function` on the host's own executor."""
+        """Run `function` on the host's own executor, unless the host has closed."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, function)
+        try:
+            future = loop.run_in_executor(self._executor, function)
+        except RuntimeError as error:
+            raise StaleGenerationError(
+                f"worker {self.worker.address} closes and has no shard any more; ask "
+                f"the directory where they live"
+            ) from error
+        return await future
 
     async def run_for(self, hosted: HostedShard, function: Callable[[], T]) -> T:
         """Run `function`, on the event loop if the shard it is about is small."""

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.growth import Budget, new_segment
@@ -17,7 +18,13 @@ from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import identity, unpack_item
 from daskps.cluster.wire.packing import unpack_array
 from daskps.cluster.wire.wellformed import layout_of
-from daskps.errors import ProtocolError, PushRejectedError, StoreClosedError
+from daskps.errors import (
+    DaskPSError,
+    ProtocolError,
+    PushRejectedError,
+    ShardLostError,
+    StoreClosedError,
+)
 from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.row_init import fill_rows
@@ -76,6 +83,9 @@ async def create(
     made = layout_of(layout)
     if not all(0 <= shard < made.n_shards for shard in shards):
         raise ProtocolError(f"shards {shards!r:.60} of the {made.n_shards} of a store")
+    where = host.worker.address
+    check = partial(_check_wanted, host, store, name, min(shards, default=0))
+    check()
     (rules, fills), (cluster, is_filled) = pickled, memory
 
     def build() -> list[HostedShard]:
@@ -86,7 +96,7 @@ async def create(
             logger.info(
                 "%s compiled the optimizer of store %r in %.1f s; the cache directory "
                 "keeps the result for other processes and later stores",
-                host.worker.address,
+                where,
                 name,
                 seconds,
             )
@@ -105,18 +115,16 @@ async def create(
         return hosted_shards
 
     built = await host.in_thread(build)
-    if store in host.dropped or host.leaves():
+    try:
+        check()
+    except DaskPSError:
         for hosted in built:
             hosted.close()
-        raise StoreClosedError(
-            f"store {name!r} was undone or freed, or the worker closed, while worker "
-            f"{host.worker.address} made its shards"
-        )
+        raise
     for hosted in built:
         host.shards.setdefault((store, hosted.index), hosted)
     _begin_taking(built)
     nbytes = sum(hosted.nbytes for hosted in built)
-    where = host.worker.address
     logger.info(
         "%s made %s of store %r, %d bytes",
         where,
@@ -125,6 +133,16 @@ async def create(
         nbytes,
     )
     return [(s.index, *s.block.address) for s in built if s.block is not None]
+
+
+def _check_wanted(host: ShardHost, store: str, name: str, shard: int) -> None:
+    where = host.worker.address
+    if host.leaves():
+        raise ShardLostError(name, shard, where, "closes")
+    if store in host.dropped:
+        raise StoreClosedError(
+            f"store {name!r} was undone or freed while worker {where} made its shards"
+        )
 
 
 def _make(

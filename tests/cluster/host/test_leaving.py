@@ -293,6 +293,28 @@ async def test_a_directory_that_is_silent_is_not_waited_for(c, s, a, b, monkeypa
 
 
 @gen_cluster(client=True)
+async def test_nothing_is_made_on_a_worker_that_closes(c, s, a, b):
+    """Dask ends its plugins before its connections, so it is asked meanwhile."""
+    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    HOSTS[a.address].is_leaving = True
+    with pytest.raises(daskps.ShardLostError, match="closes") as caught:
+        await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
+    assert caught.value.worker == a.address
+    assert len(await daskps.list_stores(client=c)) == 1
+    await made.close()
+
+
+@gen_cluster(client=True)
+async def test_a_host_that_has_closed_refuses_work_by_type(c, s, a, b):
+    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    host = HOSTS[a.address]
+    await a.close()
+    await made.close()
+    with pytest.raises(StaleGenerationError, match="closes and has no shard"):
+        await host.in_thread(int)
+
+
+@gen_cluster(client=True)
 async def test_a_locked_shard_is_left_as_by_a_worker_that_died(c, s, a, b, monkeypatch):
     monkeypatch.setattr(leaving, "LOCK_SECONDS", 0.01)
     made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
