@@ -17,7 +17,6 @@ ROOT = Path(daskps.__file__).parent
 #: Layer of each module of the package; a folder stands for all that is in it.
 LAYERS = {
     "": 4,  # daskps itself: what users import
-    "bench": 5,
     "cli": 5,
     "compat": 5,
     "demo": 5,
@@ -46,7 +45,7 @@ LAYERS = {
     "typing": 0,
     "usercode": 0,
 }
-MAY_START_CLUSTERS = {"bench", "demo", "testing"}
+MAY_START_CLUSTERS = {"demo", "testing"}
 #: What looks into shards beside the cluster: the simulator validates and breaks them.
 SEES_SHARDS = {"testing"}
 CONCURRENCY = {
@@ -79,7 +78,7 @@ INPUT_OUTPUT = {
 }
 #: Packages beside the standard library and daskps, by layer.
 PACKAGES = {
-    5: {"dask", "numpy", "sklearn", "torch"},
+    5: {"dask", "numpy", "sklearn"},
     4: {"dask", "numpy"},
     3: {"dask", "distributed", "numpy"},
     2: {"numpy"},
@@ -166,9 +165,8 @@ def fault(module: Module, name: str) -> str | None:
     if package == "daskps":
         return own_fault(module, rest)
     if name.startswith("dask.config"):
-        # The benchmarks' clusters are measured with settings of their own.
         # Who starts a cluster says how that is configured.
-        may = module.name in ("config", "bench.clusters", "demo.servers")
+        may = module.name in ("config", "demo.servers")
         return None if may else "only config reads dask.config"
     if name.startswith("dask.distributed"):
         package = "distributed"
@@ -220,8 +218,6 @@ def package_fault(module: Module, package: str) -> str | None:
     allowed |= ALSO.get(module.name, set())
     if module.part == "cli":
         allowed |= {"click"}
-    if module.part == "bench":
-        allowed |= {"mpi4py", "msgpack", "ray", "redis", "zarr"}
     if module.part in MAY_START_CLUSTERS:
         allowed |= {"distributed"}
     return None if package in allowed else f"{package} is not for daskps.{module.name}"
@@ -260,7 +256,7 @@ def test_imports_go_downwards(module: Module) -> None:
         ("store", "import dask.config", "only config"),
         ("store", "from dask import config", "only config"),
         ("store", "import dask\ndask.config.get('x')", "only config"),
-        ("bench.rounds", "import dask\ndask.config.set({})", "only config"),
+        ("demo.digits", "import dask\ndask.config.set({})", "only config"),
         ("errors", "import dask", "dask is not for"),
         ("shards.shard", "import dask.array", "dask is not for"),
         ("shards.shard", "import threading", "no threads"),
@@ -277,6 +273,7 @@ def test_imports_go_downwards(module: Module) -> None:
         ("optim.adam", "import torch", "torch is not for"),
         ("config", "import cupy", "cupy is not for"),
         ("demo", "import ray", "ray is not for"),
+        ("demo", "from tests.benchmarks import rounds", "tests is not for"),
         ("novelty", "import sys", "has no layer"),
     ],
 )

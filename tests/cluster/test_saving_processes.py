@@ -16,13 +16,13 @@ from distributed.utils import get_mp_context
 
 import daskps
 from daskps import optim
-from daskps.bench.snapshot import Oracle, check
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.machine import blocks
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import LayoutError
+from tests.benchmarks.snapshot import Oracle, check
 from tests.cluster.saved import filled, link_of, push, restored, save
 from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
@@ -77,7 +77,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(
     """Four processes push, some of it to two of three shards; bits tell who is in."""
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
-    monkeypatch.setattr("daskps.bench.snapshot.multiprocessing", ready)
+    monkeypatch.setattr("tests.benchmarks.snapshot.multiprocessing", ready)
     oracle = Oracle(shards=3, producers=4, pushes=150)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3

@@ -23,7 +23,6 @@ from distributed.utils import get_mp_context
 
 import daskps
 from daskps import optim
-from daskps.bench.snapshot import Oracle, check
 from daskps.cluster.caller import routes, snapshots
 from daskps.cluster.caller.edges import EdgeOf, fetch_edges
 from daskps.cluster.caller.link import link_of
@@ -38,6 +37,7 @@ from daskps.cluster.wire.packing import unpack_reply
 from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
+from tests.benchmarks.snapshot import Oracle, check
 from tests.support import PATIENCE, gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -702,7 +702,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(client, monkeypa
     """Four processes push, some of it to two of three shards; bits tell who is in."""
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
-    monkeypatch.setattr("daskps.bench.snapshot.multiprocessing", ready)
+    monkeypatch.setattr("tests.benchmarks.snapshot.multiprocessing", ready)
     oracle = Oracle(shards=3, producers=4, pushes=250)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3
