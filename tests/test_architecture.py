@@ -17,7 +17,7 @@ PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md")} - HISTORY)
 LISTED = (
     *("store", "training", "cluster", "shards", "checkpoint"),
     *("layout", "optim", "kernels", "codecs"),
-    *("cli", "compat", "demo", "testing"),
+    *("cli", "compat", "demo"),
 )
 NAMED = re.compile(r"`((?:[a-z_]+/)*[a-z_0-9]+\.(?:py|yaml))(?:::\w+)?`")
 FOLDER = re.compile(r"`((?:[a-z_]+/)+)`")

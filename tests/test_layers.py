@@ -21,7 +21,6 @@ LAYERS = {
     "compat": 5,
     "demo": 5,
     "preload": 5,
-    "testing": 5,
     "store": 4,
     "training": 4,
     "cluster": 3,
@@ -45,9 +44,7 @@ LAYERS = {
     "typing": 0,
     "usercode": 0,
 }
-MAY_START_CLUSTERS = {"demo", "testing"}
-#: What looks into shards beside the cluster: the simulator validates and breaks them.
-SEES_SHARDS = {"testing"}
+MAY_START_CLUSTERS = {"demo"}
 CONCURRENCY = {
     "_thread",
     "asyncio",
@@ -90,7 +87,6 @@ PACKAGES = {
 ALSO = {
     "checkpoint.storage": {"fsspec"},
     "store.picture": {"graphviz"},
-    "testing.files": {"fsspec"},
     "training.bars": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
 }
@@ -182,7 +178,7 @@ def own_fault(module: Module, target: str) -> str | None:
     layer = LAYERS.get(part, LAYERS[""])
     if layer > module.layer:
         return f"layer {module.layer} imports layer {layer}"
-    if part == "shards" and module.layer >= 4 and module.part not in SEES_SHARDS:
+    if part == "shards" and module.layer >= 4:
         return "only cluster reaches shards"
     if part == "shards" and module.part == "checkpoint":
         return "checkpoints are below shards"
@@ -274,6 +270,7 @@ def test_imports_go_downwards(module: Module) -> None:
         ("config", "import cupy", "cupy is not for"),
         ("demo", "import ray", "ray is not for"),
         ("demo", "from tests.benchmarks import rounds", "tests is not for"),
+        ("demo", "from tests import simulator", "tests is not for"),
         ("novelty", "import sys", "has no layer"),
     ],
 )

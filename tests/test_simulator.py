@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from daskps.testing import simulate
-from daskps.testing.known_bad import VARIANTS
+from tests.simulator import simulate
+from tests.simulator.known_bad import VARIANTS
 
 #: Much of it is processor time, of which a busy machine gives little.
 pytestmark = pytest.mark.timeout(600)

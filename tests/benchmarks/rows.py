@@ -21,9 +21,9 @@ import numpy as np
 from daskps import optim
 from daskps.kernels import plain, row_moves, row_repeats, row_split
 from daskps.kernels.interface import TableRows, UndoLog
-from daskps.testing.row_rounds import RoundOfRows
 from tests.benchmarks.options import number
 from tests.benchmarks.peers.tables import DIM, LIMITS, RATE, ZIPF
+from tests.benchmarks.row_rounds import RoundOfRows
 
 if TYPE_CHECKING:
     from argparse import Namespace

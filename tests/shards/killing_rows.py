@@ -28,7 +28,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.undo import settle
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.kernels.compiling import kept
 
 N, DIM, K = 5_000, 16, 700

@@ -14,7 +14,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 
 #: Positions in a store of one shard; "c" has no rule.
 A, B, C = 0, 1, 2

@@ -14,7 +14,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 
 #: An array, a table with a rule and one of integers without; indices in this order.
 W, EMB, NUM = 0, 1, 2

@@ -14,7 +14,7 @@ from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, REMOVE
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
     EMB,

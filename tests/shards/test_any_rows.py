@@ -22,7 +22,7 @@ from daskps.shards.row_reads import RowsRead, copy_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
 from daskps.shards.table_copies import all_ids, all_rows
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
     EMB,

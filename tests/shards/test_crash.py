@@ -21,7 +21,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import words
 from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards import crashing
 from tests.shards.crashing import (
     ACKNOWLEDGED,

@@ -11,7 +11,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.run_record import delays_of
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, NOTHING, UNREAD, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import (
     LAYOUT,
     RULED,

@@ -13,7 +13,7 @@ from daskps.shards.memory.format import GENERATION, MAX_PRODUCERS
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Ready, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import LAYOUT, RULED, A, Momentum, done, held
 
 RULES = dict.fromkeys(RULED, Momentum())

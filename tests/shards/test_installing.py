@@ -22,7 +22,7 @@ from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Ready, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.stating import install, same, state_of
 

@@ -10,7 +10,7 @@ from daskps.shards import producers
 from daskps.shards.memory.format import MAX_KEPT, MAX_PRODUCERS, N_KEPT, Record
 from daskps.shards.producers import WINDOW, list_open, note_push
 from daskps.shards.steps import ADD, Item, Step
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import A, contents, done, failed, make, send, weights
 
 

@@ -27,7 +27,7 @@ from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards import storing
 from tests.shards.rowing import EMB, NUM, AddingRows, contents, rows
 from tests.shards.storing import watched

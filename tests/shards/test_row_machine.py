@@ -19,7 +19,7 @@ from daskps.layout.slots import PerRow
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.rowing import KINDS, AddingRows, read, rows
 from tests.shards.storing import watched
 

@@ -18,7 +18,7 @@ from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Step
 from daskps.shards.table_copies import all_ids, all_rows
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.any_rowing import (
     EMB,
     Model,

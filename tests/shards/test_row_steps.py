@@ -23,7 +23,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.rowing import EMB, KINDS, NUM, W, contents, make, rows, send
 
 RUN = 7

@@ -27,7 +27,7 @@ from daskps.shards.steps import (
     Step,
     Ticket,
 )
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import (
     RUN,
     A,

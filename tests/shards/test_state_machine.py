@@ -63,7 +63,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import Adding, held, make
 
 N_SHARDS = 2

@@ -27,7 +27,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
-from daskps.testing.invariants import nodes_of, validate
+from tests.invariants import nodes_of, validate
 from tests.shards.making import (
     RUN,
     A,

@@ -34,8 +34,8 @@ from daskps.errors import (
 )
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Standing, Ticket
-from daskps.testing.invariants import validate
 from tests.cluster.directory.test_beginning import in_no_time
+from tests.invariants import validate
 from tests.shards.making import RUN, failed, held, make, step
 
 A, B, NEW = "tcp://a", "tcp://b", "tcp://new"

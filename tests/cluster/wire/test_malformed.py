@@ -28,8 +28,8 @@ from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.cluster.wire.messages import _HEAD
-from daskps.testing.invariants import validate
 from tests.cluster.saved import blueprint, source_of
+from tests.invariants import validate
 from tests.support import gen_cluster
 
 #: Every way but messages is closed.

@@ -18,7 +18,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import (
     RUN,
     A,

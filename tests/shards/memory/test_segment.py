@@ -15,7 +15,7 @@ from daskps.shards.memory.areas import RECORD, private
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Step
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import (
     LAYOUT,
     RULED,

@@ -23,7 +23,7 @@ from daskps.shards.reads import flip_of_round
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Standing, Step, Ticket
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import RUN, failed, held, send, slots_of, weights
 from tests.shards.rounds.test_mailbox import Killed, Watch, Words
 

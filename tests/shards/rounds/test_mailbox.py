@@ -42,7 +42,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
-from daskps.testing.invariants import bound_of, nodes_of, validate
+from tests.invariants import bound_of, nodes_of, validate
 from tests.shards.making import (
     RUN,
     A,

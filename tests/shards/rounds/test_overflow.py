@@ -17,7 +17,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import RUN, contents, send, weights
 
 N, M = 200, 70

@@ -39,7 +39,7 @@ from daskps.shards.steps import (
     Tick,
     Ticket,
 )
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards import any_rowing, storing
 from tests.shards.rowing import EMB, AddingRows, W, contents, position, read

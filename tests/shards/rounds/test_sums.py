@@ -22,7 +22,7 @@ from daskps.shards.steps import (
     NOTHING,
     Tick,
 )
-from daskps.testing.invariants import validate
+from tests.invariants import validate
 from tests.shards.making import RUN, Momentum, contents, counts, failed, send
 from tests.shards.rounds.test_mailbox import gradient
 

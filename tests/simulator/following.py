@@ -10,21 +10,21 @@ import numpy as np
 
 import daskps
 from daskps.errors import IllegalStateError
-from daskps.testing.delays import CLOSE
-from daskps.testing.ground import CHANCE
-from daskps.testing.loop import PROCESS
-from daskps.testing.named_ids import ANY
-from daskps.testing.oracles import EXPECTED
+from tests.simulator.delays import CLOSE
+from tests.simulator.ground import CHANCE
+from tests.simulator.loop import PROCESS
+from tests.simulator.named_ids import ANY
+from tests.simulator.oracles import EXPECTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from distributed import Client
 
-    from daskps.testing.loop import Process
-    from daskps.testing.named_ids import NamedIds
-    from daskps.testing.oracles import Watch
     from daskps.typing import Array
+    from tests.simulator.loop import Process
+    from tests.simulator.named_ids import NamedIds
+    from tests.simulator.oracles import Watch
 
 
 @dataclass(eq=False)

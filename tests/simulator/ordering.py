@@ -2,7 +2,7 @@
 
 The addresses follow from whatever was in memory before: the length of the path that the
 code lies at is enough. Tasks, futures and connections have numbers of their own (see
-:mod:`daskps.testing.loop` and :mod:`daskps.testing.network`); the rest is here.
+:mod:`tests.simulator.loop` and :mod:`tests.simulator.network`); the rest is here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distributed.client import FutureState
 from distributed.core import ConnectionPool
 from distributed.worker_state_machine import TaskState
 
-from daskps.testing.ground import put
+from tests.simulator.ground import put
 
 #: Sizes of what is taken to scatter the rest: those that Python keeps lists of.
 _SIZES = range(16, 512, 16)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import daskps
 from daskps.errors import ShardLostError
-from daskps.testing.checkpoints import SimCheckpoints
-from daskps.testing.exchanges import Exchanges
-from daskps.testing.faults import Faults
-from daskps.testing.ground import CHANCE, CLOCK
-from daskps.testing.named_ids import ANY
-from daskps.testing.oracles import EXPECTED, FoundError, Watch
-from daskps.testing.pushing import OneHotPushes
-from daskps.testing.training import Training
-from daskps.testing.world import World
+from tests.simulator.checkpoints import SimCheckpoints
+from tests.simulator.exchanges import Exchanges
+from tests.simulator.faults import Faults
+from tests.simulator.ground import CHANCE, CLOCK
+from tests.simulator.named_ids import ANY
+from tests.simulator.oracles import EXPECTED, FoundError, Watch
+from tests.simulator.pushing import OneHotPushes
+from tests.simulator.training import Training
+from tests.simulator.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.layout.arrays import Layout
-    from daskps.testing.checkpoints import SimJob
-    from daskps.testing.loop import Process
+    from tests.simulator.checkpoints import SimJob
+    from tests.simulator.loop import Process
 
 #: Machines of the workers at the beginning.
 MACHINES = ("m0", "m0", "m1", "m1")

@@ -15,11 +15,11 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.wire.deadline import Deadline
-from daskps.testing import steps
-from daskps.testing.following import Follower, awaited, opened
-from daskps.testing.ground import CHANCE
-from daskps.testing.named_ids import ANY, NamedIds
-from daskps.testing.oracles import EXPECTED
+from tests.simulator import steps
+from tests.simulator.following import Follower, awaited, opened
+from tests.simulator.ground import CHANCE
+from tests.simulator.named_ids import ANY, NamedIds
+from tests.simulator.oracles import EXPECTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from daskps.cluster.caller.link import Link
-    from daskps.testing.oracles import Restored, Watch
-    from daskps.testing.world import World
+    from tests.simulator.oracles import Restored, Watch
+    from tests.simulator.world import World
 
 #: Deadline of calls outside runs.
 SECONDS = 8.0

@@ -10,17 +10,17 @@ import numpy as np
 
 from daskps import optim
 from daskps.errors import IllegalStateError
-from daskps.testing.following import awaited, opened
-from daskps.testing.ground import CHANCE
-from daskps.testing.loop import PROCESS
-from daskps.testing.oracles import EXPECTED
+from tests.simulator.following import awaited, opened
+from tests.simulator.ground import CHANCE
+from tests.simulator.loop import PROCESS
+from tests.simulator.oracles import EXPECTED
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from daskps.testing.loop import Process
-    from daskps.testing.oracles import Watch
     from daskps.typing import Array
+    from tests.simulator.loop import Process
+    from tests.simulator.oracles import Watch
 
 #: Deadline of calls, and of syncs: those that are given up are sent again by the next.
 SECONDS, SYNC_SECONDS = 8.0, 0.5

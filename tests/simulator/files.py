@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec import AbstractFileSystem
 
-from daskps.testing import network
-from daskps.testing.ground import CHANCE
-from daskps.testing.loop import PROCESS
+from tests.simulator import network
+from tests.simulator.ground import CHANCE
+from tests.simulator.loop import PROCESS
 
 SCHEME = "simulated"
 
 
-class SimFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+class SimFiles(AbstractFileSystem):
     """Files of a simulation; it has no folders but those of its files.
 
     Attributes

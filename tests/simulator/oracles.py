@@ -17,10 +17,10 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.publication import Publication
-from daskps.testing.ground import CLOCK, put
-from daskps.testing.invariants import validate
-from daskps.testing.loop import PROCESS
-from daskps.testing.machines import SimFile
+from tests.invariants import validate
+from tests.simulator.ground import CLOCK, put
+from tests.simulator.loop import PROCESS
+from tests.simulator.machines import SimFile
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from daskps.epochs import Epochs
     from daskps.shards.memory.segment import Segment
     from daskps.shards.shard import Shard
-    from daskps.testing.loop import Process
+    from tests.simulator.loop import Process
 
 T = TypeVar("T")
 #: How much later than its deadline a call may end once faults have stopped.

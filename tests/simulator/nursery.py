@@ -1,6 +1,6 @@
 """Where simulations are born: imports once, then a child of its own for each seed.
 
-Started by :mod:`daskps.testing.simulate` through :mod:`daskps.testing.ground`. Whatever
+Started by :mod:`tests.simulator.simulate` through :mod:`tests.simulator.ground`. Whatever
 is in a set by its address has the same one where memory looks the same in the
 beginning. So all seeds are children of one process, the zygote, which was forked before
 anybody read what is to be done, and does nothing but fork.
@@ -24,11 +24,11 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from daskps.testing import network, ordering, world
-from daskps.testing.ground import processor_time, put, sow, timeless
-from daskps.testing.known_bad import VARIANTS
-from daskps.testing.loop import VirtualLoop
-from daskps.testing.scenario import SeedReport, simulate
+from tests.simulator import network, ordering, world
+from tests.simulator.ground import processor_time, put, sow, timeless
+from tests.simulator.known_bad import VARIANTS
+from tests.simulator.loop import VirtualLoop
+from tests.simulator.scenario import SeedReport, simulate
 
 #: Processor time a simulation may take: a loop without end takes no virtual time.
 MOST_PROCESSOR_SECONDS = 60
@@ -61,7 +61,7 @@ class _Order(NamedTuple):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
-        prog="python -m daskps.testing.simulate",
+        prog="python -m tests.simulator",
         description="Simulate a cluster with daskps and faults, one seed after another.",
     )
     found.add_argument("--seeds", type=int, default=20, help="how many (20)")
@@ -149,7 +149,7 @@ def _tell(report: dict[str, Any], options: argparse.Namespace) -> None:
     if report["finding"]:
         print(f"seed {report['seed']} FOUND: {report['finding']}")
         broken = f" --known-bad {options.known_bad}" if options.known_bad else ""
-        command = f"python -m daskps.testing.simulate --replay {report['seed']}"
+        command = f"python -m tests.simulator --replay {report['seed']}"
         print(f"again: {command}{broken}")
 
 

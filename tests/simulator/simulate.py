@@ -1,4 +1,4 @@
-"""``python -m daskps.testing.simulate --seeds N`` or ``--replay SEED``.
+"""``python -m tests.simulator --seeds N`` or ``--replay SEED``.
 
 A real scheduler, real workers on two machines and real clients live in one thread, in
 virtual time, over a network that loses, delays and cuts, on processes that stop and
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: The file that the process starts with.
 GROUND = Path(__file__).with_name("ground.py")
-
+CHECKOUT = Path(__file__).parents[2]
 
 #: Settings of the simulating process: no threads, no files, no sockets; and only ways
 #: that a network can disturb.
@@ -80,7 +80,8 @@ def run(
         How it ended.
     """
     # Or its memory looks otherwise after the first run, which compiles.
-    compileall.compile_dir(Path(__file__).parents[1], quiet=2)
+    for code in (CHECKOUT / "daskps", GROUND.parent):
+        compileall.compile_dir(code, quiet=2)
     return subprocess.run(
         [sys.executable, str(GROUND)],
         input=json.dumps(list(argv)).encode(),
@@ -96,7 +97,3 @@ def main(argv: Sequence[str]) -> int:
         return run(argv).returncode
     except KeyboardInterrupt:  # the process has heard it too, and ends by itself
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

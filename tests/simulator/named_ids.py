@@ -14,16 +14,16 @@ import numpy as np
 
 import daskps
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven
-from daskps.testing.delays import CLOSE
-from daskps.testing.ground import CHANCE
+from tests.simulator.delays import CLOSE
+from tests.simulator.ground import CHANCE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
-    from daskps.testing.oracles import Watch
     from daskps.typing import Array
+    from tests.simulator.oracles import Watch
 
 #: The name of the table.
 ANY = "any"
@@ -87,7 +87,7 @@ class NamedIds:
         What is counted stays by shards of the first one.
         """
         found = copy.copy(self)
-        found._n_shards = n_shards  # noqa: SLF001 - one of these
+        found._n_shards = n_shards
         return found
 
     def own(self, step: int) -> Array:

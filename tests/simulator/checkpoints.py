@@ -11,22 +11,22 @@ from daskps.checkpoint import listing
 from daskps.checkpoint.storage import Storage
 from daskps.epochs import Epochs
 from daskps.errors import CheckpointError
-from daskps.testing.files import SCHEME
-from daskps.testing.following import awaited, opened
-from daskps.testing.ground import CHANCE
-from daskps.testing.named_ids import ANY
-from daskps.testing.oracles import EXPECTED, Restored
-from daskps.testing.pushing import OneHotPushes
-from daskps.testing.training import N_CLOCKS, Training
+from tests.simulator.files import SCHEME
+from tests.simulator.following import awaited, opened
+from tests.simulator.ground import CHANCE
+from tests.simulator.named_ids import ANY
+from tests.simulator.oracles import EXPECTED, Restored
+from tests.simulator.pushing import OneHotPushes
+from tests.simulator.training import N_CLOCKS, Training
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Sequence
 
     from distributed import Client
 
-    from daskps.testing.loop import Process
-    from daskps.testing.oracles import Watch
-    from daskps.testing.world import World
+    from tests.simulator.loop import Process
+    from tests.simulator.oracles import Watch
+    from tests.simulator.world import World
 
 #: What has a store that is saved.
 SimJob: TypeAlias = OneHotPushes | Training

@@ -27,13 +27,13 @@ from daskps.cluster.machine.membership import Membership
 from daskps.errors import ShardBusyError
 from daskps.shards.memory.areas import without
 from daskps.shards.memory.format import HEADER_WORDS, HOLDER
-from daskps.testing.ground import CHANCE, put
+from tests.simulator.ground import CHANCE, put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.testing.loop import Process
     from daskps.typing import Array
+    from tests.simulator.loop import Process
 
 PID_BITS = 22
 

@@ -25,7 +25,7 @@ from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING, SCALE
 from daskps.store.replica import Replica
-from daskps.testing.ground import put
+from tests.simulator.ground import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ def acknowledged_before_applied() -> None:
 
 def stale_generation_accepted() -> None:
     """Serve calls that are meant for an owner that died."""
-    refused = Shard._refused  # noqa: SLF001 - what is broken here
+    refused = Shard._refused
 
     def not_refused(shard: Shard, ticket: Ticket) -> bool:
         # As if every call were meant for whoever gets it.
@@ -83,12 +83,12 @@ def stale_generation_accepted() -> None:
 
 def fence_forgets_a_shard() -> None:
     """End a run on all hosts of its store but that of the first shard."""
-    ask = Ending._ask  # noqa: SLF001 - what is broken here
+    ask = Ending._ask
 
     async def ask_others(
         ending: Ending, worker: str, method: str, **about: Any
     ) -> Mapping[int, Any]:
-        owners = ending._run.entry.owners  # noqa: SLF001 - as its own method
+        owners = ending._run.entry.owners
         if method != "end_run" or worker != owners[0]:
             return await ask(ending, worker, method, **about)
         return {shard: () for shard, owner in enumerate(owners) if owner == worker}
@@ -155,7 +155,7 @@ def manifest_first() -> None:
 
 def epoch_counter_not_saved() -> None:
     """Save a store as if it had never been trained."""
-    count = saving._counted  # noqa: SLF001 - what is broken here
+    count = saving._counted
 
     def count_some(shard: int, copy: Any) -> list[Any]:
         *counted, _, factor = count(shard, copy)
@@ -176,13 +176,13 @@ def half_of_a_log_put_back() -> None:
 
 def sync_has_a_new_number_each_time() -> None:
     """Send a sync that is in doubt as if it were another one."""
-    begin = Replica._begun  # noqa: SLF001 - what is broken here
+    begin = Replica._begun
 
     def begin_anew(replica: Replica, link: Link) -> Any:
         pending = begin(replica, link)
-        uid = replica._store._origin  # noqa: SLF001 - as its own method
+        uid = replica._store._origin
         pending = pending._replace(source=Repeated(link, uid))
-        replica._pending = pending  # noqa: SLF001 - the same
+        replica._pending = pending
         return pending
 
     put(Replica, _begun=begin_anew)
@@ -190,7 +190,7 @@ def sync_has_a_new_number_each_time() -> None:
 
 def adopter_forgets_who_has_scaled() -> None:
     """Adopt a shard whose learning rates were scaled as if nobody had told it to."""
-    note, take_over = pushes._note, Shard.take_over  # noqa: SLF001 - what is broken here
+    note, take_over = pushes._note, Shard.take_over
     scaled: set[int] = set()
 
     def note_and_know(step: Step, record: Record) -> None:

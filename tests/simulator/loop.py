@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from daskps.testing.ground import CHANCE, CLOCK
+from tests.simulator.ground import CHANCE, CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -124,15 +124,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             CLOCK.now = max(CLOCK.now, timers[0].when())
         while timers and timers[0].when() <= CLOCK.now:
             timer = heapq.heappop(timers)
-            timer._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001 - as asyncio
+            timer._scheduled = False  # type: ignore[attr-defined]
             ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             # What asyncio itself does with a handle that is due.
             if not handle.cancelled():
-                process = handle._context.get(PROCESS)  # noqa: SLF001 - whose it is
+                process = handle._context.get(PROCESS)
                 if process is None or not (process.is_dead or process.is_stopped):
-                    handle._run()  # noqa: SLF001 - as asyncio
+                    handle._run()
                 elif not process.is_dead:
                     process.kept.append(handle)
 

@@ -19,13 +19,13 @@ from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.consistency import ASP, BSP, SSP, encoded, measures_delay
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
-from daskps.testing import steps
-from daskps.testing.delays import Delays
-from daskps.testing.following import Follower, opened
-from daskps.testing.ground import CHANCE
-from daskps.testing.named_ids import ANY, NamedIds
-from daskps.testing.oracles import EXPECTED
-from daskps.testing.undisturbed import RULE, undisturbed
+from tests.simulator import steps
+from tests.simulator.delays import Delays
+from tests.simulator.following import Follower, opened
+from tests.simulator.ground import CHANCE
+from tests.simulator.named_ids import ANY, NamedIds
+from tests.simulator.oracles import EXPECTED
+from tests.simulator.undisturbed import RULE, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
     from daskps.layout.arrays import Layout
-    from daskps.testing.loop import Process
-    from daskps.testing.oracles import Restored, Watch
-    from daskps.testing.steps import AsyncTrainer
-    from daskps.testing.world import World
+    from tests.simulator.loop import Process
+    from tests.simulator.oracles import Restored, Watch
+    from tests.simulator.steps import AsyncTrainer
+    from tests.simulator.world import World
 
 #: Those that are chosen from.
 POLICIES = (BSP(), BSP(), SSP(1), ASP(), ASP(damping=1.0), ASP(1, 1.0))

@@ -142,5 +142,5 @@ if __name__ == "__main__":
     sys.path.pop(0)
     sys.path.insert(0, str(Path(__file__).parents[2]))
     # Under its own name, for all who import it: there is one clock.
-    sys.modules["daskps.testing.ground"] = sys.modules["__main__"]
-    runpy.run_module("daskps.testing.nursery", run_name="__main__", alter_sys=False)
+    sys.modules["tests.simulator.ground"] = sys.modules["__main__"]
+    runpy.run_module("tests.simulator.nursery", run_name="__main__", alter_sys=False)

@@ -16,8 +16,8 @@ from distributed.comm.core import BaseListener, Comm, CommClosedError, Connector
 from distributed.comm.registry import Backend, backends
 from distributed.comm.utils import from_frames, to_frames
 
-from daskps.testing.ground import CHANCE, CLOCK, EPOCH
-from daskps.testing.loop import NUMBERS, PROCESS, Process
+from tests.simulator.ground import CHANCE, CLOCK, EPOCH
+from tests.simulator.loop import NUMBERS, PROCESS, Process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

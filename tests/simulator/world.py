@@ -20,10 +20,10 @@ from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
 from daskps.shards.arrays.any_rows import AnyRows
 from daskps.shards.rounds import words
-from daskps.testing import files, network, ordering
-from daskps.testing.ground import CHANCE, aside, put
-from daskps.testing.loop import PROCESS, Process
-from daskps.testing.machines import SimMachine, SimView, follow_growth
+from tests.simulator import files, network, ordering
+from tests.simulator.ground import CHANCE, aside, put
+from tests.simulator.loop import PROCESS, Process
+from tests.simulator.machines import SimMachine, SimView, follow_growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

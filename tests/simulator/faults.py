@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from daskps.testing.files import SimFiles
-from daskps.testing.ground import CHANCE
+from tests.simulator.files import SimFiles
+from tests.simulator.ground import CHANCE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from daskps.testing.loop import Process, VirtualLoop
-    from daskps.testing.oracles import Watch
-    from daskps.testing.world import World
+    from tests.simulator.loop import Process, VirtualLoop
+    from tests.simulator.oracles import Watch
+    from tests.simulator.world import World
 
 #: Shares of messages that are lost: one of them for each seed.
 LOSSES = (0.0, 0.05, 0.15, 0.3)

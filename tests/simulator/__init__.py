@@ -1,4 +1,4 @@
 """A seeded simulator of a cluster with daskps: one thread, virtual time, real code.
 
-See :mod:`daskps.testing.simulate` for how to use it.
+See :mod:`tests.simulator.simulate` for how to use it.
 """

@@ -10,8 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.testing.oracles import Watch
     from daskps.typing import Array
+    from tests.simulator.oracles import Watch
 
 #: How far numbers may be from what they are for sure.
 CLOSE = 1e-9
