@@ -15,7 +15,7 @@ from tests.simulator.files import SCHEME
 from tests.simulator.following import awaited, opened
 from tests.simulator.ground import CHANCE
 from tests.simulator.named_ids import ANY
-from tests.simulator.oracles import EXPECTED, Restored
+from tests.simulator.oracles import EXPECTED, SECONDS, Restored
 from tests.simulator.pushing import OneHotPushes
 from tests.simulator.training import N_CLOCKS, Training
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: What has a store that is saved.
 SimJob: TypeAlias = OneHotPushes | Training
-#: Deadline of a save, a restore and a read.
-SECONDS = 8.0
 #: How many shards a restored store has.
 N_SHARDS = (1, 2, 3, 5)
 #: The share of savers that die at it, by when and how late others hear of it.
@@ -200,7 +198,5 @@ def _url(job: SimJob) -> str:
 async def _within(process: Process, work: Coroutine[Any, Any, None]) -> None:
     """Wait for some work of a process, unless that dies."""
     task = process.spawn(work)
-    while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
-        if process.is_dead:
-            return
-    task.result()
+    if await process.sees_end(task, LOOK_SECONDS):
+        task.result()

@@ -13,7 +13,7 @@ from daskps.errors import IllegalStateError
 from tests.simulator.following import awaited, opened
 from tests.simulator.ground import CHANCE
 from tests.simulator.loop import PROCESS
-from tests.simulator.oracles import EXPECTED
+from tests.simulator.oracles import EXPECTED, SECONDS
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.simulator.loop import Process
     from tests.simulator.oracles import Watch
 
-#: Deadline of calls, and of syncs: those that are given up are sent again by the next.
-SECONDS, SYNC_SECONDS = 8.0, 0.5
+#: Deadline of syncs: those that are given up are sent again by the next.
+SYNC_SECONDS = 0.5
 #: By what the learning rates are multiplied: primes, whose product tells how often each was.
 FACTORS = (2, 3, 5, 7, 11, 13)
 #: How often each replica is synced.

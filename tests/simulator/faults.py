@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.simulator.files import SimFiles
-from tests.simulator.ground import CHANCE
+from tests.simulator.ground import CHANCE, CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -78,30 +78,29 @@ class Faults:
             for _ in range(n)
         ]
         due.sort(key=lambda row: row[0])
-        loop, began = asyncio.get_running_loop(), network.now
+        began = CLOCK.now
         for at, kind in due:
-            await asyncio.sleep(max(0.0, began + at - network.now))
+            await asyncio.sleep(max(0.0, began + at - CLOCK.now))
             await kind()
         end = max(began + seconds, self._hangs_until)
-        await asyncio.sleep(max(0.0, end - network.now))
+        await asyncio.sleep(max(0.0, end - CLOCK.now))
         network.loss = network.late = SimFiles.failing = 0.0
         network.heal()
         for process in self._world.network.processes.values():
             process.dies_at_work = process.dies_at_file = False
             self.go_on(process)
-        self._watch.quiet_at = loop.time()
+        self._watch.quiet_at = CLOCK.now
         self._note("faults are over")
 
     def _note(self, what: str) -> None:
         self._world.network.note("fault", what)
-        self.happened.append(f"{self._world.network.elapsed:.3f} {what}")
+        self.happened.append(f"{CLOCK.elapsed:.3f} {what}")
 
     # -- kinds ---------------------------------------------------------------
 
     async def crash(self) -> None:
         """End a worker; another one comes to its machine later, perhaps at once."""
-        victim = CHANCE.choice(self._world.live)
-        if not self._spares([victim]):
+        if (victim := self._victim()) is None:
             return
         self._note(f"crash {victim.name}")
         self._world.network.crash(victim, CHANCE.uniform(0.0, SILENCE_SECONDS))
@@ -120,8 +119,7 @@ class Faults:
 
     def _doomed(self, what: str) -> Process | None:
         """Choose a worker that is to die at something; another one comes."""
-        victim = CHANCE.choice(self._world.live)
-        if not self._spares([victim]):
+        if (victim := self._victim()) is None:
             return None
         self._note(f"crash {victim.name} at its next {what}")
         self._leaving.add(victim)
@@ -151,8 +149,7 @@ class Faults:
 
     async def close(self) -> None:
         """Close a worker as SIGTERM does it; another one may come."""
-        victim = CHANCE.choice(self._world.live)
-        if not self._spares([victim]):
+        if (victim := self._victim()) is None:
             return
         self._note(f"close {victim.name}")
         self._end(victim, self._close(victim))
@@ -161,8 +158,7 @@ class Faults:
 
     async def retire(self) -> None:
         """Have the scheduler retire a worker."""
-        victim = CHANCE.choice(self._world.live)
-        if not self._spares([victim]):
+        if (victim := self._victim()) is None:
             return
         self._note(f"retire {victim.name}")
         self._end(victim, self._retire(victim))
@@ -175,6 +171,11 @@ class Faults:
         self._note(f"close all of {machine}")
         for victim in victims:
             self._end(victim, self._close(victim))
+
+    def _victim(self) -> Process | None:
+        """Choose a worker that may be spared."""
+        victim = CHANCE.choice(self._world.live)
+        return victim if self._spares([victim]) else None
 
     def _machine(self) -> tuple[str, list[Process]]:
         """Choose a machine; return its workers too."""
@@ -253,7 +254,7 @@ class Faults:
         if victim.is_stopped or not self._spares([victim]):
             return
         self._stop(victim, HANG_SECONDS)
-        self._hangs_until = self._world.network.now + HANG_SECONDS
+        self._hangs_until = CLOCK.now + HANG_SECONDS
         self._end(victim, self._world.workers[victim.name].finished(), HANG_SECONDS)
         if CHANCE.random() < 0.5:
             self._replace(victim.machine, HANG_SECONDS + CHANCE.uniform(-5.0, 2.0))

@@ -60,6 +60,13 @@ class Process:
         loop = asyncio.get_running_loop()
         return loop.create_task(work, context=self.context())
 
+    async def sees_end(self, work: asyncio.Task[Any], seconds: float) -> bool:
+        """Wait for some work, and look so often whether this process still lives."""
+        while not (await asyncio.wait({work}, timeout=seconds))[0]:
+            if self.is_dead:
+                return False
+        return True
+
 
 #: Whose code is running; None for the simulator's own.
 PROCESS: ContextVar[Process | None] = ContextVar("daskps-process", default=None)

@@ -16,7 +16,7 @@ from distributed.comm.core import BaseListener, Comm, CommClosedError, Connector
 from distributed.comm.registry import Backend, backends
 from distributed.comm.utils import from_frames, to_frames
 
-from tests.simulator.ground import CHANCE, CLOCK, EPOCH
+from tests.simulator.ground import CHANCE, CLOCK
 from tests.simulator.loop import NUMBERS, PROCESS, Process
 
 if TYPE_CHECKING:
@@ -68,19 +68,9 @@ class Network:
         """Digest of all that was sent, when and between whom."""
         return self._trace.hexdigest()
 
-    @property
-    def now(self) -> float:
-        """The time."""
-        return CLOCK.now
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the beginning."""
-        return CLOCK.elapsed
-
     def note(self, *what: object) -> None:
         """Have the trace contain something."""
-        line = f"{CLOCK.now - EPOCH:.7f} {' '.join(map(str, what))}\n".encode()
+        line = f"{CLOCK.elapsed:.7f} {' '.join(map(str, what))}\n".encode()
         self.lines.append(line)
         self._trace.update(line)
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tests.simulator.loop import Process
 
 T = TypeVar("T")
+#: Deadline of calls outside runs.
+SECONDS = 8.0
 #: How much later than its deadline a call may end once faults have stopped.
 GRACE_SECONDS = 1.0
 #: With what a call may end where there are faults; all else is a finding.
@@ -85,8 +87,7 @@ class Watch:
 
     def look(self, process: Process) -> None:
         """Validate the shards of a process: it has just handled a message."""
-        host = HOSTS.get(f"sim://{process.name}")
-        for hosted in () if host is None else list(host.shards.values()):
+        for hosted in _shards(process):
             # What nobody has changed since is as it was.
             segment, words = hosted.shard.segment, hosted.shard.segment.header
             rows = segment.flip, words[ROWS_SEQUENCE], hosted.shard.generation
@@ -101,8 +102,7 @@ class Watch:
     def look_for_runs(self, processes: Iterable[Process]) -> None:
         """Find shards that are in a run when all runs are over."""
         for process in processes:
-            host = HOSTS.get(f"sim://{process.name}")
-            for hosted in () if host is None else host.shards.values():
+            for hosted in _shards(process):
                 if run := int(hosted.shard.segment.current.fixed[RUN]):
                     self.wrong(
                         f"{process.name}, shard {hosted.index}: still in run {run}"
@@ -111,8 +111,7 @@ class Watch:
     def look_for_copies(self, processes: Iterable[Process]) -> None:
         """Find copies of cuts when all of these are over."""
         for process in processes:
-            host = HOSTS.get(f"sim://{process.name}")
-            if host is not None and (n := host.snapshots.nbytes):
+            if (host := _host(process)) is not None and (n := host.snapshots.nbytes):
                 self.wrong(f"{process.name} keeps {n:,} bytes of cuts that are over")
 
     def published(self, segment: Segment) -> None:
@@ -214,6 +213,15 @@ class Watch:
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+
+def _host(process: Process) -> ShardHost | None:
+    return HOSTS.get(f"sim://{process.name}")
+
+
+def _shards(process: Process) -> list[HostedShard]:
+    host = _host(process)
+    return [] if host is None else [*host.shards.values()]
 
 
 def _check_memory(hosted: HostedShard) -> None:

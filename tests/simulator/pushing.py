@@ -19,7 +19,7 @@ from tests.simulator import steps
 from tests.simulator.following import Follower, awaited, opened
 from tests.simulator.ground import CHANCE
 from tests.simulator.named_ids import ANY, NamedIds
-from tests.simulator.oracles import EXPECTED
+from tests.simulator.oracles import EXPECTED, SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tests.simulator.oracles import Restored, Watch
     from tests.simulator.world import World
 
-#: Deadline of calls outside runs.
-SECONDS = 8.0
 #: How many ids a push has for itself: with the large ones rows, index and logs of a shard
 #: get more memory.
 SIZES = (4, 4, 60, 60, 600)
@@ -121,9 +119,7 @@ class OneHotPushes:
             process = CHANCE.choice(world.live)
             link = world.link(world.workers[process.name])
             work = process.spawn(self._push_from(link, push))
-            while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
-                if process.is_dead:
-                    break
+            await process.sees_end(work, LOOK_SECONDS)
 
     async def _push_from(self, link: Link, push: int) -> None:
         try:

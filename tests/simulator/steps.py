@@ -14,6 +14,7 @@ from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.store import row_targets
+from tests.simulator.oracles import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.typing import Array
 
-#: Deadline of pushes outside runs.
-PUSH_SECONDS = 8.0
 #: How long trainers wait for each other to register.
 REGISTER_SECONDS = 20.0
 
@@ -139,7 +138,7 @@ async def push_from(
     link: Link, meta: StoreMap, arrays: Mapping[int, Array], rows: Sequence[RowsGiven]
 ) -> None:
     """Push gradients outside runs from a worker, as a handle there does."""
-    shards, deadline = ShardClient(link, meta), Deadline(PUSH_SECONDS, "a push")
+    shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a push")
     request = routes.push(meta, arrays, Step(kind=GRADIENT), rows=rows)
     source = producer_of(link, meta.uid, None)
     await link.within(lambda: source.identify(link), deadline.left(), deadline.what)

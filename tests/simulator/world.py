@@ -15,7 +15,6 @@ from distributed.system_monitor import SystemMonitor
 from daskps import config
 from daskps.cluster.caller.link import link_of
 from daskps.cluster.host.copy_budget import CopyBudget
-from daskps.cluster.host.host import HOSTS
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
 from daskps.shards.arrays.any_rows import AnyRows
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from distributed.core import Status
 
-    from daskps.cluster.host.host import ShardHost
 
 T = TypeVar("T")
 #: How often a host has no room for the copies of a cut.
@@ -222,10 +220,6 @@ class World:
     def link(self, node: Any) -> Any:
         """Return the way of a client or worker to the cluster."""
         return link_of(node)
-
-    def host(self, process: Process) -> ShardHost | None:
-        """Return the host of a worker's process."""
-        return HOSTS.get(f"sim://{process.name}")
 
     def status(self, process: Process) -> Status | None:
         """Return what the scheduler takes a worker for; None where it has left."""
