@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from daskps.reduction import Reducer
     from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.witness import Witness
     from daskps.shards.rounds.round import Round
     from daskps.shards.steps import Item, Step
     from daskps.typing import Array
@@ -271,18 +270,9 @@ class Shard:
         return parked if cut is None else parked + cut.stop(error)
 
     def set_gate(self) -> None:
-        """Let other processes only read while this one holds steps or rounds back.
-
-        And while a witness follows the shard, which they would not call.
-        """
+        """Let other processes only read while this one holds steps or rounds back."""
         held = self.cut is not None or self.run_state.is_held
-        is_open = not held and self.segment.witness is None
-        set_gate(self.segment, OPEN if is_open else READING)
-
-    def watch(self, witness: Witness | None) -> None:
-        """Tell a witness of each change from here on, with None nobody."""
-        self.segment.watch(witness)
-        self.set_gate()
+        set_gate(self.segment, READING if held else OPEN)
 
     @property
     def waiting(self) -> list[Ticket]:

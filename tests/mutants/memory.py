@@ -170,46 +170,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "witness-is-told-too-late",
-        "daskps.shards.memory.publication:Publication.finish",
-        "if self.segment.witness is not None:",
-        "self.segment.flip = self.flip\n        if self.segment.witness is not None:",
-        (
-            "tests/shards/memory/test_witness.py"
-            "::test_what_a_witness_refuses_does_not_take_effect",
-        ),
-    ),
-    Mutant(
-        "witness-does-not-hear-of-producers-that-end",
-        "daskps.shards.memory.segment:Segment.amend",
-        "self.witness(Change(self.flip, area=area, words=words))",
-        "pass",
-        (
-            "tests/shards/memory/test_witness.py"
-            "::test_blocks_and_operations_are_the_shard",
-        ),
-    ),
-    Mutant(
-        "refused-by-a-witness-and-written-in-place",
-        "daskps.shards.memory.segment:Segment.watch",
-        "if witness is not None:",
-        "if witness is None:",
-        (
-            "tests/shards/memory/test_witness.py"
-            "::test_what_a_witness_refuses_does_not_take_effect",
-        ),
-    ),
-    Mutant(
-        "deputies-push-where-nobody-is-told",
-        "daskps.shards.shard:Shard.set_gate",
-        "is_open = not held and self.segment.witness is None",
-        "is_open = not held",
-        (
-            "tests/shards/memory/test_witness.py"
-            "::test_deputies_only_read_while_a_shard_is_followed",
-        ),
-    ),
-    Mutant(
         "slots-in-place-taken-for-a-copy",
         "daskps.shards.memory.segment:Segment.copy",
         "return self.writing <= flip + kept",

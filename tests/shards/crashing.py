@@ -57,7 +57,6 @@ LABELS = (
     *PARTIAL,
     "call 1",
     "call 2",
-    "witness told",
     "all but the flip",
     "flip",
     "applied",
@@ -66,7 +65,6 @@ WITHDRAW_LABELS = (
     "withdraws word",
     "writing word",
     "producers taken",
-    "witness told",
     "all but the flip",
     "flip",
 )
@@ -75,7 +73,6 @@ RESET_LABELS = (
     "slots 1",
     "slots 2",
     "weights gathered",
-    "witness told",
     "all but the flip",
     "flip",
 )
@@ -241,12 +238,6 @@ def watch(owner: Any, name: str, label: str) -> None:
     setattr(owner, name, watched)
 
 
-def follow(shard: Shard) -> None:
-    """Have a witness, where the process dies in the call of it."""
-    if armed == "witness told":
-        shard.segment.watch(lambda change: passed("witness told"))
-
-
 def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
     """Apply some pushes, then one batch, or begin a run, and die on the way."""
     global armed
@@ -262,7 +253,6 @@ def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
         shard.hold_run(RUN)
         watch(Record, "take_producers", "producers taken")
         armed = case["label"]
-        follow(shard)
         shard.end_run(RUN, "over", rounds=ROUNDS - 1, version=VERSION)
         passed("applied")
     watch(Record, "copy_from", "record copied")
@@ -273,7 +263,6 @@ def die_at(case: dict[str, Any], bound: dict[int, Any]) -> None:
     Partly.calls = 0
     shard.segment.is_together = case.get("together", False)
     armed = case["label"]
-    follow(shard)
     if case["reset"]:
         shard.begin_run(RUN, ASP(), 1, reset=True)
     else:

@@ -20,6 +20,7 @@ from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
@@ -30,7 +31,6 @@ from tests.shards.rowing import (
     NUM,
     SLOTS,
     AddingRows,
-    W,
     contents,
     make,
     position,
@@ -560,29 +560,6 @@ def test_memory_of_another_number_of_tables_is_refused():
         Segment(other, 0, SLOTS, segment.buffer)
 
 
-def test_a_witness_is_told_of_rows_and_may_refuse():
-    shard = make()
-    told = list[Any]()
-    shard.watch(told.append)
-    send(
-        shard, GRADIENT, Item(0, 0, np.ones(6, "f4")), rows(shard, EMB, [3, 3], [1, 2])
-    )
-    (change,) = told
-    ((at, update),) = change.rows
-    assert (at, update.ids.tolist(), update.data.tolist()) == (1, [3], [[3, 3, 3]])
-    assert [p for p, _ in change.operations] == [W]
-
-    def refuse(change):
-        raise ArithmeticError("no")
-
-    shard.watch(refuse)
-    state = contents(shard)
-    assert isinstance(
-        send(shard, ADD, rows(shard, EMB, [3], 1)).outcome, ArithmeticError
-    )
-    assert contents(shard) == state
-
-
 def test_a_writer_that_died_is_settled_by_who_comes_next():
     shard = make()
     state, old = contents(shard), read(shard, EMB, range(40))
@@ -600,16 +577,16 @@ def test_a_writer_that_died_is_settled_by_who_comes_next():
 
 
 @pytest.mark.parametrize("order", [[GRADIENT, ADD], [ADD, ASSIGN], [ASSIGN, GRADIENT]])
-def test_slots_come_back_with_rows_whatever_has_changed_these(order):
+def test_slots_come_back_with_rows_whatever_has_changed_these(order, monkeypatch):
     """What `add` and `assign` leave alone is in the log all the same."""
     shard = make()
     send(shard, GRADIENT, rows(shard, EMB, range(40), 1))
     state = contents(shard)
 
-    def refuse(change):
+    def fail(publication):
         raise ArithmeticError("no")
 
-    shard.watch(refuse)
+    monkeypatch.setattr(Publication, "finish", fail)
     tickets = [
         Ticket(Step(kind, [rows(shard, EMB, [3, i], 1)], producer=9, sequence=i))
         for i, kind in enumerate(order)

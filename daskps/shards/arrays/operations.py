@@ -99,13 +99,6 @@ class PieceUpdate(NamedTuple):
         parts = [np.array(data[lo : min(lo + data.step, len(data))]) for lo in ends]
         return self._replace(data=np.concatenate(parts))
 
-    def within(self, start: int, stop: int) -> PieceUpdate:
-        """Return what it does to elements [start, stop) of the piece, maybe nothing."""
-        first = max(start, self.start)
-        stop = max(first, min(stop, self.start + len(self.data)))
-        data = self.data[first - self.start : stop - self.start]
-        return self._replace(data=data, start=first)
-
     def apply(
         self, target: PieceBuffers, lo: int, hi: int, *, past: bool = False
     ) -> bool:

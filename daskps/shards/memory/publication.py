@@ -27,7 +27,6 @@ from daskps.shards.memory.format import (
     WRITING,
 )
 from daskps.shards.memory.room import Need, has_room
-from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,17 +247,11 @@ class Publication:
         """
         self.record.steps[position] += 1
         self.record.changed[position] = self.flip
-        if self.segment.witness is not None:
-            # The memory that a gradient was formed in is used for the next piece.
-            data = self.segment.payload.duplicate(data)
-            self._operations[position] = [PieceUpdate(data, 0, binding, scalars)]
         self._update(position, binding, data, scalars)
 
     def finish(self) -> None:
-        """Put all updates in force in one store, after the witness was told of them."""
+        """Put all updates in force in one store."""
         self.record.plain[SIDE] = self.record.side
-        if self.segment.witness is not None:
-            self.segment.witness(self._change())
         if (self._resets or self.withdraws) and self.segment.tables:
             kind = undo.RESET if self._resets else undo.WITHDRAW
             undo.go_forward(self.segment, self.flip, kind)
@@ -268,18 +261,6 @@ class Publication:
         header[CHANGED_ROW] = self.row
         if self._rows:
             undo.done(header)
-
-    def _change(self) -> Change:
-        """Return all that was done."""
-        done = [
-            (position, operation.formed)
-            for position, operations in self._operations.items()
-            for operation in operations
-        ]
-        n = len(self.segment.pieces)
-        rows = [(n + i, update) for i, of in self._rows.items() for update in of]
-        words = self.record.words
-        return Change(self.flip, done, words, self._resets, self.withdraws, rows=rows)
 
     def _update(
         self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
@@ -341,7 +322,7 @@ class Publication:
         The other one holds nothing that is in force, for these pieces.
         """
         segment, record = self.segment, self.record
-        if segment.keeps_two:
+        if segment.is_durable:
             return
         for position in np.flatnonzero(record.slot_sides).tolist():
             slots = segment.slots_of(record, position)

@@ -36,7 +36,6 @@ from daskps.shards.memory.format import (
 from daskps.shards.memory.holding import Identity
 from daskps.shards.memory.room import Memory, Own, begin_rows, held_nbytes
 from daskps.shards.memory.tables import tables_of
-from daskps.shards.memory.witness import Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.layout.parameters import Piece
     from daskps.layout.spans import Span
-    from daskps.shards.memory.witness import Witness
     from daskps.typing import Array
 
 #: Shards with so many bytes of weights at most keep them in one buffer at all times:
@@ -144,8 +142,6 @@ class Segment:
         #: that was given it is the owner who says what has.
         self.memory: Memory | None = Own() if buffer is None else None
         self._cache_dir: str | None = None
-        #: Is told of each change before it takes effect; see :meth:`watch`.
-        self.witness: Witness | None = None
         #: What copies, adds, fills and looks at its arrays.
         self.payload = NUMPY
         #: What :mod:`daskps.shards.memory.publication` makes ready once, by piece and buffers.
@@ -253,32 +249,16 @@ class Segment:
 
     def single_slots(self) -> None:
         """Free the second buffer of slots that had one to begin with."""
-        if not self.keeps_two and self.n_sides == 2:
+        if not self.is_durable and self.n_sides == 2:
             # Which keeps what was made ready for that buffer.
             self.updates.clear()
             self.slots, self.n_sides = self.slots[:1], 1
-
-    @property
-    def keeps_two(self) -> bool:
-        """Whether the slots have two buffers whether or not a run has rounds.
-
-        What a witness refuses must not have been written in place.
-        """
-        return self.is_durable or self.witness is not None
-
-    def watch(self, witness: Witness | None) -> None:
-        """Tell a witness of each change from here on, with None nobody."""
-        if witness is not None:
-            self.double_slots()
-        self.witness = witness
 
     def amend(self, area: str, words: Sequence[tuple[int, int]]) -> None:
         """Store words beside any publication, in order: each of them alone is right.
 
         Of the header, or of the record in force, as `area` says.
         """
-        if self.witness is not None:
-            self.witness(Change(self.flip, area=area, words=words))
         into = self.header if area == HEADER else self.current.plain
         if area == RECORD:
             self.header[CHANGED_ROW] = 0

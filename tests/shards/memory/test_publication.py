@@ -311,3 +311,25 @@ def test_a_publication_that_resets_may_update_too():
     assert slots_of(shard.segment)[A][0].tolist() == [5] * 5
     assert weights(shard)[A] == [2] * 5
     assert shard.segment.current.slot_sides.tolist() == [0, 1, 0]
+
+
+class Formed:
+    """An array that is formed two elements at a time, in the same memory."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data, self.step, self.tile = data, 2, np.empty(2)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        found = self.data[part]
+        self.tile[: len(found)] = found
+        return self.tile[: len(found)]
+
+
+def test_what_is_formed_part_by_part_is_one_array_for_a_function():
+    array = np.arange(5.0)
+    np.testing.assert_array_equal(PieceUpdate(Formed(array)).formed.data, array)
+    given = PieceUpdate(array)
+    assert given.formed is given
