@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 def test_each_job_gives_seconds(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps_here, "CALLS", 32)
+    monkeypatch.setattr(steps_here, "CALLS", 40)
+    monkeypatch.setattr(steps_here, "WARM_SECONDS", 0)
     with ExitStack() as stack:
         jobs = steps_here.jobs(client, stack)
         found = {name: job() for name, job in jobs.items()}
-    assert len(found) == 14
-    assert all(seconds > 0 for seconds in found.values())
+    assert len(found) == 26
+    assert all(seconds > 0 for seconds, _ in found.values())
+    ways = {way for _, ways in found.values() for way in ways}
+    assert ways <= {"process", "machine", "socket", "message"}
 
 
 def test_a_folder_that_is_no_checkout_is_refused(

@@ -16,21 +16,30 @@ from pathlib import Path
 from typing import Self
 
 import daskps
-from tests.benchmarks.clusters import WAYS
-from tests.benchmarks.options import number, switch
+from tests.benchmarks.options import number
 from tests.benchmarks.pairs import Comparison, alternate
 from tests.benchmarks.report import line
 
 STEPS = Path(__file__).with_name("steps_here.py")
 
 
-class Checkout:
-    """The jobs of one checkout; with `messages` its other ways are closed."""
+#: The ways to shards that are closed for a job to go by one, under all their names.
+CLOSED = {
+    "nearest": (),
+    "socket": ("process", "machine"),
+    "message": ("process", "machine", "lane", "socket"),
+}
 
-    def __init__(self, tree: Path, *, messages: bool) -> None:
+
+class Checkout:
+    """The jobs of one checkout, whose calls go by one way to the shards."""
+
+    def __init__(self, tree: Path, way: str) -> None:
         env = {**os.environ, "PYTHONPATH": str(tree)}
-        for way in WAYS if messages else ():
-            env[f"DASK_DASKPS__WAYS__{way.upper()}"] = "false"
+        for other in CLOSED[way]:
+            env[f"DASK_DASKPS__WAYS__{other.upper()}"] = "false"
+        #: By job the ways that its last step said it took.
+        self.ways: dict[str, list[str]] = {}
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(STEPS)]
         self._process = subprocess.Popen(
@@ -49,7 +58,8 @@ class Checkout:
         """Return the seconds of one step."""
         assert self._process.stdin is not None
         print(job, file=self._process.stdin, flush=True)
-        return float(self._answer())
+        seconds, *self.ways[job] = self._answer().split("\t")
+        return float(seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +80,10 @@ OPTIONS = (
     ("tree", {"type": _checkout, "help": "the other checkout"}),
     number("--pairs", 41),
     ("--job", {"default": "", "help": "only jobs whose name contains this"}),
-    switch("--messages", "close all other ways to the shards"),
+    (
+        "--way",
+        {"choices": [*CLOSED], "default": "nearest", "help": "how calls go to shards"},
+    ),
 )
 
 
@@ -79,8 +92,7 @@ def run(options: argparse.Namespace) -> None:
     here, there = Path(daskps.__file__).parents[1], options.tree
     with ExitStack() as stack:
         ours, theirs = (
-            stack.enter_context(Checkout(tree, messages=options.messages))
-            for tree in (here, there)
+            stack.enter_context(Checkout(tree, options.way)) for tree in (here, there)
         )
         for job in ours.jobs:
             if options.job in job:
@@ -91,3 +103,5 @@ def run(options: argparse.Namespace) -> None:
                     options.pairs,
                 )
                 print(line(Comparison(job, there.name, *found)))
+                if ours.ways[job] != theirs.ways[job]:
+                    print(f"  different ways: {ours.ways[job]}, {theirs.ways[job]}")
