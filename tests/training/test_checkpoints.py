@@ -247,19 +247,33 @@ def test_an_epoch_that_cannot_be_validated_is_saved(way, tmp_path):
     assert "the newest checkpoint has 1 epoch" in caught.value.__notes__[-1]
 
 
+GIVEN_UP = [
+    ("after a while", FailedError),
+    ("at its timeout", TimeoutError),
+    ("by Ctrl-C again", KeyboardInterrupt),
+]
+
+
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
-@pytest.mark.parametrize("ends", ["after a while", "at its timeout", "by Ctrl-C again"])
-def test_a_save_of_a_run_that_has_ended_is_given_up(way, ends, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("ends", "error"), GIVEN_UP)
+def test_a_save_of_a_run_that_has_ended_is_given_up(
+    way, ends, error, tmp_path, monkeypatch
+):
     taken, conclude = Taken(monkeypatch, waits_for=1), saves.Saves.conclude
-    error: Any = {"at its timeout": TimeoutError, "by Ctrl-C again": KeyboardInterrupt}
-    error = error.get(ends, FailedError)
+    ways: list[str] = []
 
-    async def interrupted(self, seconds):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        await conclude(self, seconds)
+    async def watched(self, seconds):
+        if ends == "by Ctrl-C again":
+            # Of this thread: it wakes no wait of the main one, as a signal that comes
+            # just before one does not.
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        try:
+            await conclude(self, seconds)
+        except asyncio.CancelledError:
+            ways.append("by Ctrl-C again")
+            raise
 
-    if ends == "by Ctrl-C again":
-        monkeypatch.setattr(saves.Saves, "conclude", interrupted)
+    monkeypatch.setattr(saves.Saves, "conclude", watched)
     if ends == "after a while":
         monkeypatch.setattr(job, "FINISH_SECONDS", 0.05)
     called = [Ends(error, taken, epochs=1, writes=False)] * (error is not TimeoutError)
@@ -268,6 +282,7 @@ def test_a_save_of_a_run_that_has_ended_is_given_up(way, ends, tmp_path, monkeyp
     with new_store() as store, pytest.raises(error) as caught:
         train(store, 10**6, **how)
     taken.written.set()
+    assert ways == [ends] * (ends == "by Ctrl-C again")
     assert len(taken) == 1
     assert manifests(tmp_path) == []
     assert caught.value.__notes__ == ["there is no checkpoint of this run"]

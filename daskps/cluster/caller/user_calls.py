@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from daskps.cluster.caller.interrupts import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
@@ -53,8 +56,12 @@ class Pump:
         except BaseException:
             try:
                 pending.stop()
-                # Let a cancelled run clean up before its caller goes on.
-                wait([pending], seconds)
+                # Let a cancelled run clean up before its caller goes on. In steps: a
+                # signal just before a wait does not end it.
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    if wait([pending], LOOK_SECONDS).done:
+                        break
             except BaseException:
                 pending.stop()
                 raise
