@@ -163,7 +163,8 @@ def gradient(params: Any, X: Any, y: Any) -> Any:
 
 
 def fresh(**options: Any) -> Any:
-    return daskps.create({"w": np.zeros(2)}, optimizer=optim.SGD(0.1), **options)
+    options = {"optimizer": optim.SGD(0.1), **options}
+    return daskps.create({"w": np.zeros(2)}, **options)
 
 
 def test_every_kind_of_table_trains_to_the_same_bits(client: Any) -> None:
@@ -223,8 +224,8 @@ def test_features_and_labels_of_one_lazy_table_belong_together(
     train: Any, client: Any, cut: str, options: Any
 ) -> None:
     labels = OF_BOTH if cut == "as it is drawn" else CUT[cut]["y"]
-    options = {"epochs": 30, "batch_size": 8, **options}
-    with fresh() as store:
+    options = {"epochs": 5, "batch_size": 8, **options}
+    with fresh(optimizer=optim.SGD(0.5)) as store:
         found = train(store, gradient, CUT[cut][["a", "b"]], labels, **options)
         np.testing.assert_allclose(found.weights["w"], [1, -2], atol=1e-2)
         assert found.history[-1].loss < 1e-3
