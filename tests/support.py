@@ -91,9 +91,10 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Any:
 
         @functools.wraps(wrapped)
         def alone(*args: Any, **kwargs: Any) -> Any:
-            clients, comms = dict(_global_clients), list(Comm._instances)
+            instances = Comm._instances
+            clients, comms = dict(_global_clients), list(instances)
             _global_clients.clear()
-            Comm._instances.clear()
+            instances.clear()
             current = _current_client.set(None)
             try:
                 with mock.patch.object(utils_test, "term_or_kill_active_children"):
@@ -101,7 +102,7 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Any:
             finally:
                 _current_client.reset(current)
                 _global_clients.update(clients)
-                Comm._instances.update(comms)
+                instances.update(comms)
 
         return alone
 

@@ -25,6 +25,7 @@ import pytest
 
 import daskps
 from daskps import codecs, init, optim
+from tests.seams import session_of, waiters_of
 from tests.support import mostly_inside, until
 
 
@@ -191,7 +192,7 @@ def three_steps(trainer, part):
     """Three pushes and three pulls."""
     for _ in range(3):
         trainer.pushpull({"w": np.ones(5)})
-    counters = trainer._session.shards.counters
+    counters = session_of(trainer).shards.counters
     return counters.messages, counters.local_calls
 
 
@@ -245,7 +246,7 @@ def test_s4_pull_before_the_store_has_its_value(way, where):
 
     def awaited(dask_scheduler):
         directory = dask_scheduler.extensions["daskps-directory"]
-        return len(directory.stores._named._waiters)
+        return len(waiters_of(directory))
 
     daskps.list_stores()  # there is a directory
     with ThreadPoolExecutor(1) as pool:

@@ -24,6 +24,7 @@ import dask
 import numpy as np
 
 import daskps
+from tests.seams import shards_of
 from tests.support import WAYS, local_cluster, until
 
 N_SHARDS, N_PUSHERS = 4, 2
@@ -37,7 +38,7 @@ def far(store: Any, way: str = "rpc") -> Any:
     """Return a handle that reaches the shards by message, or in another way."""
     found = pickle.loads(pickle.dumps(store))
     with dask.config.set(WAYS[way]):
-        found._attached()
+        shards_of(found)
     return found
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, init
-from daskps.cluster.caller.producer import Producer
 from daskps.row_init import initial_rows
+from tests.seams import push_as_another
 
 ROWS, DIM, LR = 50, 3, 0.5
 #: In no order, with repeats and in all shards of three.
@@ -160,7 +160,7 @@ async def tells_changes(s, get):
     assert not first.complete
     np.testing.assert_array_equal(first.rows, expected, strict=True)
     others = s.bound()
-    others._producer = Producer()
+    push_as_another(others)
     await get(emb.add([3, 49], quarters([3, 49])))
     expected[[3, 49]] += quarters([3, 49])
     await get(others["emb"].add(IDS, quarters(IDS)))

@@ -14,6 +14,7 @@ from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.checkpoint.texts import from_bytes
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.wire.deadline import Deadline
+from tests.seams import handle_of, shards_of
 
 #: An array that all shards have, one with another rule, one without, and both kinds of
 #: tables.
@@ -64,13 +65,13 @@ def rows(rng: Any, most: int, n: int, dim: int) -> Any:
 
 
 def link_of(store: Any) -> Any:
-    return store._shards.link
+    return shards_of(store).link
 
 
 def save(store: Any, to: Path, **training: Any) -> tuple[Path, Manifest]:
     """Save a store; return the folder of the checkpoint and what its manifest says."""
     of, deadline = saving.TrainingState(**training), Deadline(30, "a save")
-    target, shards = saving.CheckpointTarget(str(to)), store._shards
+    target, shards = saving.CheckpointTarget(str(to)), shards_of(store)
     name, manifest = link_of(store).run(
         lambda: saving.save(shards, target, deadline, of)
     )
@@ -115,7 +116,7 @@ def restored(link: Any, folder: Path, n_shards: int, **other: Any) -> Any:
     """A new store from a checkpoint."""
     plan = blueprint(source_of(folder), n_shards, **other)
     meta = link.run(lambda: creation.create(link, plan, 30))
-    return daskps.ParameterStore._of(meta, link)
+    return handle_of(meta, link)
 
 
 def chunks(folder: Path) -> dict[str, bytes]:

@@ -25,10 +25,10 @@ from distributed.core import Status
 import daskps
 from daskps import RowGrad, TableSpec, codecs, config, optim
 from daskps.cluster.caller import lane, lanes
-from daskps.cluster.caller.producer import Producer
 from daskps.cluster.directory import adopters
 from daskps.cluster.machine.folder import folder_of
 from tests.cluster import killing_owners
+from tests.seams import push_as_another, session_of, shards_of
 from tests.support import local_cluster, until
 
 N_PUSHES = 300
@@ -118,7 +118,7 @@ def follow(handle, copy, is_over):
     """Keep a copy of a table by what others say they have changed in it."""
     since = None
     # Of which nothing is its own, though it is of the process that pushes.
-    handle._producer = Producer()
+    push_as_another(handle)
     while True:
         is_last = is_over.is_set()
         changes = handle["t"].pull_changed(since)
@@ -174,7 +174,7 @@ def test_acknowledged_pushes_count_once(machine, workers):
     assert [row["version"] for row in rows] == [N_PUSHES] * 4
     assert {row["worker"] for row in rows[2:]} == {b}
     # A handle that has heard of nothing finds its way, also to copies.
-    assert asleep._attached().meta.owners == before
+    assert shards_of(asleep).meta.owners == before
     taken = asleep.snapshot()
     np.testing.assert_array_equal(taken["w"].compute(), 1.0)
     np.testing.assert_array_equal(taken["t"].compute(), 1.0)
@@ -227,7 +227,7 @@ def test_rows_count_once_where_an_owner_is_killed(machine, workers, way, monkeyp
     s = daskps.create(params, servers=workers[:2])
     handle = killing_owners.far(s, way)
     adder, entry = RowAdder(handle), book(machine).stores[s.uid]
-    counters = handle._shards.counters
+    counters = shards_of(handle).counters
 
     def by_lane():
         return counters.lane_calls
@@ -651,7 +651,7 @@ def disturb_in_a_push(trainer, part):
     It could have answered before it hangs, and nothing would be lost.
     """
     pid, is_killed = part
-    shards = trainer._session.shards
+    shards = session_of(trainer).shards
     until(lambda: trainer.pull() and shards.far.lanes.count(shards.meta.hosts))
     whole, n_lost = lane.Lane.ask, 0
 

@@ -13,11 +13,11 @@ import pytest
 import daskps
 from daskps import RowGrad, TableSpec, init, optim
 from daskps.cluster.caller import changes as asking
-from daskps.cluster.caller.producer import Producer
 from daskps.cluster.wire import rows as wire_rows
 from daskps.errors import ConsistencyError
 from daskps.store import changes
 from tests.inprocess import cluster
+from tests.seams import push_as_another, shards_of
 
 ROWS, MANY = 500, 12
 #: Among others those that a hash sends to any shard.
@@ -37,7 +37,7 @@ def stored() -> Iterator[Any]:
 def another(store: Any) -> Any:
     """A handle whose pushes are those of another process."""
     found = store.bound()
-    found._producer = Producer()
+    push_as_another(found)
     return found
 
 
@@ -213,7 +213,7 @@ def test_a_token_is_of_its_table_and_its_store():
 def test_what_no_caller_asks_is_refused(wrong):
     with stored() as store:
         said = {"table": 0, "asked": [(0, 0)], "by": 0, **wrong}
-        shards = store._attached()
+        shards = shards_of(store)
         worker = shards.meta.owners[0]
         tell = shards.link.control
         with pytest.raises(daskps.DaskPSError, match="changes"):

@@ -22,6 +22,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.wire.deadline import Deadline
 from tests.cluster import killing_trainers
+from tests.seams import shards_of
 from tests.support import PATIENCE, WAYS, gen_cluster, local_cluster, store, until
 
 SGD = optim.SGD(0.1)
@@ -388,7 +389,7 @@ def test_repeated_message_is_applied_once(client):
     from daskps.shards.steps import ADD, Step
 
     s = daskps.create({"w": np.zeros(4)})
-    shards = s._attached()
+    shards = shards_of(s)
     step = Step(kind=ADD, producer=10**9, sequence=3)
     request = routes.push(shards.meta, {0: np.ones(4)}, step)
     for _ in range(3):

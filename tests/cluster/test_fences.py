@@ -19,6 +19,7 @@ from daskps.cluster.caller import link
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.wire.handlers import HOST
 from daskps.shards.memory.format import N_PRODUCERS, RUN
+from tests.seams import bound_link, left_behind
 from tests.support import gen_cluster, local_cluster, served_by, store, until
 
 
@@ -182,12 +183,12 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
     async with await daskps.create(params, client=c, optimizer=sgd) as made:
         with pytest.raises(TimeoutError, match="a run on store"):
             await daskps.run(made, step, [1], timeout=0.05)
-        [left] = made._bind()._background
+        [left] = left_behind(bound_link(made))
         with pytest.raises(daskps.ConsistencyError, match="is training store"):
             await daskps.run(made, step, [1])
         go_on.set()
         await left
-        assert not made._bind()._background
+        assert not left_behind(bound_link(made))
         assert await daskps.run(made, step, [2]) == [2]
 
         async def fails(host, **kwargs):
@@ -199,7 +200,7 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
         monkeypatch.setitem(HOST.by_name, "begin_run", failing)
         with pytest.raises(TimeoutError, match="a run on store"):
             await daskps.run(made, step, [1], timeout=0.05)
-        [left] = made._bind()._background
+        [left] = left_behind(bound_link(made))
         go_on.set()
         await asyncio.wait({left})
         assert "ended with ValueError('not now')" in caplog.text

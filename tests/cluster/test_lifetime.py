@@ -28,6 +28,7 @@ from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import unpack_reply
+from tests.seams import bound_link, members_of
 from tests.support import WAYS, gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")
@@ -190,7 +191,7 @@ def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
     made = await daskps.create({"w": W}, client=c)
-    link = made._bind()
+    link = bound_link(made)
     assert anchor_key(label_of(made.name, made.uid), 0) in s.tasks
     never = asyncio.Event()
     monkeypatch.setattr(link, "directory", lambda *_, **__: never.wait())
@@ -408,7 +409,7 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
     made = await daskps.create({"w": W}, servers=[a.address], client=c)
     async with Worker(s.address) as late:
         for worker in (a, b, late):
-            members = HOSTS[worker.address]._members
+            members = members_of(HOSTS[worker.address])
             assert members is not None
             assert members.is_open
     await made.close()

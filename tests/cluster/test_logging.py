@@ -16,6 +16,9 @@ from daskps import optim
 from daskps.cluster import upstream
 from tests.support import gen_cluster, local_cluster, store, until
 
+#: Filters what Dask's own logs say of our tasks.
+SHORTENED = upstream._SHORTENED
+
 
 def count(trainer, part):
     for _ in range(trainer.clock, part):
@@ -203,7 +206,7 @@ def failure(key, error, logger="distributed.worker"):
 def test_a_failure_of_ours_is_one_line_at_most(key, error, logged, monkeypatch):
     monkeypatch.setattr(upstream, "workers", lambda: ["one that runs"])
     record = failure(key, error)
-    assert upstream._SHORTENED.filter(record) is (logged is not None)
+    assert SHORTENED.filter(record) is (logged is not None)
     assert logged in (None, record.getMessage())
 
 
@@ -211,7 +214,7 @@ def test_nothing_is_said_of_a_task_whose_worker_is_closing(monkeypatch):
     """As of a snapshot at Ctrl-C: nobody is there to hear what came of it."""
     monkeypatch.setattr(upstream, "workers", list)
     lost = "SnapshotLostError('model', 1, 'tcp://a', 'no longer has the copy', False)"
-    assert not upstream._SHORTENED.filter(failure("daskps-snapshot-a-1", lost))
+    assert not SHORTENED.filter(failure("daskps-snapshot-a-1", lost))
 
 
 @pytest.mark.parametrize(
@@ -224,10 +227,10 @@ def test_nothing_is_said_of_a_task_whose_worker_is_closing(monkeypatch):
 )
 def test_failures_of_others_and_bugs_keep_their_frames(key, error):
     record = failure(key, error)
-    assert upstream._SHORTENED.filter(record)
+    assert SHORTENED.filter(record)
     assert record.getMessage().count("File") == 30
     other = logging.makeLogRecord({"msg": "Compute Failed", "args": ()})
-    assert upstream._SHORTENED.filter(other)
+    assert SHORTENED.filter(other)
 
 
 @gen_cluster(client=True)

@@ -14,6 +14,7 @@ from daskps.errors import ProtocolError
 from daskps.kernels.measures import BLOCK
 from daskps.layout.arrays import DTYPES
 from tests.inprocess import cluster
+from tests.seams import shards_of
 
 KINDS = ("sum", "mean", "min", "max", "norm")
 
@@ -99,7 +100,7 @@ def test_factors_that_do_not_fit_are_refused(here):
 
 def test_messages_that_no_caller_sends_are_refused(here):
     with daskps.create({"w": np.zeros(6)}, shards=2) as store:
-        link, [owner, _] = store._shards.link, store.placement
+        link, [owner, _] = shards_of(store).link, store.placement
 
         def ask(asked: Any, given: Any) -> Any:
             about = {"store": store.uid, "asked": asked, "given": given}

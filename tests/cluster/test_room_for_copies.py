@@ -16,6 +16,7 @@ from daskps.cluster.host.host import HOSTS
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_answers
 from daskps.errors import LayoutError
 from daskps.shards.steps import READ, Step
+from tests.seams import leave_no_room
 from tests.support import WAYS, local_cluster, until
 
 
@@ -80,7 +81,7 @@ def test_who_takes_nothing_of_an_answer_loses_its_connection(takes, monkeypatch)
     with dask.config.set(WAYS["rpc"]), local_cluster(1, **options) as client:
         store = daskps.create({"w": np.ones(n, "f4")})
         [host] = HOSTS.values()
-        host.budget._most = 0
+        leave_no_room(host)
         step = Step(generation=1, wait=READ)
         call = Call(store.uid, (Part(0, step, (("float32", 0, n),)),), token="t")
         message = {"op": "daskps_call", "reply": True, **pack_call(call)}

@@ -42,6 +42,7 @@ from tests.cluster.saved import (
     source_of,
 )
 from tests.inprocess import Cluster, cluster
+from tests.seams import handle_of, shards_of
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,7 @@ def test_a_second_save_is_refused_while_one_writes(here, tmp_path, monkeypatch):
     async def twice(*args: Any, **more: Any) -> Any:
         monkeypatch.setattr(saving, "write", write)
         with pytest.raises(ConsistencyError, match="is being saved by client"):
-            await saving.take(store._shards, Deadline(5, "a save"))
+            await saving.take(shards_of(store), Deadline(5, "a save"))
         return await write(*args, **more)
 
     monkeypatch.setattr(saving, "write", twice)
@@ -271,7 +272,7 @@ def test_where_no_copy_fits_pushes_wait_until_all_is_written(
     folder, _ = save(store, tmp_path)
     assert chunks(folder) == before
     assert pushes[0].result(20) > 0
-    events = [event for _, event in here.directory.hosts._scheduler.events]
+    events = [event for _, event in here.scheduler.events]
     saved = [
         e for e in events if e["action"] == "store-saved" and e["uid"] == store.uid
     ]
@@ -398,7 +399,7 @@ def test_a_save_that_is_cancelled_frees_its_copies(here, tmp_path, monkeypatch):
             Deadline(None, "a save"),
             saving.TrainingState(),
         )
-        task = asyncio.ensure_future(saving.save(store._shards, *args))
+        task = asyncio.ensure_future(saving.save(shards_of(store), *args))
         await begun.wait()
         assert not free(here)
         task.cancel()
@@ -458,7 +459,7 @@ def test_too_little_memory_is_found_out_beforehand(here, tmp_path, monkeypatch):
         ids = np.arange(20_000)
         store["t"].assign(ids, np.ones((20_000, 64), np.float32))
         folder, manifest = save(store, tmp_path)
-    for worker in here.directory.hosts._scheduler.workers.values():
+    for worker in here.scheduler.workers.values():
         monkeypatch.setattr(worker, "memory_limit", 8 * 2**20)
     link = here.link
     asked = []
@@ -486,10 +487,9 @@ def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
 
     monkeypatch.setattr(stores, "_begin_taking", begin)
     counted: list[None] = []
-    count = installing._Installing.count
-    monkeypatch.setattr(
-        installing._Installing, "count", lambda of: counted.append(count(of))
-    )
+    made = installing._Installing
+    count = made.count
+    monkeypatch.setattr(made, "count", lambda of: counted.append(count(of)))
 
     async def make(error: Exception | None) -> Any:
         making = asyncio.ensure_future(
@@ -508,7 +508,7 @@ def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
     assert [len(host.shards) for host in here.hosts] == n
     counted.clear()
     meta = link.run(lambda: make(None))
-    with daskps.ParameterStore._of(meta, link) as other:
+    with handle_of(meta, link) as other:
         assert len(counted) == 2
         assert other["w"].pull().tobytes() == store["w"].pull().tobytes()
 

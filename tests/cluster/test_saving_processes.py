@@ -24,6 +24,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import LayoutError
 from tests.benchmarks.snapshot import Oracle, check
 from tests.cluster.saved import filled, link_of, push, restored, save
+from tests.seams import shards_of
 from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
 
@@ -150,14 +151,16 @@ def test_a_stopped_owner_is_named_and_the_next_save_works(tmp_path):
         pid = client.run(os.getpid, workers=[victim])[victim]
 
         def take(seconds: float) -> Any:
-            return link.run(lambda: saving.take(s._shards, Deadline(seconds, "a save")))
+            return link.run(
+                lambda: saving.take(shards_of(s), Deadline(seconds, "a save"))
+            )
 
         cut = take(PATIENCE)
         os.kill(pid, signal.SIGSTOP)
         try:
             how["deadline"] = Deadline(1.0, "a save")
             with pytest.raises(TimeoutError, match="stopped, or busy") as caught:
-                link.run(lambda: saving.write(s._shards, cut, target, **how))
+                link.run(lambda: saving.write(shards_of(s), cut, target, **how))
             assert victim in str(caught.value)
             with pytest.raises(TimeoutError, match="no shard is held") as caught:
                 take(1.0)
@@ -177,14 +180,14 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatc
         s = filled(3)
         before, _ = save(s, tmp_path)
         link, deadline = link_of(s), Deadline(PATIENCE, "a save")
-        cut = link.run(lambda: saving.take(s._shards, deadline))
+        cut = link.run(lambda: saving.take(shards_of(s), deadline))
         victim = s.placement[2]
         os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
         about: Any = {"deadline": deadline, "training": saving.TrainingState()}
         target = saving.CheckpointTarget(str(tmp_path))
         said = f"no checkpoint .* worker {victim}, .* shard [23], .*; save again"
         with pytest.raises(daskps.CheckpointError, match=said):
-            link.run(lambda: saving.write(s._shards, cut, target, **about))
+            link.run(lambda: saving.write(shards_of(s), cut, target, **about))
         assert [p.parent for p in tmp_path.rglob(MANIFEST)] == [before]
         # Its shards are adopted, and saved by whoever has them now.
         push(s, 99)

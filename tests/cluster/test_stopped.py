@@ -25,6 +25,7 @@ from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.sweeping import sweep_abandoned
 from daskps.cluster.runs import launch
 from tests.cluster.forks import child
+from tests.seams import shards_of
 from tests.support import PATIENCE, local_cluster, until
 
 
@@ -63,7 +64,7 @@ def by_message(handle):
     """Return a handle that reaches the shards by message."""
     far = pickle.loads(pickle.dumps(handle))
     with dask.config.set({"daskps.ways.process": False, "daskps.ways.machine": False}):
-        far._attached()
+        shards_of(far)
     return far
 
 

@@ -218,9 +218,10 @@ def test_m9_m10_two_bits(rng):
 def bytes_sent(n):
     kv = create("dist_sync")
     kv.init("w", np.zeros(n, "f4"))
-    whole = kv._sent("=w", np.ones(n, "f4")).nbytes
+    sent, ones = kv._sent, np.ones(n, "f4")
+    whole = sent("=w", ones).nbytes
     kv.set_gradient_compression({"type": "2bit"})
-    return whole, kv._sent("=w", np.ones(n, "f4")).nbytes
+    return whole, sent("=w", ones).nbytes
 
 
 @pytest.mark.usefixtures("inside")

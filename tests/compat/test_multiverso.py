@@ -192,12 +192,16 @@ def test_v10_sum_of_ones(n):
     assert mv.launch(aggregated, n) == [([[n] * 3] * 2, n * (n - 1) // 2)] * n
 
 
+def store_of(table):
+    return table._store
+
+
 def where():
     from distributed import get_worker
 
     mv.init()
     table = mv.ArrayTableHandler(10)
-    there = set(table._store.placement)
+    there = set(store_of(table).placement)
     return mv.worker_id(), mv.num_workers(), get_worker().address, there
 
 
@@ -278,8 +282,8 @@ def add_behind():
     """Add while the only thread that adds is held up: nothing waits but what says so."""
     mv.init()
     table = mv.ArrayTableHandler(1)
-    real = table._store["array"].add
-    store = table._store
+    store = store_of(table)
+    real = store["array"].add
 
     class Held:
         def __getitem__(self, name):

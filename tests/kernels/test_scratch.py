@@ -13,9 +13,13 @@ from daskps.kernels import row_repeats, scratch
 N = scratch.SMALLEST
 
 
+def all_kept() -> Any:
+    return scratch._kept
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: Any) -> None:
-    kept = {bits: type(of)() for bits, of in scratch._kept.items()}
+    kept = {bits: type(of)() for bits, of in all_kept().items()}
     monkeypatch.setattr(scratch, "_kept", kept)
 
 
@@ -24,7 +28,7 @@ def address(array: Any) -> int:
 
 
 def n_kept() -> int:
-    return sum(len(of) for of in scratch._kept.values())
+    return sum(len(of) for of in all_kept().values())
 
 
 def test_memory_goes_on_when_its_last_view_is_gone() -> None:

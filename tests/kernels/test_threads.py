@@ -18,6 +18,8 @@ from tests.cluster.forks import child
 from tests.support import until
 
 #: Elements of the arrays here; three threads get 40 to 44 thousand each.
+#: What is inside: one call that helpers take part in, all of them, and who began it.
+JOB, HELPERS, CALLER = threads._Job, threads._Helpers, threads._CALLER
 N = 128 * 1024 + 3
 #: Where the middle and the last range begin.
 CUTS = (40_960, 86_016)
@@ -198,13 +200,13 @@ def test_an_error_comes_after_all_that_was_begun_is_over(
     """What another thread still writes must not be anybody else's by then."""
     threads.allow(2)
     begun, go, over = threading.Event(), threading.Event(), []
-    wait = threads._Job._wait
+    wait = JOB._wait
 
-    def waits(job: threads._Job) -> None:
+    def waits(job: Any) -> None:
         go.set()
         wait(job)
 
-    monkeypatch.setattr(threads._Job, "_wait", waits)
+    monkeypatch.setattr(JOB, "_wait", waits)
 
     def loop(part: np.ndarray[Any, Any]) -> None:
         if part[0] == 0:
@@ -227,7 +229,7 @@ class Struck:
         self.at, self.looks = at, 0
 
     def setdefault(self, i: int, who: object) -> object:
-        if who is threads._CALLER:
+        if who is CALLER:
             self.looks += 1
             if self.looks in self.at:
                 raise KeyboardInterrupt
@@ -246,16 +248,16 @@ def test_a_signal_leaves_nobody_behind(
     meet(2)
     begun, go, over, waited = threading.Event(), threading.Event(), [], []
     claims: Any = Struck(at)
-    offer, wait = threads._Helpers.offer, threads._Job._wait
+    offer, wait = HELPERS.offer, JOB._wait
 
-    def offers(found: threads._Helpers, job: threads._Job, n: int) -> None:
+    def offers(found: Any, job: Any, n: int) -> None:
         job._claims = claims
         offer(found, job, n)
         assert begun.wait(30)
         if not at:
             raise KeyboardInterrupt
 
-    def waits(job: threads._Job) -> None:
+    def waits(job: Any) -> None:
         waited.append(1)
         if not at and len(waited) == 1:
             raise KeyboardInterrupt
@@ -263,8 +265,8 @@ def test_a_signal_leaves_nobody_behind(
             go.set()
         wait(job)
 
-    monkeypatch.setattr(threads._Helpers, "offer", offers)
-    monkeypatch.setattr(threads._Job, "_wait", waits)
+    monkeypatch.setattr(HELPERS, "offer", offers)
+    monkeypatch.setattr(JOB, "_wait", waits)
 
     def loop(part: np.ndarray[Any, Any]) -> None:
         if part[0]:

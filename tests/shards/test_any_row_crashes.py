@@ -16,6 +16,7 @@ from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, REMOVE
 from tests.invariants import validate
 from tests.kernels.compiling import kept
+from tests.seams import rules_of
 from tests.shards.any_rowing import (
     EMB,
     NUM,
@@ -138,7 +139,7 @@ def states_of(
 
 
 def made_of(shard: Shard) -> Shard:
-    return Shard(shard.segment, shard._planner._bindings, cache_dir=kept())
+    return Shard(shard.segment, rules_of(shard), cache_dir=kept())
 
 
 def recoveries(buffer: Any, layout: Layout = LAYOUT) -> Iterator[Any]:

@@ -12,7 +12,6 @@ from daskps.consistency import ASP, BSP, SSP, Policy
 from daskps.shards import cut_requests, producers
 from daskps.shards.memory.format import CHANGED_ROW, GENERATION, MAX_PRODUCERS
 from daskps.shards.memory.publication import Publication
-from daskps.shards.reads import ASK as REFERRED
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
@@ -28,6 +27,7 @@ from daskps.shards.steps import (
     Ticket,
 )
 from tests.invariants import nodes_of, validate
+from tests.seams import refer_readers, take_tickets
 from tests.shards.making import (
     RUN,
     A,
@@ -59,7 +59,7 @@ def take(shard: Shard, given: Step) -> int:
 
 def test_steps_with_and_without_tickets_make_the_same_rounds():
     taken, asked = shard_of(3), shard_of(3)
-    asked._try_ticket = lambda step: ASK  # type: ignore[method-assign]  # the first lines
+    take_tickets(asked)
     for clock in range(3):
         for rank in (2, 0, 1):
             given = step(rank, clock, 0.1 + rank, weight=1.0 + rank)
@@ -245,7 +245,7 @@ def push(sequence: int, value: float = 0.5, **more: Any) -> Step:
 @pytest.mark.parametrize("policy", [None, ASP(), SSP(2)])
 def test_pushes_with_and_without_tickets_have_the_same_bits(policy):
     taken, asked = open_shard(policy), open_shard(policy)
-    asked._try_ticket = lambda step: ASK  # type: ignore[method-assign]  # the first lines
+    take_tickets(asked)
     steps = [
         push(1),
         push(9, weight=3.0),
@@ -390,7 +390,7 @@ def is_parked(shard: Shard, ticket: Ticket) -> bool:
 def test_readers_that_wait_are_told_as_others_are():
     """One that has to wait, and nothing else, is parked by what its words say alone."""
     quick, asked = shard_of(3), shard_of(3)
-    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]  # the first lines
+    refer_readers(asked)
     tickets = []
     for shard in (quick, asked):
         readers = [waiting(0, 1), waiting(1, 1), waiting(2, 2)]
@@ -422,7 +422,7 @@ def test_readers_that_wait_are_told_as_others_are():
 )
 def test_shard_decides_about_a_reader_after(event):
     quick, asked = shard_of(), shard_of()
-    asked.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]  # the first lines
+    refer_readers(asked)
     outcomes = []
     for shard in (quick, asked):
         before, after = waiting(0, 1), waiting(0, 1)

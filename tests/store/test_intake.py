@@ -256,10 +256,11 @@ def test_initial_values_are_refused_as_such():
 
 
 def test_the_check_of_large_arrays_is_kept_for_other_processes(tmp_path):
-    intake._cache.cache_clear()
+    forget = intake._cache.cache_clear
+    forget()
     try:
         with dask.config.set({"daskps.cache-directory": str(tmp_path)}):
             assert intake.is_finite(np.ones(2**15, "f4"))
         assert list(tmp_path.glob("daskps_*.py"))
     finally:
-        intake._cache.cache_clear()
+        forget()

@@ -20,7 +20,11 @@ from daskps.cluster.caller.link import using
 from daskps.cluster.directory import lease
 from daskps.errors import CheckpointError, ShardLostError, StoreRestoredError
 from tests.inprocess import Site, WayIn, cluster
+from tests.seams import left_behind
 from tests.support import until
+
+#: Makes the shards of a store that is restored.
+INSTALL = creation._install
 
 #: Hosts write and read files in threads of their own.
 pytestmark = pytest.mark.leaky
@@ -33,7 +37,7 @@ def here(monkeypatch) -> Any:
     with cluster(4) as made:
         yield made
         # What a call has left behind ends before its event loop.
-        until(lambda: not made.link._background)
+        until(lambda: not left_behind(made.link))
 
 
 class Halved(optim.Rule):
@@ -216,7 +220,7 @@ def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch, silent):
     """
     store = filled(tmp_path, shards=2)
     store.save(tmp_path)
-    before, install = state(store), creation._install
+    before, install = state(store), INSTALL
     ended: list[str] = []
 
     async def dying(link, meta, source):
@@ -241,7 +245,7 @@ def test_who_restores_it_dies(here, tmp_path, monkeypatch):
     """Another one does, who has waited for it."""
     store = filled(tmp_path, shards=1)
     store.save(tmp_path)
-    install, began, go_on = creation._install, threading.Event(), asyncio.Event()
+    install, began, go_on = INSTALL, threading.Event(), asyncio.Event()
 
     async def slow(link, meta, source):
         if link is not here.link:
@@ -286,7 +290,7 @@ def test_who_restores_it_dies(here, tmp_path, monkeypatch):
 def test_a_store_that_is_deleted_meanwhile_stays_deleted(here, tmp_path, monkeypatch):
     store = filled(tmp_path, name="gone")
     store.save(tmp_path)
-    install = creation._install
+    install = INSTALL
     other = pickle.loads(pickle.dumps(store))
 
     async def deleting(link, meta, source):
@@ -308,7 +312,7 @@ def test_a_store_that_is_deleted_meanwhile_stays_deleted(here, tmp_path, monkeyp
 def test_a_call_whose_time_is_over_leaves_it_to_go_on(here, tmp_path, monkeypatch):
     store = filled(tmp_path)
     store.save(tmp_path)
-    install, go_on = creation._install, asyncio.Event()
+    install, go_on = INSTALL, asyncio.Event()
 
     async def slow(*args):
         await go_on.wait()

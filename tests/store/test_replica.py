@@ -15,6 +15,7 @@ import daskps
 from daskps import TableSpec, optim
 from daskps.errors import PushRejectedError
 from tests import inprocess
+from tests.seams import bound_link
 from tests.support import WAYS, mostly_inside
 
 inside = pytest.mark.parametrize("way", ["inside"], indirect=True)
@@ -156,7 +157,7 @@ def test_a_sync_of_which_nothing_is_known_counts_once(applies, elastic, how):
             replica.params["n"][:] = 1
             store.add({"w": np.ones(4)})
             # Else its first call, which reads, would be the one that fails.
-            pending = replica._begun(store._link)
+            pending = replica._begun(bound_link(store))
             replica._weights.meet(pending.exchange, store.pull())
         silenced = Silenced(made, 1, applies=applies)
         failing = replica.sync if how == "with" else async_sync(replica)
@@ -241,7 +242,7 @@ def test_producers_of_syncs_are_used_again(way):
             with store.replica(every=100) as replica:
                 replica.step({"w": np.ones(4)})
         np.testing.assert_allclose(store.pull()["w"], -2.0)
-        ((idle, _),) = store._link.idle_producers.values()
+        ((idle, _),) = bound_link(store).idle_producers.values()
         assert len(idle) == 1
 
 

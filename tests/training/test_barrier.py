@@ -9,6 +9,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller.allreduce import CallCount
 from daskps.cluster.directory.run import CountedCalls
+from tests.seams import session_of
 from tests.support import mostly_inside, until
 
 SYNCS = ("bsp", "ssp", "asp")
@@ -90,7 +91,7 @@ def test_rounds_are_there_for_all_handles(way):
 def held_back(trainer, part):
     """A cut holds the round back that both deliver."""
     trainer.barrier()
-    control, run = trainer._session.shards.control, trainer._session.link.run
+    control, run = session_of(trainer).shards.control, session_of(trainer).link.run
     if trainer.rank == 0:
         of = {"cut": "one", "attempt": 1}
         run(lambda: control("begin_cut", **of, index=None, lease_seconds=60.0))

@@ -20,6 +20,7 @@ from daskps.cluster.wire import encoding as words
 from daskps.cluster.wire.messages import Call
 from daskps.cluster.wire.packing import INLINE_NBYTES
 from daskps.layout.arrays import Layout
+from tests.seams import session_of
 from tests.support import WAYS, gen_cluster, mostly_inside
 
 #: A number and the bfloat16 next to it.
@@ -137,7 +138,7 @@ def count_steps(trainer, part):
     """Return messages and bytes of five steps of one trainer."""
     grad, out = {"w": np.ones(8000, "f4")}, {"w": np.empty(8000, "f4")}
     trainer.pushpull(grad, out=out)
-    counters = trainer._session.shards.counters
+    counters = session_of(trainer).shards.counters
     before = counters.messages, counters.nbytes
     for _ in range(3):
         trainer.pushpull(grad, out=out)

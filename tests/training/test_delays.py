@@ -7,6 +7,7 @@ import pytest
 
 import daskps
 from daskps import optim
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 N = 3
@@ -89,7 +90,7 @@ def again(trainer, part):
         trainer.allreduce({"turn": np.zeros(1)})
         if trainer.rank == rank:
             trainer.push(grads(trainer))
-    return trainer._session.shards.counters.lane_calls
+    return session_of(trainer).shards.counters.lane_calls
 
 
 @mostly_inside()

@@ -14,6 +14,7 @@ from daskps import codecs, optim
 from daskps.cluster.wire import encoding
 from daskps.codecs import Int8, TopK, TwoBit
 from daskps.layout.arrays import Layout
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 CODECS = {
@@ -90,7 +91,7 @@ class Doubles(codecs.Codec):
 
 def count_steps(trainer, part):
     """Return messages, calls by lane and bytes of three steps."""
-    counters, rng = trainer._session.shards.counters, np.random.default_rng(4)
+    counters, rng = session_of(trainer).shards.counters, np.random.default_rng(4)
     grad = {"w": rng.normal(size=8000).astype("f4")}
     trainer.push(grad)
     before = replace(counters)
@@ -131,7 +132,7 @@ def test_bytes_of_a_step_are_those_of_the_words(way, request, codec, each, sync)
 
 def lose_one(trainer, part):
     """Push 0.03; push again, which is lost; again; and once more."""
-    session, given = trainer._session, {"w": np.array([0.03])}
+    session, given = session_of(trainer), {"w": np.array([0.03])}
     seen = []
 
     def push():
@@ -175,7 +176,7 @@ def test_what_counts_for_nothing_leaves_nothing_over(client):
 def push_in_pieces(trainer, part):
     """Two pushes before a tick; the second one meets shards that have gone."""
     trainer.push({"w": np.full(5, 0.6)}, tick=False)
-    trainer._session._is_torn = True
+    session_of(trainer)._is_torn = True
     trainer.push({"w": np.full(5, 0.6)})
     trainer.push({"w": np.full(5, 0.4)})
     return trainer.pull()["w"].tolist()

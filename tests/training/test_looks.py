@@ -12,6 +12,7 @@ from daskps import config, kernels, optim
 from daskps.shards.memory.format import RANK_FLOOR
 from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.store import intake
+from tests.seams import session_of
 
 #: Each of two shards is large enough to be written past the caches.
 N = PAST_NBYTES // 2 + 1000
@@ -122,10 +123,10 @@ def mixed_near(trainer, part):
     """The same, and how far each shard knows that the trainer's steps are settled."""
     mixed(trainer, part)
     trainer.push({"b": np.ones(3, "f4")})
-    near = [trainer._session.shards.ways.find_shard(shard) for shard in range(6)]
+    near = [session_of(trainer).shards.ways.find_shard(shard) for shard in range(6)]
     records = [hosted.shard.segment.current for _, hosted in near]
     floors = [record.ranks.item(0, RANK_FLOOR) for record in records]
-    return floors, trainer._session.sequence - 1
+    return floors, session_of(trainer).sequence - 1
 
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)

@@ -10,6 +10,7 @@ import pytest
 import daskps
 from daskps import codecs, optim
 from daskps.codecs import Int8, TopK
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 GIVEN = 1.111111
@@ -63,13 +64,13 @@ def test_trainers_see_rounded_weights_by_every_way(way, codec, sync):
 
 def read_in(trainer, name):
     """Have a trainer of `run` pull in words, as those of `train` do."""
-    of = trainer._session._codecs
+    of = session_of(trainer)._codecs
     of.reads_in, of._read_codec = name, codecs.named(name)
 
 
 def count_pulls(trainer, name):
     """Return messages, calls by lane and bytes of three pulls, and of three pushpulls."""
-    counters, found = trainer._session.shards.counters, []
+    counters, found = session_of(trainer).shards.counters, []
     read_in(trainer, name)
     grads = {"w": np.ones(8001, "f4")}
     verbs = (trainer.pull, lambda: trainer.pushpull(grads))
@@ -117,7 +118,7 @@ IDS = np.array([3, 17, 3, 0, 19, 8, 5])
 
 def read_rows(trainer, name):
     """Return rows that were pulled, with arrays and alone, and bytes of the latter."""
-    counters = trainer._session.shards.counters
+    counters = session_of(trainer).shards.counters
     read_in(trainer, name)
     rows = {"emb": daskps.RowGrad(np.arange(12), np.full((12, 3), -GIVEN, "f4"))}
     found = [trainer.pushpull({"w": np.zeros(9, "f4"), **rows}, rows={"emb": IDS})]

@@ -18,6 +18,7 @@ from daskps.epochs import Epochs
 from daskps.training.fit_job import FitJob
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.steps import FitPlan
+from tests.seams import bound_link
 from tests.support import INSIDE
 from tests.training.test_epochs import HOW, X, Y, bits, drawn, gradient
 
@@ -65,7 +66,9 @@ def new_store(**kwargs):
 
 def place_of(store):
     """Return where the shards are, which must be all the same."""
-    asked = store._bind().run(lambda: store._bind().directory("epochs", uid=store.uid))
+    asked = bound_link(store).run(
+        lambda: bound_link(store).directory("epochs", uid=store.uid)
+    )
     return Epochs(*asked[0])
 
 

@@ -10,6 +10,7 @@ import pytest
 import daskps
 from daskps import RowGrad, TableSpec, codecs, optim
 from daskps.codecs import Int8
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 RNG = np.random.default_rng(31)
@@ -71,7 +72,7 @@ def test_rows_arrive_as_their_codec_says_by_every_way(way, codec, sync, rows):
 
 
 def count_rows(trainer, part):
-    counters = trainer._session.shards.counters
+    counters = session_of(trainer).shards.counters
     grad = {"emb": RowGrad(np.arange(400), np.ones((400, 8), "f4"))}
     trainer.push(grad)
     before = counters.nbytes + counters.lane_nbytes

@@ -9,6 +9,7 @@ import daskps
 from daskps import RowGrad, TableSpec, optim
 from daskps.cluster.host.hosted import HostedShard
 from daskps.shards.steps import ASK
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 inside = pytest.mark.parametrize("way", ["inside"], indirect=True)
@@ -65,13 +66,13 @@ def steps(trainer, part):
 
 def _ahead(trainer, same):
     """Return how many reads it took to begin a pull of some ids and to make one."""
-    n, read = [0], trainer._session.read
+    n, read = [0], session_of(trainer).read
 
     def counted(*args, **how):
         n[0] += 1
         read(*args, **how)
 
-    trainer._session.read = counted
+    session_of(trainer).read = counted
     ids, made = IDS.copy(), []
     for asked, out in [(IDS, None), (IDS, np.empty((2, 2, DIM), "f4")), (IDS.T, None)]:
         before = n[0]
@@ -81,7 +82,7 @@ def _ahead(trainer, same):
         same(trainer.pull((), rows={"emb": asked}, out=into), asked)
         ids[...] = IDS
         made.append(n[0] - before)
-    trainer._session.read = read
+    session_of(trainer).read = read
     return made
 
 

@@ -15,6 +15,7 @@ from dask.delayed import delayed
 
 import daskps
 from daskps import optim
+from tests.seams import session_of
 from tests.support import mostly_inside, until
 
 SYNCS = ("bsp", "ssp", "asp")
@@ -217,7 +218,7 @@ def several_pushes(trainer, part):
 
 def half_pushed(trainer, part):
     """Push 10 to one of two shards, which ends too late; then what `part` says."""
-    session = trainer._session
+    session = session_of(trainer)
     call = session._call
 
     def half(request, deadline):

@@ -11,6 +11,7 @@ import numpy as np
 
 import daskps
 from daskps import optim
+from tests.seams import session_of
 from tests.support import mostly_inside
 
 TRAINERS, STEPS, SHARDS = 3, 9, 2
@@ -42,7 +43,7 @@ def record(trainer, part):
             seen.append((step + 1, trainer.pushpull({"clocks": mark})["clocks"]))
         else:
             trainer.push({"clocks": mark})
-    return seen, trainer._session.reads.lag
+    return seen, session_of(trainer).reads.lag
 
 
 def clock_store():

@@ -9,6 +9,7 @@ import pytest
 
 import daskps
 from daskps import optim
+from tests.seams import session_of
 from tests.support import until
 
 
@@ -74,14 +75,14 @@ def test_parameter_of_two_shards_and_other_policies_are_copied(machine_cluster):
 def waits(trainer, part):
     """Rank 1 delivers once rank 0 waits; rank 0 counts what it reads meanwhile."""
     waiting, n = part
-    read, elements = trainer._session.read, []
+    read, elements = session_of(trainer).read, []
 
     def counted(target, timeout, **how):
         elements.append(sum(out.size for out in target.flats))
         open(waiting, "w").close()
         read(target, timeout, **how)
 
-    trainer._session.read = counted
+    session_of(trainer).read = counted
     if trainer.rank == 1:
         until(lambda: os.path.exists(waiting))
     trainer.push({"w": np.ones(n, "f4")})

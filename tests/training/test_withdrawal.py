@@ -11,6 +11,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import routes
 from daskps.cluster.wire.deadline import Deadline
+from tests.seams import session_of
 from tests.support import store, until
 
 #: Elements of "w", and how many of them are on the second of two shards: how user code
@@ -116,7 +117,7 @@ def loses_its_way(trainer: Any, part: Any) -> None:
     to, marker = part
     while True:
         given = good(trainer.pull(), None, None)
-        session = trainer._session
+        session = session_of(trainer)
         if trainer.rank and trainer.clock == GOOD:
             arrays = {i: np.atleast_1d(a) for i, a in enumerate(given.values())}
             number = session._next_number("gradient", True)

@@ -14,6 +14,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.runs.parts import DataPart, homes
 from tests import inprocess
+from tests.seams import session_of
 
 
 def zero():
@@ -23,7 +24,7 @@ def zero():
 def where(trainer, part):
     for _ in range(2):
         trainer.push({"w": np.ones(2)})
-    return trainer._session.link.node.address
+    return session_of(trainer).link.node.address
 
 
 def test_trainers_of_run_are_where_they_may_be():

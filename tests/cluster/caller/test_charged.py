@@ -21,6 +21,7 @@ from daskps.cluster.machine import accounting, warnings
 from daskps.cluster.machine.accounting import Charge
 from daskps.cluster.machine.machine import HERE
 from tests.cluster.caller.test_verbs import used
+from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store
 
 MB = 2**20
@@ -147,9 +148,9 @@ def silent(monkeypatch):
     answer: Any = Silent()
     monkeypatch.setattr(upstream, "workers", lambda: both)
     monkeypatch.setattr(accounting, "monotonic", lambda: answer.now)
-    until = answer.now + accounting.PATIENCE_SECONDS
+    asked, until = accounting._asked, answer.now + accounting.PATIENCE_SECONDS
     for worker in both:
-        monkeypatch.setitem(accounting._asked, worker, accounting._Asked(answer, until))
+        monkeypatch.setitem(asked, worker, accounting._Asked(answer, until))
     return answer
 
 
@@ -237,7 +238,7 @@ def reads_and_pushes(s, segment):
 def test_a_worker_that_is_charged_sends_messages_and_maps_nothing(charged):
     owner, other = charged.nthreads()
     with store(charged, servers=[owner]) as s:
-        segment = s._attached().meta.where.segments[0].name
+        segment = shards_of(s).meta.where.segments[0].name
         [mapped] = charged.run(blocks, segment, workers=[owner]).values()
         assert mapped
         task = charged.submit(reads_and_pushes, s, segment, workers=[other])

@@ -602,14 +602,15 @@ def test_no_client(call):
 
     from distributed import client as dask_client
 
-    before = dask_client._global_clients.copy()
-    dask_client._global_clients.clear()
+    clients = dask_client._global_clients
+    before = clients.copy()
+    clients.clear()
     try:
         thread = threading.Thread(target=contextvars.Context().run, args=(alone,))
         thread.start()
         thread.join()
     finally:
-        dask_client._global_clients.update(before)
+        clients.update(before)
     assert "client" in str(found[0]).lower()
 
 

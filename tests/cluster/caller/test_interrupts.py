@@ -18,6 +18,7 @@ from daskps.cluster.caller.wires import Counters
 from daskps.shards.steps import ADD, Step
 from tests.cluster.callers import Ways, call, target_in
 from tests.cluster.hosted import shared_shard
+from tests.seams import is_taken, lock_of, mutex_of
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -34,7 +35,7 @@ def target():
 @pytest.fixture
 def lockers(ways):
     """The threads that take the lock between processes."""
-    lock, threads = ways.hosted._lock, []
+    lock, threads = lock_of(ways.hosted), []
 
     def noting(real):
         def noted(*args):
@@ -77,8 +78,8 @@ def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
     with pytest.raises(KeyboardInterrupt):
         call(ways, read(ways.meta, target(), 5, Step()))
     assert not hosted.waits
-    assert not hosted._mutex.locked()
-    assert not hosted._lock._file.mutex.locked()
+    assert not mutex_of(hosted).locked()
+    assert not is_taken(lock_of(hosted))
     assert threading.main_thread() not in looks + lockers
 
 
@@ -96,8 +97,8 @@ def test_an_event_loop_of_the_main_thread_ends_its_turn_first(ways, lockers):
     assert turns == [hosted.shard] * 2
     assert all(future.done() for future in futures)
     assert lockers == [threading.main_thread()]
-    assert not hosted._mutex.locked()
-    assert not hosted._lock._file.mutex.locked()
+    assert not mutex_of(hosted).locked()
+    assert not is_taken(lock_of(hosted))
 
 
 def test_interrupt_waits_for_the_end_of_the_work():
@@ -113,7 +114,7 @@ def test_interrupt_waits_for_the_end_of_the_work():
 
 
 def test_error_of_a_signal_right_after_the_lock_gives_it_back(ways, monkeypatch):
-    lock, real = ways.hosted._lock, fcntl.lockf
+    lock, real = lock_of(ways.hosted), fcntl.lockf
     done = []
 
     def lockf(fd, command, *args):
@@ -126,4 +127,4 @@ def test_error_of_a_signal_right_after_the_lock_gives_it_back(ways, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         lock.try_acquire()
     assert done[1:] == [fcntl.LOCK_UN]
-    assert not lock._file.mutex.locked()
+    assert not is_taken(lock)

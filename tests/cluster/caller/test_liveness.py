@@ -108,17 +108,27 @@ async def refuses(*_: Any, **__: Any) -> Any:
     raise ConnectionRefusedError("nobody is there")
 
 
+class LateFar(Far):
+    """What reaches hosts, of a call whose host answers nobody."""
+
+    def __init__(self, locate: Any) -> None:
+        self.link: Any = SimpleNamespace(control=refuses)
+        self.meta: Any = SimpleNamespace(uid="u", where=SimpleNamespace(segments={}))
+        self._ways: Any = SimpleNamespace(run=0)
+        self._waits: dict[int, str] = {}
+        self._locate = locate
+
+    async def why(self) -> str:
+        return await self._who_keeps(OWNERS[0], [0])
+
+
 @pytest.mark.parametrize("scheduler", [silent, refuses, None])
 def test_a_call_that_is_late_says_whether_the_scheduler_is_gone_too(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(far, "ASK_SECONDS", 0.01)
-    late: Any = object.__new__(Far)
-    late.link = SimpleNamespace(control=refuses)
-    late.meta = SimpleNamespace(uid="u", where=SimpleNamespace(segments={}))
-    late._ways, late._waits = SimpleNamespace(run=0), {}
-    late._locate = scheduler or Asked().locate
-    why = asyncio.run(late._who_keeps(OWNERS[0], [0]))
+    late = LateFar(scheduler or Asked().locate)
+    why = asyncio.run(late.why())
     assert why.startswith("which does not answer")
     assert ("nor does the scheduler" in why) == (scheduler is not None)
 

@@ -40,6 +40,7 @@ from daskps.shards.steps import (
 )
 from tests.cluster.callers import ALL, Far, Ways, call, target_in
 from tests.cluster.hosted import shared_shard
+from tests.seams import lock_of
 from tests.shards.making import held
 
 RUN = 7
@@ -189,7 +190,7 @@ def test_a_shard_that_another_process_keeps_is_asked_by_message(
     def busy(seconds: float) -> None:
         raise ShardBusyError("stopped")
 
-    hosted._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
+    lock_of(hosted).acquire = busy  # as if it were taken
     request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
     reply, far = call(ways, request)
     assert (reply.versions, far.sent) == ([(0, 99)], [(request, [0])])
@@ -214,7 +215,7 @@ def test_a_step_joins_a_round_only_where_nothing_is_in_its_way(
         raise ShardBusyError("stopped")
 
     if why == "locked":
-        hosted._lock.acquire = busy  # type: ignore[union-attr,method-assign]  # as if it were taken
+        lock_of(hosted).acquire = busy  # as if it were taken
     tick = Tick(RUN + 1, 0, 0, 0, GRADIENT, 1.0)
     versions, rest = near.try_step(tick, {0: np.ones(1000)})
     n_in = int(hosted.shard.round.find_table().words[N_IN])  # type: ignore[union-attr]  # in rounds

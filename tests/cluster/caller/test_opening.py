@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import daskps
+from tests.seams import waiters_of
 from tests.support import PATIENCE, gen_cluster, until
 
 W = np.arange(4.0)
@@ -18,7 +19,7 @@ W = np.arange(4.0)
 def waiting(s):
     """Who waits for the names of new stores at the directory."""
     found = s.extensions.get("daskps-directory")
-    return list(found.stores._named._waiters) if found else []
+    return list(waiters_of(found)) if found else []
 
 
 async def until_awaited(s, n=1):

@@ -13,6 +13,7 @@ import daskps
 from daskps import RowGrad, TableSpec
 from daskps.cluster.caller import snapshots
 from daskps.cluster.wire.deadline import Deadline
+from tests.seams import shards_of
 from tests.support import PATIENCE, store, until
 
 DIM, FIRST = 2, 3.0
@@ -71,7 +72,7 @@ def test_a_store_of_nothing_but_such_tables(client):
     s["any"].assign([-5], np.ones((1, DIM)))
     snapshot = s.snapshot()
     assert rows_of(snapshot["any"]) == {-5: [1.0] * DIM}
-    shards = s._attached()
+    shards = shards_of(s)
 
     async def taken() -> Any:
         until_then = Deadline(PATIENCE, "a snapshot")

@@ -38,6 +38,7 @@ from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
 from tests.benchmarks.snapshot import Oracle, check
+from tests.seams import bound_link, mutex_of, shards_of
 from tests.support import PATIENCE, gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -336,7 +337,7 @@ def test_copies_that_are_large_have_tasks_of_their_own():
 async def test_values_on_the_event_loop(c, s, a, b):
     """What a validation during a run uses."""
     made = await daskps.create(PARAMS, client=c, shards=3)
-    shards = await made._attach(made._bind())
+    shards = shards_of(made)
     taken = await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     found = await snapshots.values(taken)
     for name, wanted in PARAMS.items():
@@ -360,7 +361,7 @@ async def test_copy_that_outlives_its_cut_is_made_again(c, s, a, monkeypatch):
         return copy(segment, flip, parts)
 
     monkeypatch.setattr(Segment, "copy", late)
-    shards = await made._attach(made._bind())
+    shards = shards_of(made)
     await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     assert len(copied) == 2
     await made.close()
@@ -374,7 +375,7 @@ def half_pushed(s, client, value=1.0):
 
     Returns the identity of the push, and what sends the rest.
     """
-    shards = s._attached()
+    shards = shards_of(s)
     source = Producer()
     shards.link.run(lambda: source.identify(shards.link))
     grads = {0: np.full(10, value, "f4")}
@@ -440,10 +441,10 @@ def test_cancelled_snapshot_releases_the_shards(client, monkeypatch):
     monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 2 * PATIENCE)
     s = store(client)
     _, send_rest = half_pushed(s, client)
-    link = s._bind()
+    link = bound_link(s)
     work = link.start(
         lambda: snapshots.take_snapshot(
-            s._attached(), None, Deadline(PATIENCE, "a snapshot")
+            shards_of(s), None, Deadline(PATIENCE, "a snapshot")
         )
     )
     pushes = until_held(s)
@@ -460,7 +461,7 @@ def test_push_that_was_given_up_blocks_no_snapshot(client):
     """Its producer says so on its own: no later push of it says it."""
     s = store(client)
     owner, _ = half_pushed(s, client)
-    s._attached().settle(owner, 1)
+    shards_of(s).settle(owner, 1)
     snapshot = s.snapshot(timeout=PATIENCE)
     assert snapshot.version.pairs == ((0, 1), (1, 0))
 
@@ -493,7 +494,7 @@ def test_producer_announces_what_it_gave_up():
 def test_timed_out_push_blocks_no_snapshot(client):
     """A real one: the second host does not get it, and its caller gives up."""
     s = store(client)
-    far = s._attached().far
+    far = shards_of(s).far
     send, second = far._send, s.placement[1]
 
     async def lose(worker, request, shards, seconds):
@@ -521,7 +522,7 @@ def test_producer_that_ended_is_excused(client):
 def test_hosts_release_a_cut_that_was_left_to_itself(client):
     """The directory never comes back: pushes wait as long as the lease."""
     s = store(client)
-    link = s._bind()
+    link = bound_link(s)
     about = {"store": s.uid, "cut": "orphan", "index": None}
     for worker in s.placement:
         begin = {"attempt": 1, "lease_seconds": 0.3}
@@ -537,7 +538,7 @@ async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
     first, second = (host.shards[made.uid, i] for i in (0, 1))
     about = {"store": made.uid, "cut": "short"}
     await cuts.prepare_cut(host, index=None, **about)
-    with first._mutex:
+    with mutex_of(first):
         begun = asyncio.ensure_future(
             cuts.begin_cut(host, attempt=1, index=None, lease_seconds=60, **about)
         )

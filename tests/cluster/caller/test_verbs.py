@@ -479,9 +479,9 @@ def by_lane_already(store):
 
 def used(store):
     """Return how often this handle called in the process, by message and by lane."""
-    if store._shards is None:
+    if (shards := store._shards) is None:
         return 0, 0, 0
-    c = store._shards.counters
+    c = shards.counters
     return c.local_calls, c.messages, c.lane_calls
 
 

@@ -90,7 +90,8 @@ def in_no_time(check):
     """Run a coroutine function on a loop whose clock jumps to what is due next."""
     loop: Any = asyncio.new_event_loop()
     now = 0.0
-    select = loop._selector.select
+    selector = loop._selector
+    select = selector.select
 
     def jump(timeout):
         nonlocal now
@@ -98,7 +99,7 @@ def in_no_time(check):
         now += timeout
         return select(0)
 
-    loop._selector.select, loop.time = jump, lambda: now
+    selector.select, loop.time = jump, lambda: now
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(check())
 
@@ -106,6 +107,11 @@ def in_no_time(check):
 def runs_on(hosts):
     entry = StoreEntry("w-uid", "w", "C", True, {}, ("tcp://a",), {}, 1.0, b"", {})
     return Runs(hosts, lambda uid: entry, itertools.count(1).__next__), entry
+
+
+def messages_of(hosts: Any, runs: Runs) -> TrainerMessages:
+    """Return what trainers of these runs send to."""
+    return TrainerMessages(hosts, runs)
 
 
 async def fine():
@@ -193,9 +199,7 @@ def test_trainer_of_a_worker_that_has_left_takes_no_place():
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
 
         async def attempt(worker):
-            found = await TrainerMessages(runs._hosts, runs).on_register(
-                run, 0, worker, 1.0
-            )
+            found = await messages_of(hosts, runs).on_register(run, 0, worker, 1.0)
             return found["attempt"]
 
         hosts.workers.discard("tcp://b")
@@ -233,16 +237,16 @@ def test_trainer_that_was_replaced_does_not_end_its_rank():
         hosts = FakeHosts(fine)
         runs, _ = runs_on(hosts)
         run = await runs.on_open_run("w-uid", BEGIN, **{**WHO, "restartable": True})
-        await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://b", 1.0)
-        TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
+        await messages_of(hosts, runs).on_register(run, 0, "tcp://b", 1.0)
+        messages_of(hosts, runs).on_finishes(run, 0, "tcp://b")
         hosts.workers.discard("tcp://b")
         with pytest.raises(RunCancelledError, match="tcp://b ends nothing"):
-            TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
-        await TrainerMessages(runs._hosts, runs).on_register(run, 0, "tcp://a", 1.0)
+            messages_of(hosts, runs).on_finishes(run, 0, "tcp://b")
+        await messages_of(hosts, runs).on_register(run, 0, "tcp://a", 1.0)
         hosts.workers.add("tcp://b")
         with pytest.raises(RunCancelledError, match="another one goes on"):
-            TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://b")
-        TrainerMessages(runs._hosts, runs).on_finishes(run, 0, "tcp://a")
+            messages_of(hosts, runs).on_finishes(run, 0, "tcp://b")
+        messages_of(hosts, runs).on_finishes(run, 0, "tcp://a")
 
     in_no_time(check)
 

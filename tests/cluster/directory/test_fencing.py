@@ -36,6 +36,7 @@ from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Standing, Ticket
 from tests.cluster.directory.test_beginning import in_no_time
 from tests.invariants import validate
+from tests.seams import rules_of
 from tests.shards.making import RUN, failed, held, make, step
 
 A, B, NEW = "tcp://a", "tcp://b", "tcp://new"
@@ -284,7 +285,7 @@ def test_shard_that_is_away_when_the_run_ends(when):
         assert c.runs.how_over(RUN) is None
         # Its mailboxes are in the other process too; the step that it lacks comes.
         old = c.shards[1]
-        c.shards[1] = heir = Shard(old.segment, old._planner._bindings)
+        c.shards[1] = heir = Shard(old.segment, rules_of(old))
         heir.run_state.attached = old.run_state.attached
         heir.take_over()
         c.entry.owners = (A, NEW)

@@ -124,10 +124,10 @@ class Busy:
     """A worker that runs a task at some looks."""
 
     def __init__(self, *counts: int) -> None:
-        self._counts = list(counts)
+        self.counts = list(counts)
 
     def is_busy(self) -> bool:
-        return bool(self._counts.pop(0))
+        return bool(self.counts.pop(0))
 
 
 def loaded_by(worker: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str]]:
@@ -149,10 +149,10 @@ def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch)
     [(durable, name)] = loaded_by(worker, monkeypatch)
     assert durable
     assert name.startswith("daskps-warm")
-    assert worker._counts == []
+    assert worker.counts == []
 
 
 def test_loops_are_loaded_by_a_worker_that_is_always_busy(monkeypatch):
     worker = Busy(*[1] * warming.MOST_LOOKS)
     assert len(loaded_by(worker, monkeypatch)) == 1
-    assert worker._counts == []
+    assert worker.counts == []

@@ -39,6 +39,7 @@ from daskps.shards.steps import READ, Step
 from tests import support
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import RefusedError, calling, hosted_shards, pack_frame
+from tests.seams import leave_no_room
 
 MANY = LITTLE_NBYTES + 1
 
@@ -281,7 +282,8 @@ def test_lanes_whose_other_ends_read_nothing_have_little_memory_and_not_for_long
     """Of twelve four are answered; these end, and the others have been told."""
     call, peers, ended = reads(1), list[socket.socket](), list[Connection]()
     with bare_host(None, *hosted_shards(LAYOUT, None)) as host:
-        host.budget._most, server = 0, LaneServer(ended.append)
+        server = LaneServer(ended.append)
+        leave_no_room(host)
         lanes = []
         for _ in range(12):
             here, there = socket.socketpair()

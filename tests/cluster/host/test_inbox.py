@@ -21,6 +21,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Tick, Ticket
 from tests.cluster.hosted import bare_host, shared_shard
+from tests.seams import mutex_of
 from tests.shards.making import Momentum, held
 
 LAYOUT = Layout.build({"w": ((7,), "float64")}, 1)
@@ -62,7 +63,7 @@ def test_pushes_that_queue_up_are_one_publication():
     hosted, segment = a_shard()
     owner = Owner()
     queued = tickets(owner)
-    with hosted._mutex:
+    with mutex_of(hosted):
         for ticket in queued:
             hosted.put(ticket)
             hosted.serve()  # somebody else is at it: nobody waits
@@ -157,8 +158,9 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
             host.drop(hosted)
             busy.end()
             await asyncio.wait_for(ended.wait(), 10)
-            assert host._looking is not None
-            await host._looking
+            looking = host._looking
+            assert looking is not None
+            await looking
             assert not host._leaving
         return waits.outcome
 

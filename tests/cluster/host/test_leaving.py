@@ -37,6 +37,7 @@ from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.hosted import LAYOUT, shared_shard
+from tests.seams import registry_of
 from tests.support import PATIENCE, gen_cluster, local_cluster, popen, until
 
 N_PUSHES = 10_000
@@ -93,7 +94,7 @@ def test_who_has_left_adopts_nothing(tmp_path):
     one, other = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "a")
     name = one.new_name()
     os.close(os.open(f"{one.path}/{name}", os.O_CREAT, 0o600))
-    registry = one._registry
+    registry = registry_of(one)
     assert one.leave() == []
     taken = other.rename(name)
     assert os.listdir(other.path).count(taken) == 1

@@ -24,6 +24,7 @@ from tests.cluster.caller.test_charged import same_rounds
 from tests.cluster.caller.test_verbs import CONTRACTS, in_task, new
 from tests.cluster.callers import ALL
 from tests.cluster.hosted import shared_shard
+from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store
 
 RANGES = (("float64", 0, 1000),)
@@ -139,7 +140,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
-        mapped = s._attached().ways.serving(worker)
+        mapped = shards_of(s).ways.serving(worker)
         first, second = (hosted.block.lock() for hosted in mapped.shards.values())
         first.acquire(1)
         second.acquire(1)

@@ -19,6 +19,7 @@ from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.hosted import bare_host, shared_shard
+from tests.seams import mutex_of
 
 RANGES = (("float64", 0, 1000),)
 RUN = 7
@@ -87,7 +88,7 @@ def test_trainers_read_needs_no_turn_for_the_latest_weights(hosted):
     ticket, out = asks(hosted, RUN), np.ones(1000)
     for _ in range(2):
         Publication(hosted.shard.segment).commit()
-    with ThreadPoolExecutor(1) as threads, hosted._mutex:
+    with ThreadPoolExecutor(1) as threads, mutex_of(hosted):
         ready = threads.submit(copy_out, hosted, ticket, RANGES, [out]).result(10)
     assert ready.flip == hosted.shard.segment.flip
     assert not out.any()

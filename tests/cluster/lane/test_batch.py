@@ -42,6 +42,7 @@ from tests.cluster.callers import counted
 from tests.cluster.hosted import bare_host, shared_shard
 from tests.cluster.lane.served import MANY, PARK, Calls, Peer, frame, served, unserved
 from tests.cluster.laned import hosted_shards, pack_frame
+from tests.seams import mutex_of
 
 BUFFER = memoryview(bytearray(65_536))
 #: Calls of Python that these take of their host in a full batch, from the bytes to those
@@ -171,7 +172,7 @@ def test_who_serves_the_shard_meanwhile_serves_a_batch(host, lanes):
 def test_what_another_one_is_at_is_answered_by_that_one(host, lanes):
     hosted = host.shards["s", 0]
     batch = take(lanes, [push(k + 1, 1) for k in range(4)])
-    with hosted._mutex:
+    with mutex_of(hosted):
         assert finish(batch) == [OTHERS] * 4
     told = []
     for lane in lanes:
@@ -202,7 +203,7 @@ def test_a_shard_that_cannot_be_served_ends_no_lane(host, lanes, monkeypatch):
 def test_a_lane_that_ends_takes_back_what_was_not_applied(host, lanes):
     hosted = host.shards["s", 0]
     batch = take(lanes, [push(k + 1, 1) for k in range(4)])
-    with hosted._mutex:
+    with mutex_of(hosted):
         finish(batch)
     lanes[0].connection.end()
     hosted.serve()

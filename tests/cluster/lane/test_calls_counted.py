@@ -15,6 +15,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import lane_read, lanes, near
 from tests.cluster.callers import counted
+from tests.seams import session_of
 from tests.support import local_cluster, until
 
 LANE = {
@@ -130,8 +131,8 @@ def steps(trainer: Any, part: Any) -> dict[str, list[str]]:
         trainer.push(grads)
         trainer.pull(out=out)
         trainer.pushpull(grads, out=out)
-    counters = trainer._session.shards.counters
-    until(lambda: trainer.pull() and trainer._session.shards.far.lanes.count([part]))
+    counters = session_of(trainer).shards.counters
+    until(lambda: trainer.pull() and session_of(trainer).shards.far.lanes.count([part]))
     before = counters.messages
     for _ in range(2):
         trainer.push(grads)

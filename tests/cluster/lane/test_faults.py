@@ -25,6 +25,7 @@ from daskps.cluster.caller.link import Link
 from daskps.cluster.host import lane_forms
 from daskps.cluster.host.host import HOSTS
 from tests.cluster.forks import child
+from tests.seams import shards_of
 from tests.support import local_cluster, store, until
 
 LANE = {
@@ -52,7 +53,7 @@ def client() -> Iterator[Client]:
 def by_lane(handle: Any) -> Any:
     found = pickle.loads(pickle.dumps(handle))
     with dask.config.set(LANE):
-        found._attached()
+        shards_of(found)
     return found
 
 
@@ -189,7 +190,7 @@ def test_owners_that_are_killed_or_retire_apply_each_push_once(client):
 
 def counts_of(s: Any) -> Any:
     """Return a handle's counters without asking the hosts."""
-    return s._shards.counters
+    return shards_of(s).counters
 
 
 # -- in this process --------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_interrupted_in_a_call_by_lane(here, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             s.pull(min_version=s.version + 1, timeout=None)
         thread.join()
-        assert s._shards.far.lanes_to(s.placement) == 0
+        assert shards_of(s).far.lanes_to(s.placement) == 0
         s.push({"w": np.ones(N)})
         opened(s, 2)
         assert s.version == 1

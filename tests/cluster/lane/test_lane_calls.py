@@ -36,6 +36,7 @@ from daskps.shards.steps import (
 )
 from tests.cluster.hosted import bare_host, shared_shard
 from tests.cluster.laned import RULE, Caller, RefusedError, calling, hosted_shards
+from tests.seams import mutex_of
 from tests.shards.making import held
 
 RUN, N_RANKS = 7, 2
@@ -285,7 +286,7 @@ def test_only_one_shard_may_look(host, caller):
 def test_a_shard_that_somebody_is_at_gets_a_ticket(host, caller):
     begin(host)
     hosted = host.get_shard("s", 1)
-    with hosted._mutex:
+    with mutex_of(hosted):
         parked = caller.begin(pushpull(0, 0, 0, 1))
         assert isinstance(parked, Parked)
         assert hosted.waits

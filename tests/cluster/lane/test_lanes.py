@@ -34,6 +34,7 @@ from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.kernels import finite
 from daskps.store import intake
+from tests.seams import session_of, shards_of
 from tests.support import cleaned, local_cluster, store, until
 
 LANE = {
@@ -319,7 +320,7 @@ def test_a_wait_that_is_long_stays_on_its_lane(client, monkeypatch):
         monkeypatch.setattr(Far, "watch", watched)
         wanted, seen = s.version + 1, list[Any]()
         other = pickle.loads(pickle.dumps(s))
-        other._attached()
+        shards_of(other)
         reader = threading.Thread(
             target=lambda: seen.append(s.pull(min_version=wanted, timeout=None)["w"])
         )
@@ -391,7 +392,7 @@ def loop(trainer: Any, part: int) -> Any:
         trainer.push({"w": np.sin(np.arange(len(out["w"])) + part + k).astype("f4")})
         trainer.pull(out=out)
     last = trainer.pushpull({"w": np.ones(len(out["w"]), "f4")})
-    return last["w"], trainer._session.shards.counters
+    return last["w"], session_of(trainer).shards.counters
 
 
 def at_hosts(s: Any) -> int:

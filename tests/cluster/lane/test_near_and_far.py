@@ -18,6 +18,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import lane_route
 from tests.cluster.callers import counted
+from tests.seams import session_of
 from tests.support import cleaned, local_cluster, until
 
 #: As between machines: what is in the same process is near, all else is not.
@@ -54,8 +55,8 @@ def store(client: Client) -> Iterator[daskps.ParameterStore]:
 
 def open_lanes(trainer: Any) -> Any:
     """Wait until its process has lanes to all others; return what it counts in."""
-    shards = trainer._session.shards
-    owners = enumerate(trainer._session.meta.where.owners)
+    shards = session_of(trainer).shards
+    owners = enumerate(session_of(trainer).meta.where.owners)
     others = {w for i, w in owners if shards.ways.find_shard(i) is None}
     until(lambda: shards.far.lanes.count(others) >= len(others) == 1)
     return shards.counters

@@ -27,6 +27,7 @@ from daskps.cluster.machine.membership import Membership
 from daskps.cluster.machine.registry import Role
 from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
 from tests.cluster.forks import child, left
+from tests.seams import registry_of
 from tests.support import until
 
 NOFILE = resource.RLIMIT_NOFILE
@@ -339,7 +340,7 @@ def test_a_forked_child_is_no_member(tmp_path: Path) -> None:
             here.new_name()
         here.leave()
         own = Membership.join(tmp_path, "a")
-        pipe.send((own.owner, own.lives(here._registry.owner)))
+        pipe.send((own.owner, own.lives(registry_of(here).owner)))
         own.leave()
 
     with child(forked) as other:
@@ -505,7 +506,7 @@ def test_a_visitor_is_collected_while_somebody_enters(
     gc.disable()
     try:
         Guest(tmp_path)
-        assert here._registry.n[Role.VISITOR] == 1
+        assert registry_of(here).n[Role.VISITOR] == 1
         monkeypatch.setattr(module, "inode_of", collects)
         # A thread, so that a deadlock ends this test and not the session.
         thread = threading.Thread(
@@ -517,7 +518,7 @@ def test_a_visitor_is_collected_while_somebody_enters(
     finally:
         gc.enable()
     # The one who entered is there, and the one that was collected is not.
-    assert here._registry.n[Role.VISITOR] == 1
+    assert registry_of(here).n[Role.VISITOR] == 1
     guests.pop().leave()
     here.leave()
     assert left(tmp_path) == before

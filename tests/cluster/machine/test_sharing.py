@@ -14,6 +14,7 @@ from distributed import Client, get_worker
 import daskps
 from daskps import config, optim
 from daskps.cluster.machine.folder import folder_of
+from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store, until
 
 #: What is not in memory that this process has goes by message.
@@ -201,7 +202,7 @@ def test_client_of_another_configuration_sends_messages(machine):
     with dask.config.set(closed), store(machine) as s:
         uses(s)
         assert set(s.stats()["handle"]["ways"].values()) == {"message"}
-        assert not s._shards.meta.where.segments
+        assert not shards_of(s).meta.where.segments
 
 
 def test_asynchronous_client_sends_messages_and_meets_the_lane(machine):

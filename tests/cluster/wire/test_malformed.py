@@ -30,6 +30,7 @@ from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.cluster.wire.messages import _HEAD
 from tests.cluster.saved import blueprint, source_of
 from tests.invariants import validate
+from tests.seams import shards_of
 from tests.support import gen_cluster
 
 #: Every way but messages is closed.
@@ -128,9 +129,9 @@ async def live(c, folder):
             await tables[name].pull_changed()
         deadline, said = Deadline(20, "a save"), saving.TrainingState()
         target = saving.CheckpointTarget(str(folder))
-        name, _ = await saving.save(tables._shards, target, deadline, said)
+        name, _ = await saving.save(shards_of(tables), target, deadline, said)
         source = source_of(folder / name)
-        link = tables._shards.link
+        link = shards_of(tables).link
         made = await creation.create(link, blueprint(source, 2), 20)
         await link.directory("close", uid=made.uid, undo=True)
     return store

@@ -24,6 +24,7 @@ from daskps.cluster.wire.messages import (
 from daskps.cluster.wire.packing import pack_array, pack_error, unpack_reply
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT, Step
+from tests.seams import shards_of
 from tests.support import store
 
 W = np.arange(10, dtype="f4")
@@ -43,14 +44,14 @@ def call_of(store, data=None, **head):
     """Return a call that adds ones, and its wire form."""
     head = {"kind": ADD, "producer": 10**9, "sequence": 0, **head}
     data = np.ones(10, "f4") if data is None else data
-    meta = store._attached().meta
+    meta = shards_of(store).meta
     call = routes.push(meta, {0: data}, Step(**head)).call(meta, [0], 30.0, "")
     return call, pack_call(call)
 
 
 def send(store, message, op="daskps_call"):
     """Send a message to the store's worker and return the raw reply."""
-    link = store._attached().link
+    link = shards_of(store).link
     return link.run(lambda: link.rpc(store.placement[0], op, **message))
 
 
@@ -236,7 +237,7 @@ def test_unknown_methods_are_refused(shard, client, op):
     if op == "daskps_control":
         reply = send(shard, {"method": "sing"}, op)
     else:
-        link = shard._attached().link
+        link = shards_of(shard).link
         reply = link.run(lambda: link.node.scheduler.daskps_directory(method="sing"))
     with pytest.raises((daskps.ProtocolError, ValueError, daskps.DaskPSError)):
         unpack_reply(reply, "it")
@@ -276,7 +277,7 @@ def n_producers(uid, dask_worker):
 
 def producers_of_client(store, owner, n):
     """Have the directory issue identities to a client of that id."""
-    link = store._attached().link
+    link = shards_of(store).link
 
     async def issue():
         return [
@@ -288,7 +289,7 @@ def producers_of_client(store, owner, n):
 
 
 def deliver_all(store, ids):
-    link = store._attached().link
+    link = shards_of(store).link
     _, message = call_of(store)
     at = list(pack_head()).index("producer")
 
@@ -346,7 +347,7 @@ def test_open_producers_are_kept(shard, client):
 
 def test_gradient_of_a_task_that_is_no_longer_the_schedulers(shard):
     """A cancelled task that goes on gets no identity."""
-    link = shard._attached().link
+    link = shards_of(shard).link
     with pytest.raises(daskps.ConsistencyError, match="no longer"):
         link.run(lambda: link.directory("producer", kind="task", owner="gone-task"))
 

@@ -23,6 +23,7 @@ from daskps.shards.steps import (
     Tick,
 )
 from tests.invariants import validate
+from tests.seams import form_lazily, sums_of, take_tickets
 from tests.shards.making import RUN, Momentum, contents, counts, failed, send
 from tests.shards.rounds.test_mailbox import gradient
 
@@ -49,8 +50,9 @@ def shard_of(
 def lazy(*given: Any, **more: Any) -> Any:
     """A shard whose steps all take the general road."""
     shard: Any = shard_of(*given, **more)
-    shard._try_ticket = lambda step: ASK
-    shard.round._direct = None
+    take_tickets(shard)
+    assert shard.round
+    form_lazily(shard.round)
     return shard
 
 
@@ -152,22 +154,22 @@ def of_users() -> Shard:
 
 @pytest.mark.parametrize("make", [without_rule, narrow, of_users])
 def test_other_shards_form_all_sums_lazily(make):
-    assert make().round._direct is None
+    assert sums_of(make()) is None
 
 
 @pytest.mark.parametrize("name", ["TILE_NBYTES", "PAST_NBYTES"])
 def test_large_shards_form_all_sums_lazily(name, monkeypatch):
     few: Any = shard_of(2)
-    assert few.round._direct is not None
+    assert sums_of(few) is not None
     monkeypatch.setattr(sums, name, 8)
     many: Any = shard_of(2)
-    assert many.round._direct is None
+    assert sums_of(many) is None
 
 
 def test_gradients_of_a_shard_are_formed_in_one_place():
     """As large as one piece: each of them is applied before the next is formed."""
     shard: Any = shard_of(4)
-    formed = shard.round._direct.formed
+    formed = sums_of(shard).formed
     assert len({array.ctypes.data for array in formed}) == 1
     assert formed[0].base.nbytes == 8 * 5
 

@@ -10,6 +10,7 @@ import pytest
 
 import daskps
 from daskps import SSP, RowGrad, TableSpec, optim
+from tests.seams import session_of
 from tests.support import mostly_inside, until
 from tests.training.test_run import SYNCS, Flag, counting, full, pulled
 from tests.training.test_staleness import TRAINERS, clock_store, lags, work
@@ -158,13 +159,13 @@ def test_bad_input_is_refused_at_the_call(client):
 def matching(trainer, part):
     """Return what pulls give after reads ahead that fit, or do not."""
     calls = []
-    read = trainer._session.read
+    read = session_of(trainer).read
 
     def counted(*args, **how):
         calls.append(1)
         return read(*args, **how)
 
-    trainer._session.read = counted
+    session_of(trainer).read = counted
     seen = []
 
     def pull(*args, **kwargs):
@@ -312,7 +313,7 @@ def waits_for_itself(trainer, part):
             found.append("would wait for itself" in str(error.value))
 
     # Not carried out before the callback is there: else it runs here.
-    with trainer._session._lock:
+    with session_of(trainer)._lock:
         trainer.push_async(full(1.0)).add_done_callback(wait)
     # What the callback has issued is carried out, too.
     trainer.pull()

@@ -38,6 +38,7 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import Layout
 from tests import inprocess
+from tests.seams import members_of
 from tests.support import local_cluster, popen, served_by, until
 
 RNG = np.random.default_rng(5)
@@ -319,7 +320,7 @@ def count_sums(dask_worker):
 
 def look(dask_worker):
     """Return how many messages asked for sums, and the shared memory of a worker."""
-    members: Any = HOSTS[dask_worker.address]._members
+    members = members_of(HOSTS[dask_worker.address])
     return dask_worker.daskps_test[0].call_count, sorted(members.names())
 
 
