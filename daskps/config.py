@@ -110,7 +110,7 @@ def _share(value: object) -> float:
 
 _flag = _one_of({True: True, False: False})
 _finite = _one_of({"reject": True, "allow": False})
-_buffers = _one_of({name: name for name in ("none", "batches", "parameters")})
+_buffers = _one_of({name: name for name in ("none", "parameters")})
 _is_locked = _one_of({"auto": False, True: True})
 
 
@@ -193,10 +193,7 @@ class Config:
         "shared-memory-directory", _shared_memory, "an absolute path, or null"
     )
     threads: int = _setting("threads", _count, _COUNT)
-    update_threads: int = _setting("update-threads", _count, _COUNT)
-    double_buffer: str = _setting(
-        "double-buffer", _buffers, '"none", "batches" or "parameters"'
-    )
+    double_buffer: str = _setting("double-buffer", _buffers, '"none" or "parameters"')
 
 
 #: By key: its parser, and what is allowed.
@@ -209,8 +206,10 @@ _OFTEN = ("timeout", "finite")
 _PARSED: dict[str, tuple[object, Any]] = {}
 #: Values that are not changed in place.
 _PLAIN = (str, int, float, NoneType)
-#: Values that meant something once, by key, and what holds in their place.
-_RETIRED: dict[str, tuple[object, object]] = {"update-threads": ("auto", 1)}
+#: Values that have no effect any more, by key, and what holds in their place.
+_RETIRED: dict[str, tuple[object, object]] = {"double-buffer": ("batches", "none")}
+#: Keys that have no effect any more.
+_REMOVED = ("update-threads",)
 
 
 def load() -> Config:
@@ -233,6 +232,9 @@ def load() -> Config:
     ...     load().inline_nbytes
     1024
     """
+    for key in _REMOVED:
+        if dask.config.get(f"daskps.{key}", None) is not None:
+            _warn_of(key, "has no effect any more")
     return Config(**{f.name: _read(f.metadata["key"]) for f in fields(Config)})
 
 
@@ -415,8 +417,8 @@ def _read(key: str) -> Any:
     if raw is value:
         return parsed
     if key in _RETIRED and value == _RETIRED[key][0]:
-        value = _RETIRED[key][1]
-        _say_retired(key)
+        old, value = value, _RETIRED[key][1]
+        _warn_of(key, f"{old} has no effect any more; {value!r} holds in its place")
     parse, allowed = _PARSERS[key]
     try:
         parsed = parse(value)
@@ -430,13 +432,10 @@ def _read(key: str) -> Any:
 
 
 @functools.cache
-def _say_retired(key: str) -> None:
-    """Say once in the log of this process that a value of a key is none any more."""
-    old, instead = _RETIRED[key]
+def _warn_of(key: str, said: str) -> None:
+    """Write once to the log of this process that a key, or its value, has no effect."""
     logger.warning(
-        "the configuration value daskps.%s: %s has no effect any more; %r holds in its "
-        "place, and nothing is lost by removing it",
+        "the configuration value daskps.%s: %s, and nothing is lost by removing it",
         key,
-        old,
-        instead,
+        said,
     )

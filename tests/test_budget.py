@@ -18,19 +18,19 @@ from tests.house import HOUSE, ROOT
 
 #: Code lines and statements of each folder of the package, "." for its own modules.
 ROOMS = {
-    ".": (1411, 1086),
+    ".": (1409, 1088),
     "checkpoint": (1506, 1242),
     "cli": (680, 487),
     "cluster": (22029, 19189),
     "codecs": (538, 489),
     "compat": (2919, 2490),
     "demo": (575, 481),
-    "kernels": (4268, 3050),
+    "kernels": (4139, 2918),
     "layout": (1027, 964),
     "optim": (1147, 1018),
     "shards": (6199, 5528),
     "store": (4284, 3478),
-    "training": (4856, 4192),
+    "training": (4848, 4184),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
 GRANTED: list[tuple[str, int, int, str]] = []
@@ -83,17 +83,17 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 657,
+    "names of cluster/ that other modules use": 658,
     "public names of cluster/": 908,
     "chain of imports in cluster/": 41,
     "chain of imports": 70,
     "lines of the largest file": 592,
-    "lines of the longest function": 77,
+    "lines of the longest function": 76,
     "modules of cluster/ that know rows": 51,
     "modules of cluster/ that import shards.memory": 29,
     "modules that look for torn reads": 14,
     "docstrings of modules that open with a relative word": 171,
-    "sentences with a relative clause as subject": 674,
+    "sentences with a relative clause as subject": 671,
 }
 
 

@@ -78,7 +78,6 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         cache=Path("/cache/daskps/kernels"),
         shared_memory=Path("/dev/shm"),
         threads=2,
-        update_threads=1,
         double_buffer="none",
     )
 
@@ -105,7 +104,6 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cache-directory", Path("/x"), "cache", Path("/x")),
         ("shared-memory-directory", "/x", "shared_memory", Path("/x")),
         ("threads", 7, "threads", 7),
-        ("update-threads", 3, "update_threads", 3),
         ("double-buffer", "parameters", "double_buffer", "parameters"),
     ],
 )
@@ -120,12 +118,14 @@ def test_load_reads_at_call_time(
 def test_a_value_that_went_is_named_once_and_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    daskps.config._say_retired.cache_clear()
-    with dask.config.set({"daskps.update-threads": "auto"}):
-        assert [load().update_threads for _ in range(3)] == [1] * 3
-    [record] = caplog.records
-    assert record.levelname == "WARNING"
-    assert "daskps.update-threads: auto has no effect any more" in record.message
+    daskps.config._warn_of.cache_clear()
+    gone = {"daskps.update-threads": 2, "daskps.double-buffer": "batches"}
+    with dask.config.set(gone):
+        assert [load().double_buffer for _ in range(3)] == ["none"] * 3
+    [key, value] = caplog.records
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert "daskps.update-threads: has no effect any more" in key.message
+    assert "daskps.double-buffer: batches has no effect any more" in value.message
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,8 @@ def test_a_value_that_went_is_named_once_and_is_no_error(
         ("threads", 0, "at least 1"),
         ("threads", 1.5, "at least 1"),
         ("threads", True, "at least 1"),
-        ("update-threads", 0, "at least 1"),
-        ("update-threads", "all", "at least 1"),
-        ("double-buffer", True, '"batches"'),
-        ("double-buffer", "all", '"none", "batches" or "parameters"'),
+        ("double-buffer", True, '"parameters"'),
+        ("double-buffer", "all", '"none" or "parameters"'),
     ],
 )
 def test_bad_value_names_its_key_and_what_is_allowed(

@@ -188,15 +188,12 @@ def own_fault(module: Module, target: str) -> str | None:
 def stdlib_fault(module: Module, package: str) -> str | None:
     assert module.layer is not None
     compiles = module.part == "kernels" and package == "threading"
-    compiles |= module.name == "kernels.threads" and package == "queue"
     # Of processes that need the same file of its directory one makes it.
     compiles |= module.name == "kernels.cache" and package == "fcntl"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
     by_name = ("kernels.cache", "checkpoint.storage", "checkpoint.local_files")
     does_files = module.name in by_name
-    # Of it only the hook for forks.
-    does_files |= module.name == "kernels.threads" and package == "os"
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
         return f"layer {module.layer} has no input or output"
     return None

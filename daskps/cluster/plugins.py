@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
-from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
@@ -38,7 +37,6 @@ from daskps.cluster.keys import is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
-from daskps.kernels import threads
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -99,7 +97,6 @@ class HostPlugin(WorkerPlugin):
             lanes.give_lanes(host)
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
-            threads.allow(config.load().update_threads)
             _log_from_info_on(worker)
             upstream.shorten_failures()
             exits.quicken(worker)
@@ -120,9 +117,6 @@ class HostPlugin(WorkerPlugin):
             await leaving.leave(host, "was closed")
         finally:
             del HOSTS[worker.address]
-            if not HOSTS:
-                # The helpers end with the last host of this process.
-                threads.allow(1)
 
 
 class DirectoryPlugin(SchedulerPlugin):

@@ -10,7 +10,6 @@ from daskps.kernels.interface import Kernel as Kernel
 from daskps.kernels.per_rank import PerRank as PerRank
 from daskps.kernels.rows import OfRows as OfRows
 from daskps.kernels.source import content_name as content_name
-from daskps.kernels.threads import in_ranges as in_ranges
 from daskps.kernels.words import plain as plain
 
 __all__ = [
@@ -20,6 +19,5 @@ __all__ = [
     "build",
     "content_name",
     "finite",
-    "in_ranges",
     "plain",
 ]

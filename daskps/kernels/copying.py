@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from daskps.kernels import threads
 from daskps.kernels.compiled import module_of
 from daskps.kernels.source import COPY_SOURCE
 
@@ -49,7 +48,7 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
         target[edge] = source[edge]
     middle = slice(first, last)
     loop = module_of(COPY_SOURCE, cache_dir).function("copy")
-    threads.in_ranges(loop, (source[middle], target[middle]))
+    loop(source[middle], target[middle])
 
 
 def warm(*, cache_dir: str | None = None) -> None:

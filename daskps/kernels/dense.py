@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from daskps.kernels import threads
 from daskps.kernels.compiled import module_of
 from daskps.kernels.interface import Kernel
 from daskps.kernels.row_log import (
@@ -67,7 +66,7 @@ class _Native(Kernel):
         self._check_gradient(g, (len(w),))
         self._check_written(w, slots, (len(w),))
         loop = self.module.function("inplace")
-        threads.in_ranges(loop, (w, g, *slots), self._cast(scalars))
+        loop(w, g, *slots, self._cast(scalars))
 
     def publish(
         self,
@@ -88,16 +87,14 @@ class _Native(Kernel):
         if fast is not None:
             name, first = fast
             loop = self.module.function(name)
-            # All ranges begin lines where the arrays do.
-            arrays = w_in, w_out, g, *slots, *outs
-            return threads.in_ranges(loop, arrays, c, first, check)
+            done = loop(w_in, w_out, g, *slots, *outs, c, first, check)
+            return done is not False
         if check and not self.is_finite(g):
             return False
         for slot, out in zip(slots, outs, strict=False):
-            threads.in_ranges(np.copyto, (out, slot))
-        # Only now: a range that was looked at while others are written is too late.
-        loop = self.module.function("publish")
-        return threads.in_ranges(loop, (w_in, w_out, g, *written), c)
+            np.copyto(out, slot)
+        self.module.function("publish")(w_in, w_out, g, *written, c)
+        return True
 
     def fixed(
         self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None = None

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from daskps.kernels import threads
 from daskps.kernels.compiled import module_of
 from daskps.kernels.source import finite_source
 
@@ -39,6 +38,5 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return 0 not in np.isfinite(a).tobytes()
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
-    return threads.in_ranges(
-        module_of(finite_source(a.dtype), cache_dir).function("finite"), (bits,)
-    )
+    module = module_of(finite_source(a.dtype), cache_dir)
+    return bool(module.function("finite")(bits))

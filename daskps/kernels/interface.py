@@ -61,8 +61,7 @@ class Kernel(ABC):
     Notes
     -----
     Every element is computed alone and without fast-math, so the result has the
-    same bits however the arrays are cut, and large ones are, for as many threads as
-    `daskps.kernels.threads` allows. The loops hold no GIL. The caller sees to it that
+    same bits however the arrays are cut. The loops hold no GIL. The caller sees to it that
     no two threads update the same elements, and that no array overlaps another one in
     part. A kernel itself may be used by several threads.
     """

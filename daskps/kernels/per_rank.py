@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 import numpy as np
 
-from daskps.kernels import threads
 from daskps.kernels.interface import Kernel
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class PerRank(Kernel):
             outs = self._of(slots_out, scalars)
             for slot, out in zip(slots, slots_out, strict=True):
                 if not any(out is one for one in outs):
-                    threads.in_ranges(np.copyto, (out, slot))
+                    np.copyto(out, slot)
         arrays = w_in, w_out, g, self._of(slots, scalars), scalars[:-1], outs
         return self._inner.publish(*arrays, past=past, check=check)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from daskps.kernels import threads
 from daskps.kernels.interface import Kernel
 from daskps.kernels.row_log import (
     check_inside,
@@ -67,8 +66,8 @@ class Widened(Kernel):
         self._check_arrays(w_in, w_out, slots, slots_out)
         if check and not self.is_finite(g):
             return False
-        arrays = w_in, w_out, g, *slots, *(slots_out or ())
-        return threads.in_ranges(self._publish, arrays, scalars)
+        self._publish(w_in, w_out, g, *slots, *(slots_out or ()), scalars)
+        return True
 
     def _publish(self, w_in: Array, w_out: Array, g: Array, *more: Any) -> None:
         """Write updated weights block by block; `more` are slots, then scalars."""

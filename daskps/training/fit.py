@@ -311,8 +311,8 @@ def train(  # noqa: PLR0913 - the public contract
     if job.trainers:
         in_graph = chosen.has_rounds and execution != "resident"
         check_trainers(job.trainers, graph=in_graph)
-    ahead = config.load().double_buffer
-    read_ahead = ahead == "parameters" and chosen.sync_every == 1
+    buffers = config.load().double_buffer
+    read_ahead = buffers == "parameters" and chosen.sync_every == 1
     read_ahead = read_ahead and may_read_ahead(chosen.policy)
     # The rows of a batch come with the step before it, and not a step earlier; and who
     # sits out may not go on with what it read before that.
@@ -325,7 +325,6 @@ def train(  # noqa: PLR0913 - the public contract
         shuffle=flag(shuffle, "shuffle"),
         seed=whole(seed, "seed", least=0),
         sits_out=chosen.has_rounds or waits,
-        batch_ahead=ahead != "none",
         read_ahead=read_ahead,
         chosen=chosen,
         rows=of_rows,

@@ -159,20 +159,13 @@ class _Loop:
             rows = [one.copied() for one in found.of_tables]
             given = given._replace(arrays=self._copied(found.arrays), rows=rows)
             self._settle()
-            self._under_way = self._begin(given)
+            deliver = partial(self.session.deliver, given, target=self.stepper.target)
+            deadline = Deadline(None, f"a push of trainer {self.session.rank}")
+            # Delivered, and the next parameters read, beside the next computation.
+            self._under_way = self.background.submit(deliver, deadline, tick=True)
             self.stepper.swap()
-        elif self.plan.batch_ahead and following:
-            operation = self._begin(given)
-            self._taken = self.stepper.take(self.X, self.y, following[0][0])
-            operation.result()
         else:
             session.deliver(given, None, target=self.stepper.target)
-
-    def _begin(self, given: TrainerStep) -> Operation:
-        """Have a step delivered and the next parameters read, beside what follows."""
-        deliver = partial(self.session.deliver, given, target=self.stepper.target)
-        deadline = Deadline(None, f"a push of trainer {self.session.rank}")
-        return self.background.submit(deliver, deadline, tick=True)
 
     def _copied(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
         """Return copies: the user's function may write to its arrays at the next step."""

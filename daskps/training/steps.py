@@ -72,8 +72,6 @@ class FitPlan:
     #: After how many ticks of a session the run ends at the latest; None where with its
     #: last epoch.
     most: int | None = None
-    #: Whether the rows of a batch are taken while the step before is delivered.
-    batch_ahead: bool = False
     #: Whether a step is delivered, and the next but one read, during the next one.
     read_ahead: bool = False
     #: What gives the ids of a batch, by the names of tables.

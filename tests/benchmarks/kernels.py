@@ -12,7 +12,6 @@ against the fused Adam of torch on the same n elements.
 Then follows what a shard does, against the same update in place: SGD writes the other
 buffer of the weights, Adam in durable memory that of its slots too. "Past" writes
 weights past the caches, as large shards do; "checked" looks for NaN in the same pass.
-Then come several threads (`--threads`) against one; in all other lines there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import kernels, optim
-from daskps.kernels import copying, threads
+from daskps.kernels import copying
 from tests.benchmarks.options import number
 from tests.benchmarks.pairs import seconds
 
@@ -42,14 +41,13 @@ if TYPE_CHECKING:
 OPTIONS = (
     number("--elements", 16 << 20),
     number("--pairs", 11),
-    number("--threads", 2),
     ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
 )
 
 
 def run(options: Namespace) -> None:
     """Measure and print a table."""
-    n, many, cache_dir = options.elements, options.threads, options.cache_dir
+    n, cache_dir = options.elements, options.cache_dir
     print(f"{n:,} float32 elements, medians of {options.pairs} pairs")
     print(f"{'ours':<22}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
     arrays = _arrays(n)
@@ -58,9 +56,6 @@ def run(options: Namespace) -> None:
         if peer in actions:
             line = name, actions[name], peer, actions[peer]
             print(_compare(line, options.pairs))
-    for name in LARGE:
-        line = f"{name}, x{many}", actions[name], "one thread", actions[name]
-        print(_compare(line, options.pairs, many))
 
 
 COPY, READ, FUSED = "copyto, same bytes", "copyto of n / 2", "torch fused, in place"
@@ -77,11 +72,6 @@ LINES = (
     ("SGD past, checked", "SGD in place"),
     ("Adam past", "Adam in place"),
     ("Adam durable", "Adam in place"),
-)
-#: What large shards do, and updates in place beside it: with several threads.
-LARGE = (
-    *("SGD in place", "SGD past", "SGD past, checked"),
-    *("Adam in place", "Adam past", "copy, past"),
 )
 
 
@@ -165,13 +155,12 @@ def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> Action | None:
     return step
 
 
-def _compare(line: Line, pairs: int, many: int = 1) -> str:
-    """Return a line of the table; ours runs in so many threads."""
+def _compare(line: Line, pairs: int) -> str:
+    """Return a line of the table."""
     name, ours, peer_name, peer = line
     for action in (ours, peer, ours, peer):
         action()
-    times = [(_milliseconds(ours, many), _milliseconds(peer)) for _ in range(pairs)]
-    threads.allow(1)
+    times = [(_milliseconds(ours), _milliseconds(peer)) for _ in range(pairs)]
     ratios = [a / b for a, b in times]
     a, b = (statistics.median(column) for column in zip(*times, strict=True))
     return (
@@ -180,9 +169,5 @@ def _compare(line: Line, pairs: int, many: int = 1) -> str:
     )
 
 
-def _milliseconds(action: Action, n: int = 1) -> float:
-    if n != threads.allowed():
-        threads.allow(n)
-        # Starts the threads, which a worker keeps.
-        action()
+def _milliseconds(action: Action) -> float:
     return 1e3 * seconds(action)

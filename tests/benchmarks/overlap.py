@@ -150,13 +150,7 @@ def _compare_train(store: Any, length: float, options: Namespace) -> None:
         return shortest
 
     work = partial(_gradient, length=length, device=options.device)
-    # Taking a batch is all the work there is, and one is as large as the model.
-    take = partial(_gradient, length=0.0, device=True)
-    rows = np.ones((n * 64, options.mib * 2**12), "f4")
-    for sync, ahead, gradient, X in (
-        ("asp", "parameters", work, np.zeros((n, 1))),
-        ("bsp", "batches", take, rows),
-    ):
+    for sync, ahead, gradient, X in (("asp", "parameters", work, np.zeros((n, 1))),):
         how = {"gradient": gradient, "X": X, "sync": sync, "batch_size": len(X) // n}
         sides: dict[str, list[float]] = {"none": [], ahead: []}
         for _ in range(options.pairs):

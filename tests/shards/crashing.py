@@ -23,7 +23,6 @@ import numpy as np
 from daskps import optim
 from daskps.consistency import ASP, BSP
 from daskps.epochs import Epochs
-from daskps.kernels import threads
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards.arrays.operations import TILE
 from daskps.shards.memory import publication
@@ -306,9 +305,6 @@ def fork(case: dict[str, Any], bound: dict[int, Any]) -> int:
     if not child:
         if case.get("past"):
             publication.PAST_NBYTES = 0
-            # As large shards do where cores are idle.
-            threads.LEAST_NBYTES = 2**14
-            threads.allow(3)
         if "label" in case:
             die_at(case, bound)
         else:

@@ -88,7 +88,7 @@ def test_payload_is_touched_by_the_functions_of_its_segment() -> None:
     ("source", "used"),
     [
         ("np.copyto(a, b)", ["np.copyto"]),
-        ("in_ranges(np.add, (a, b, c))", ["np.add"]),
+        ("apply(np.add, (a, b, c))", ["np.add"]),
         ("np.isfinite(g).all()", ["np.isfinite"]),
         ("w.copy()", [".copy"]),
         ("segment.weights[0][1].tobytes()", [".tobytes"]),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from daskps.errors import PushRejectedError
-from daskps.kernels import finite, in_ranges
+from daskps.kernels import finite
 from daskps.shards.arrays.payload import NUMPY, Payload
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class PieceUpdate(NamedTuple):
         if to.master and is_plain:
             self._to_master(data, to)
         elif self.replace:
-            in_ranges(to.payload.copy, (to.w_out, data))
+            to.payload.copy(to.w_out, data)
         elif self.binding is None:
-            in_ranges(to.payload.add, (to.w_in, data, to.w_out))
+            to.payload.add(to.w_in, data, to.w_out)
         elif to.w_in is to.w_out and not to.moves:
             self.binding.inplace(to.w_out, data, to.slots, self.scalars)
         else:
@@ -133,12 +133,12 @@ class PieceUpdate(NamedTuple):
         copy, master = to.payload.copy, to.slots_out[0]
         if to.moves:
             for slot, out in zip(to.slots[1:], to.slots_out[1:], strict=True):
-                in_ranges(copy, (out, slot))
+                copy(out, slot)
         if self.replace:
-            in_ranges(copy, (master, data))
+            copy(master, data)
         else:
-            in_ranges(to.payload.add, (to.slots[0], data, master))
-        in_ranges(_round, (to.w_out, master))
+            to.payload.add(to.slots[0], data, master)
+        _round(to.w_out, master)
 
 
 def _round(out: Array, values: Array) -> None:

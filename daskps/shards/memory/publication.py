@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import PushRejectedError
-from daskps.kernels import finite, in_ranges
+from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import (
     PieceBuffers,
@@ -289,14 +289,14 @@ class Publication:
         for position, values in enumerate(self.segment.slot_init):
             now, slots = self._slots(position)
             if master := self.segment.has_master[position]:
-                in_ranges(self.segment.payload.copy, (slots[0], now[0]))
+                self.segment.payload.copy(slots[0], now[0])
                 weights = slots[0]
             else:
                 weights = self.segment.weights_of(self.record, position)
             for slot, value in zip(slots[master:], values[master:], strict=True):
                 self.segment.payload.fill(slot, value)
             for j in self.segment.copied_anew[position]:
-                in_ranges(self.segment.payload.copy, (slots[j], weights))
+                self.segment.payload.copy(slots[j], weights)
 
     def gather_weights(self) -> None:
         """Bring all weights into one buffer, that which holds most, to be read at once.
@@ -314,7 +314,7 @@ class Publication:
             if side != into:
                 record.weight_sides[position] = into
                 pair = weights[into][position], weights[side][position]
-                in_ranges(self.segment.payload.copy, pair)
+                self.segment.payload.copy(*pair)
 
     def gather_slots(self) -> None:
         """Bring the slots of memory that is to have one buffer of them back into it.
@@ -330,7 +330,7 @@ class Publication:
             for slot, out in zip(
                 slots, segment.slots_of(record, position), strict=True
             ):
-                in_ranges(segment.payload.copy, (out, slot))
+                segment.payload.copy(out, slot)
 
     def _slots(self, position: int) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Return where to read the slots of a piece and where to write them.
