@@ -200,7 +200,9 @@ class Verbs(Ahead):
         LayoutError
             In all trainers, where a host has no room for it.
         ConsistencyError
-            Where a trainer has finished after its own call ended with an error.
+            Where a trainer has finished after its own call ended with an error, and
+            where all workers died that kept a result, which a trainer that was started
+            again needs.
         ClockError
             If this trainer has finished.
         RunCancelledError, ShardLostError

@@ -264,6 +264,30 @@ def test_what_all_call_comes_to_the_same_for_a_trainer_that_starts_again():
         np.testing.assert_array_equal(s["w"].pull(), -60.0)
 
 
+def reduce_and_die(trainer, part):
+    """Let trainer 0 pass an all-reduce, and kill all that have heard its result."""
+    store, dead = part
+    for clock in range(trainer.clock, 3):
+        pids = trainer.allreduce(np.eye(2)[trainer.rank] * os.getpid())
+        if trainer.rank == 1 and clock == 1 and not dead.exists():
+            until(lambda: store["w"].pull()[0] == -3)
+            dead.touch()
+            os.kill(int(pids[0]), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.push({"w": np.ones(4)})
+
+
+def test_an_all_reduce_that_died_with_all_who_had_it_is_no_hang(tmp_path):
+    """Trainer 0 has ended its step and brings nothing to it again."""
+    with local_cluster(n_workers=3, threads=2):
+        s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+        parts = [(s, tmp_path / "dead")] * 2
+        says = r"allreduce 1 of run \d+ went with the workers that had its result"
+        with pytest.raises(daskps.ConsistencyError, match=says):
+            daskps.run(s, reduce_and_die, parts, sync="asp", resumable=True, timeout=60)
+        np.testing.assert_array_equal(s["w"].pull(), -3.0)
+
+
 CLIENT = """
 import sys, numpy as np, daskps
 from distributed import Client

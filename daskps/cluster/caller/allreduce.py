@@ -206,8 +206,12 @@ class Allreduces:
         absent: list[Sequence[int]] = []
         while sent:
             lost = self._may_be_elsewhere
-            if lost and (found := await self._found_elsewhere(asked, deadline)):
-                return found
+            if lost:
+                # A host that waits for others has not got the result either.
+                waits = any(sent.values())
+                found = await self._found_elsewhere(asked, deadline, waits=waits)
+                if found:
+                    return found
             seconds = LOST_SECONDS if lost else WAIT_SECONDS
             plan = partial(self._plan, asked, sent, min(seconds, deadline.left()))
             for least, rows in await self._shards.control_each(
@@ -280,13 +284,20 @@ class Allreduces:
         return told
 
     async def _found_elsewhere(
-        self, asked: _Asked, deadline: Deadline
+        self, asked: _Asked, deadline: Deadline, *, waits: bool = False
     ) -> dict[int, Sequence[Array]] | None:
         """Return the result where another trainer has left it with its host.
 
         Hosts that have gone, or do not answer, are passed over.
+
+        Raises
+        ------
+        ConsistencyError
+            Where the shards' hosts wait for trainers that had it and are past it, and
+            nobody has it any more.
         """
         told, brought = await self._tell(deadline), asked.brought
+        is_lost: bool = waits and told["is_past"]
         about = {
             "store": self._shards.meta.uid,
             "run": self._run,
@@ -304,7 +315,15 @@ class Allreduces:
                 left = min(deadline.left(), seconds)
                 packed = await self._link.within(ask, left, deadline.what)
             except (OSError, DaskPSError):
+                is_lost = False
                 continue
             if packed is not None:
                 return asked.cut(self._unpacked(asked, packed))
+        if is_lost:
+            raise ConsistencyError(
+                f"allreduce {asked.number} of run {self._run} went with the workers that "
+                f"had its result, and trainers that had got it are past it: trainer "
+                f"{self._rank} cannot go on from clock {self._calls.clock}. Start the run "
+                f"again; with trainers on more workers more of them keep such results"
+            )
         return None

@@ -80,8 +80,8 @@ class TrainerMessages:
     ) -> dict[str, Any]:
         """Hear that a trainer begins an all-reduce, and on which worker.
 
-        Returns whether it may be started again, and which workers keep what
-        all-reduces have come to.
+        Returns whether it may be started again, which workers keep what all-reduces
+        have come to, and whether others are past this one: they bring nothing to it again.
         """
         entry = self._taking_part(run, rank, worker)
         if clock < 0 or number < 0:
@@ -89,7 +89,12 @@ class TrainerMessages:
         entry.collectives.note(rank, clock, number)
         entry.collecting.add(worker)
         there = filter(self._hosts.has_worker, sorted(entry.collecting))
-        return {"restartable": entry.restartable, "workers": list(there)}
+        firsts = [of[1] for one, of in entry.collectives.places.items() if one != rank]
+        return {
+            "restartable": entry.restartable,
+            "workers": list(there),
+            "is_past": max(firsts, default=0) > number,
+        }
 
     @DIRECTORY.handles("barrier")
     async def on_barrier(
