@@ -250,9 +250,9 @@ def check_index(X: Any, y: Any) -> None:
         raise ValueError(f"y {NOT_ALIKE}")
 
 
-#: Formats of sparse matrices that cannot be indexed, and kinds of dtypes: objects, text,
+#: Formats of sparse matrices that cannot be indexed, or slowly, and kinds of dtypes: objects, text,
 #: dates and spans of time.
-_WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia"), {*"OSUMm"}
+_WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia", "dok"), {*"OSUMm"}
 NOT_ALIKE = (
     "has another index than X, and rows are paired by position; bring it into the order "
     "of X with .loc[X.index], or pass .to_numpy() of it if its row i belongs to row i of X"
@@ -288,13 +288,14 @@ def no_column(name: str) -> ValueError:
 def why_unusable(data: Any) -> str:
     """Return why nobody can train on rows of this, in words that end with a way; or ""."""
     kind = type(data).__name__
+    # Before mappings: a dok_matrix is one, of its elements.
+    if getattr(data, "format", None) in _WITHOUT_ROWS and hasattr(data, "tocsr"):
+        return f"is a {kind}, which has no rows to take out; pass .tocsr()"
     if isinstance(data, Mapping):
         return (
             f"is a {kind} of columns; pass numpy.column_stack([*columns.values()]), or a "
             f"pandas DataFrame of it"
         )
-    if getattr(data, "format", None) in _WITHOUT_ROWS and hasattr(data, "tocsr"):
-        return f"is a {kind}, which has no rows to take out; pass .tocsr()"
     dtype = getattr(data, "dtype", None)
     if "bfloat16" in str(dtype):
         return f"is a {kind} of bfloat16, which cannot be sent to trainers; {as_float32(data)}"

@@ -647,6 +647,12 @@ REFUSED: dict[str, Any] = {
         TypeError,
         r"X is a coo_matrix, which has no rows to take out; pass \.tocsr\(\)",
     ),
+    "a mapping of elements": (
+        lambda c: (sparse.dok_matrix(X), Y),
+        {},
+        TypeError,
+        r"X is a dok_matrix, which has no rows to take out; pass \.tocsr\(\)",
+    ),
     "text": (lambda c: (X.astype("U"), Y), {}, TypeError, "X has dtype <U32, which"),
     "objects": (lambda c: (X, Y.astype(object)), {}, TypeError, "y has dtype object,"),
     "dates in chunks": (
