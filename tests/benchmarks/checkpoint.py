@@ -9,6 +9,7 @@ What is restored stays until after the clock has stopped, ours and theirs.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -23,33 +24,17 @@ import daskps
 from daskps.checkpoint.digests import digest
 from daskps.checkpoint.grid import CHUNK_NBYTES
 from tests.benchmarks import clusters
-from tests.benchmarks.options import number
-from tests.benchmarks.pairs import Comparison, Samples, alternate, seconds
-from tests.benchmarks.report import HEADER, line, machine
-from tests.benchmarks.saves import memory_and_stall, save_into, tables
+from tests.benchmarks.command import benchmark, number, parts
+from tests.benchmarks.samples import Job, seconds
+from tests.benchmarks.saves import held, save_into, tables
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from distributed import Client
 
     from daskps.typing import Array
-
-#: What is compared with peers; memory and waits, also where shards are held; tables.
-PARTS = ("peers", "held", "tables")
-OPTIONS = (
-    number("--pairs", 7, "saves and restores beside each peer, and pairs of a second"),
-    number("--nbytes", 200_000_000, "of the array"),
-    (
-        "--only",
-        {
-            "action": "append",
-            "choices": PARTS,
-            "help": "of its parts; may be given several times [all]",
-        },
-    ),
-)
 
 
 @cache
@@ -156,14 +141,9 @@ class ArrayFiles:
 
     def everywhere(self, work: Callable[..., None]) -> None:
         """Have each worker do its part."""
-        workers = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
-        futures = [
-            self.client.submit(
-                work, str(self.theirs), self.n, part, workers=[worker], pure=False
-            )
-            for part, worker in enumerate(workers)
-        ]
-        self.client.gather(futures)
+        workers = sorted(self.client.nthreads())[: self.workers]
+        part = partial(work, str(self.theirs), self.n)
+        clusters.at_once(self.client, workers, part)
 
     @property
     def theirs(self) -> Path:
@@ -177,12 +157,12 @@ class ArrayFiles:
         self.everywhere(peer.write)
 
 
-def _compare(client: Client, workers: int, options: Namespace, folder: Path) -> None:
+def _peers(
+    client: Client, workers: int, nbytes: int, folder: Path
+) -> Iterator[Job | str]:
     rows = CHUNK_NBYTES // 4
-    n = max(1, options.nbytes // 4 // workers // rows) * rows
+    n = max(1, nbytes // 4 // workers // rows) * rows
     files = ArrayFiles(client, folder, n, workers)
-    params: dict[str, Any] = {"w": daskps.ArraySpec((files.size,), "float32")}
-    store = daskps.create(params, shards=workers)
 
     def restore() -> float:
         [info] = daskps.list_checkpoints(folder / "ours")
@@ -197,32 +177,33 @@ def _compare(client: Client, workers: int, options: Namespace, folder: Path) -> 
         client.run(_forget)
         return taken
 
-    def tell(what: str, peer: str, samples: Samples) -> None:
-        of = f"{what} of {files.size * 4 / 1e6:.0f} MB, {workers} + {workers}"
-        found = Comparison(of, peer, *samples)
-        rate = files.size * 4 / 1e9 / found.medians[0]
-        print(f"{line(found)}  {rate:.2f} GB/s", flush=True)
+    with daskps.create(clusters.vector(files.size), shards=workers) as store:
+        save = partial(seconds, partial(save_into, folder, store))
+        of = f"of {files.size * 4 / 1e6:.0f} MB, {workers} + {workers}"
+        for name, peer in PEERS.items():
+            if name.startswith("zarr") and importlib.util.find_spec("zarr") is None:
+                yield f"left out {name}: zarr is not installed"
+                continue
+            theirs = partial(seconds, partial(files.save, peer))
+            yield Job(f"save {of}", {"ours": save, name: theirs})
+            loading = partial(load, peer)
+            yield Job(f"restore {of}", {"ours": restore, name: loading})
 
-    save = partial(seconds, partial(save_into, folder, store))
-    for name, peer in PEERS.items():
-        theirs = partial(seconds, partial(files.save, peer))
-        tell("save", name, alternate(save, theirs, options.pairs))
-        tell("restore", name, alternate(restore, partial(load, peer), options.pairs))
-    store.close()
 
-
-def run(options: Namespace) -> None:
-    """Measure and print."""
-    print(machine(os.getloadavg()[0]))
-    parts = options.only or PARTS
+@benchmark(
+    "checkpoint",
+    "saves and restores, beside np.save and zarr",
+    parts(("peers", "held", "tables")),
+    number("--nbytes", 200_000_000, "of the array"),
+)
+def checkpoint(options: Namespace) -> Iterator[Job | str]:
+    """Yield the parts: beside peers; memory and waits, also of held shards; tables."""
     with tempfile.TemporaryDirectory(prefix="daskps-bench-") as name:
         folder = Path(name)
-        if "peers" in parts:
-            print(HEADER)
-            for workers in (1, 2):
-                with clusters.local(workers) as client:
-                    _compare(client, workers, options, folder)
-        for part, measure in (("held", memory_and_stall), ("tables", tables)):
-            if part in parts:
+        for workers in (1, 2) if "peers" in options.only else ():
+            with clusters.local(workers) as client:
+                yield from _peers(client, workers, options.nbytes, folder)
+        for part, measure in (("held", held), ("tables", tables)):
+            if part in options.only:
                 with clusters.local(2, close=clusters.WAYS) as client:
-                    measure(client, folder, options.pairs)
+                    yield from measure(client, folder)

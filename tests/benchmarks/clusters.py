@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import dask.config
 from distributed import Client, LocalCluster
 
+import daskps
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 #: Ways that the configuration can close: all but messages.
@@ -86,3 +88,25 @@ def places(client: Client, trainers: int, servers: int) -> tuple[list[str], list
     workers = list(client.nthreads())
     chosen = [workers[i % len(workers)] for i in range(trainers + servers)]
     return chosen[:trainers], chosen[trainers:]
+
+
+def at(client: Client, worker: str, work: Callable[..., Any], *args: Any) -> Any:
+    """Return what a task on a worker returns."""
+    return client.submit(work, *args, workers=[worker], pure=False).result()
+
+
+def at_once(
+    client: Client, workers: Sequence[str], work: Callable[..., Any], *args: Any
+) -> list[Any]:
+    """Return what tasks return that run together, given their ranks last."""
+    tasks = [
+        client.submit(work, *args, rank, workers=[worker], pure=False)
+        for rank, worker in enumerate(workers)
+    ]
+    found: list[Any] = client.gather(tasks)
+    return found
+
+
+def vector(n: int) -> dict[str, daskps.ArraySpec]:
+    """Return the parameters of a model of so many float32."""
+    return {"w": daskps.ArraySpec((n,), "float32")}

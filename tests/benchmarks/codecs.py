@@ -8,16 +8,15 @@ is worked out from that.
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps import codecs
+from daskps import codecs as ours
 from daskps.config import cache_dir
-from tests.benchmarks.options import number
-from tests.benchmarks.pairs import seconds
+from tests.benchmarks.command import benchmark, number
+from tests.benchmarks.samples import Job, seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -27,19 +26,18 @@ if TYPE_CHECKING:
 
 #: Calls per measurement.
 CALLS = 3
-OPTIONS = (number("--mib", 16, "of the gradient"), number("--pairs", 9))
 
 
-def _chosen(scale: float) -> Iterator[tuple[str, codecs.Codec]]:
+def _chosen(scale: float) -> Iterator[tuple[str, ours.Codec]]:
     """Yield codecs with their names, for gradients of such a size."""
-    for codec in (codecs.BFloat16(), codecs.Float16(), codecs.Int8()):
+    for codec in (ours.BFloat16(), ours.Float16(), ours.Int8()):
         yield codec.name, codec
-    yield "2bit", codecs.TwoBit(scale)
+    yield "2bit", ours.TwoBit(scale)
     for ratio in (0.01, 0.001):
-        yield f"topk {ratio}", codecs.TopK(ratio=ratio)
+        yield f"topk {ratio}", ours.TopK(ratio=ratio)
 
 
-def _encode(codec: codecs.Codec, array: Array, left: Array, out: list[Array]) -> None:
+def _encode(codec: ours.Codec, array: Array, left: Array, out: list[Array]) -> None:
     cuts, before = [(0, len(array))], left if codec.feedback else None
     made = codec.encode_pieces(array, cuts, before, cache_dir=cache_dir())
     out[:] = made.words
@@ -58,31 +56,34 @@ def pays_below(saved: int, spent: float) -> float:
     return saved / spent
 
 
-def run(options: Namespace) -> None:
-    """Measure and print."""
-    n = options.mib * 2**20 // 4
+@benchmark(
+    "codecs",
+    "codecs beside np.copyto and np.partition, and where they pay",
+    number("--mib", 16, "of the gradient"),
+    pairs=9,
+)
+def codecs(options: Namespace) -> Iterator[Job | str]:
+    """Yield what each codec takes to encode and to decode."""
+    n = options.mib * 2**18
     array = np.random.default_rng(1).normal(scale=1e-3, size=n).astype("f4")
     out, left, sizes = np.empty_like(array), np.zeros_like(array), np.abs(array)
-    copy, part = (
-        partial(np.copyto, out, array),
-        partial(np.partition, sizes, n - n // 100),
-    )
-    print(
-        f"{f'{options.mib} MiB':<12}{'of bytes':>9}{'encode':>9}{'decode':>9}"
-        f"{'/copyto':>9}{'/copyto':>9}{'x partition':>12}{'pays below':>13}"
-    )
+    beside: dict[str, Callable[[], object]] = {
+        "np.copyto": partial(np.copyto, out, array),
+        "np.partition": partial(np.partition, sizes, n - n // 100),
+    }
     for name, codec in _chosen(1e-3):
         words: list[Array] = []
         encode = partial(_encode, codec, array, left, words)
         encode()
         decode = partial(codec.decode_piece, words[0], out, cache_dir=cache_dir())
-        actions: list[Callable[[], object]] = [copy, part, encode, decode]
-        rows = [[seconds(a, CALLS) for a in actions] for _ in range(options.pairs)]
-        base, sort, there, back = map(statistics.median, zip(*rows, strict=True))
-        sent, given = words[0].nbytes, array.nbytes
-        link = pays_below(given - sent, there + back)
-        print(
-            f"{name:<12}{sent / given:>9.4f}{given / there / 1e9:>9.2f}"
-            f"{given / back / 1e9:>9.2f}{base / there:>9.2f}{base / back:>9.2f}"
-            f"{there / sort:>12.2f}{8 * link / 1e9:>8.1f} Gb/s"
-        )
+        found: list[float] = []
+        for what, act in (("encode", encode), ("decode", decode)):
+            acts = {what: act} | beside
+            sides = {of: partial(seconds, one, CALLS) for of, one in acts.items()}
+            job = Job(f"{name}, {what}", sides)
+            yield job
+            found += [job.median(what)] if job.found else []
+        sent = words[0].nbytes / array.nbytes
+        if len(found) == 2:
+            link = pays_below(array.nbytes - words[0].nbytes, sum(found))
+            yield f"  {name} sends {sent:.4f} of the bytes, pays below {8e-9 * link:.1f} Gb/s"

@@ -1,117 +1,146 @@
-"""The command line: which benchmark, and what those that end in a report share.
+"""The command line, and what a benchmark is: a function that yields what it measures.
 
-A benchmark is a module with `OPTIONS` and with `run`, which gets their values and
-returns the exit status; None is 0.
+It gets the options and yields jobs, which `report` measures, lines to print, verdicts, and
+plain values for the file of ``--json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import math
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client
+import tests.benchmarks
+from tests.benchmarks import report
 
-from tests.benchmarks import against, clusters
+#: A flag, and what argparse is told of it.
+Option: TypeAlias = tuple[str, dict[str, Any]]
+Measures: TypeAlias = Callable[[argparse.Namespace], Iterator[report.Found]]
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
-    from tests.benchmarks.jobs import StepJob
-    from tests.benchmarks.report import Report
+class Benchmark(NamedTuple):
+    """A registered benchmark."""
 
-#: The benchmarks.
-NAMES = {
-    "batches": "shuffled batches of data in blocks, beside those of one array",
-    "bf16": "gradients as bfloat16 in large messages",
-    "checkpoint": "saves and restores, beside np.save and zarr",
-    "codecs": "codecs beside np.copyto and np.partition, and where they pay",
-    "ends": "what the ends of workers cost: kills under pushes, closing a cluster",
-    "graph": "rounds in the task graph, beside plain Dask",
-    "index": "rows by id: to find them, to make them, to grow",
-    "intent": "waits for the rows of batches, read ahead and not",
-    "kernels": "compiled loops, beside torch and copying memory",
-    "memory": "workers with a model as large as their memory",
-    "mixed": "a small push right after a large one, beside one after a small one",
-    "overlap": "steps whose transfer and computation overlap",
-    "pullpush": "small gets, pull + push + apply, and the same over RPC",
-    "rounds": "BSP rounds, and a long run",
-    "rows": "rows of a table under an undo log, beside loops without",
-    "scaling": "rounds of 1 to 64 trainers in one process, beside the cost model",
-    "snapshot": "snapshots while others push",
-    "startup": "imports, first pushes, and a worker that comes",
-    "tables": "rows of tables, beside other systems and the limit",
-    "train": "logistic regression",
-    "tree": "steps of this checkout, beside those of another one",
-    "wire": "calls between machines, beside messages, bare sockets and others",
-}
+    measure: Measures
+    about: str
+    options: tuple[Option, ...]
+
+
+#: By name; `load` fills it.
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def benchmark(
+    name: str, about: str, *options: Option, pairs: int = 7
+) -> Callable[[Measures], Measures]:
+    """Register a function as a benchmark; `pairs` is how often each job is measured."""
+    common = (
+        number("--pairs", pairs, "samples of each side"),
+        ("--job", {"default": "", "help": "only jobs whose title contains this"}),
+        (
+            "--json",
+            {"metavar": "FILE", "type": _file, "help": "write all samples, too"},
+        ),
+    )
+
+    def register(measure: Measures) -> Measures:
+        BENCHMARKS[name] = Benchmark(measure, about, (*common, *options))
+        return measure
+
+    return register
+
+
+def load() -> None:
+    """Import all modules here, so that their benchmarks are registered."""
+    package = tests.benchmarks
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark that a command line names; return its exit status."""
+    load()
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks",
-        usage="%(prog)s NAME [OPTIONS]",
-        description="Measure daskps and its peers side by side.",
+        description="Measure daskps, and what is set beside it, side by side.",
         epilog="NAME --help tells the options of each.",
     )
-    listed = "; ".join(f"{name}: {what}" for name, what in NAMES.items())
-    names = parser.add_argument_group("NAME").add_argument
-    names("name", choices=NAMES, metavar="NAME", help=listed)
-    name = parser.parse_args(argv[:1]).name
-    parser = parser_of(name)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, (_, about, options) in sorted(BENCHMARKS.items()):
+        one = names.add_parser(name, help=about, description=f"Measure {about}.")
+        for flag, how in options:
+            one.add_argument(flag, **how)
+    given = parser.parse_args(argv)
+    return report.run(given, BENCHMARKS[given.name].measure)
+
+
+def number(flag: str, default: int | None = None, what: str = "") -> Option:
+    """Return an option that takes a whole number, at least 1."""
+    return _option(flag, _count, default, what)
+
+
+def numbers(flag: str, default: list[int], what: str = "") -> Option:
+    """Return an option that takes such numbers with commas in between."""
+    kind = _listed(_count)
+    return _option(flag, kind, default, f"{what}, N,...".removeprefix(", "))
+
+
+def duration(flag: str, default: float, what: str = "") -> Option:
+    """Return an option that takes seconds, above 0."""
+    return _option(flag, _duration, default, what)
+
+
+def switch(flag: str, what: str) -> Option:
+    """Return an option that is given or not."""
+    return flag, {"action": "store_true", "help": what}
+
+
+def parts(names: Sequence[str]) -> Option:
+    """Return an option that chooses some of the parts of a benchmark."""
+
+    def one(text: str) -> str:
+        if text not in names:
+            said = f"there is no part {text}; there are {', '.join(names)}"
+            raise argparse.ArgumentTypeError(said)
+        return text
+
+    return _option("--only", _listed(one), [*names], "parts, NAME,...")
+
+
+def _option(flag: str, kind: Callable[[str], Any], default: Any, what: str) -> Option:
+    shown = "" if default is None else " [%(default)s]"
+    return flag, {"type": kind, "default": default, "help": f"{what}{shown}".strip()}
+
+
+def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(one) for one in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        said = f"{text!r} is no whole number that is at least 1"
+        raise argparse.ArgumentTypeError(said)
+    return int(text)
+
+
+def _duration(text: str) -> float:
     try:
-        status: int | None = _module(name).run(parser.parse_args(argv[1:]))
-    except argparse.ArgumentError as error:
-        parser.error(str(error))
-    return status or 0
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one of `NAMES`."""
-    found = argparse.ArgumentParser(
-        prog=f"python -m tests.benchmarks {name}", description=f"Measure {NAMES[name]}."
-    )
-    for flag, about in _module(name).OPTIONS:
-        found.add_argument(flag, **about)
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return found
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"tests.benchmarks.{name}")
-
-
-@contextmanager
-def cluster(
-    options: argparse.Namespace, workers: int, threads: int = 1
-) -> Iterator[Client]:
-    """Start workers, or connect to the cluster of the user, whose ways stay open."""
-    if options.scheduler is None:
-        with clusters.local(
-            workers, close=options.close, threads_per_worker=threads
-        ) as client:
-            yield client
-        return
-    if options.close:
-        raise SystemExit(
-            "--close takes effect in workers that are started here; start those of "
-            "your cluster with DASK_DASKPS__WAYS__NAME=false instead"
-        )
-    with Client(options.scheduler) as client:
-        yield client
-
-
-def compare(
-    options: argparse.Namespace, jobs: Sequence[StepJob], report: Report
-) -> None:
-    """Set the jobs that `options.job` names against all peers that are here."""
-    these = [job for job in jobs if options.job in job.title]
-    if not these:
-        return
-    field = against.chosen(options.peers, on_dask=options.scheduler is not None)
-    workers = max(job.trainers + job.servers for job in these)
-    with cluster(options, workers) as client:
-        for found in field.compare(client, these, options):
-            report.add(found)
-    report.missing.update(field.missing)
+def _file(path: str) -> str:
+    # Not after minutes of measuring.
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
+    return path

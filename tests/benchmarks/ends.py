@@ -1,4 +1,4 @@
-"""What the ends of workers cost: kills under pushes, and closing a cluster.
+"""What the end of a worker costs those that push.
 
 A client pushes one push after the other while owners of shards are killed; each kill is
 told by the longest push around it. At the end every shard must have applied each push
@@ -18,17 +18,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
 
 import daskps
 from daskps import optim
 from tests.benchmarks import clusters
-from tests.benchmarks.options import number
-from tests.benchmarks.pairs import seconds
+from tests.benchmarks.command import benchmark, number
+from tests.benchmarks.report import Verdict
+from tests.benchmarks.samples import seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from distributed import Client
+
+    from tests.benchmarks.report import Found
 
 #: Shards, and workers: one owns nothing and can take over.
 SHARDS, WORKERS = 2, 3
@@ -38,8 +42,6 @@ PATIENCE_SECONDS = 60.0
 BETWEEN_SECONDS = 2.0
 #: Lost workers are expected.
 QUIET: dict[str, Any] = {"silence_logs": logging.CRITICAL}
-#: How runs are trained, by what closing a cluster is told of.
-EXECUTION = {"run": "resident", "graph": "graph"}
 
 
 @dataclass
@@ -117,46 +119,13 @@ def _kill(
     return pusher.longest(killed)
 
 
-def _ones(params: Any, X: Any, y: Any) -> dict[str, Any]:
-    return {name: np.ones_like(value) for name, value in params.items()}
-
-
-def closing(what: str) -> float:
-    """Use a cluster of four workers; return the seconds that `LocalCluster.close` takes."""
-    cluster = clusters.started(4, **QUIET)
-    with Client(cluster) as client:
-        client.submit(sum, [1, 2]).result()
-        if what != "plain":
-            start, sgd = {"w": np.zeros(1000, "f4")}, optim.SGD(0.1)
-            store = daskps.create(start, optimizer=sgd, name="ends")
-            if how := EXECUTION.get(what):
-                data = np.zeros((512, 1))
-                daskps.train(store, _ones, data, execution=how, callbacks=())
-            else:
-                store.push({"w": np.ones(1000, "f4")})
-    return seconds(cluster.close)
-
-
-OPTIONS = (number("--kills", 50), number("--closings", 7, "of each kind"))
-
-
-def run(options: Namespace) -> int:
-    """Measure and print; return 1 if a push was lost or applied twice."""
+@benchmark("ends", "kills of workers under pushes", number("--kills", 50))
+def ends(options: Namespace) -> Iterator[Found]:
+    """Yield the longest pushes around kills, and whether each push was applied once."""
     longest, versions, pushes = kills(options.kills)
-    ordered = sorted(longest)
-    print(
+    last = ", ".join(f"{took:.3f}" for took in sorted(longest)[-5:])
+    yield (
         f"{options.kills} kills under {pushes} pushes: longest push median "
-        f"{statistics.median(ordered):.3f} s, largest "
-        f"{', '.join(f'{took:.3f}' for took in ordered[-5:])} s; versions {versions}",
-        flush=True,
+        f"{statistics.median(longest):.3f} s, largest {last} s"
     )
-    closings = {what: list[float]() for what in ("plain", "store", *EXECUTION)}
-    for _ in range(options.closings):
-        for what, took in closings.items():
-            took.append(closing(what))
-    for what, took in closings.items():
-        print(
-            f"closing 4 workers, {what}: median {statistics.median(took):.2f} s "
-            f"({min(took):.2f} to {max(took):.2f})"
-        )
-    return 0 if set(versions) == {pushes} else 1
+    yield Verdict(f"each push is applied once: {versions}", {*versions} == {pushes})

@@ -11,7 +11,7 @@ Times are those of the thread on the CPU, but the longest push, which is by the 
 from __future__ import annotations
 
 import functools
-import statistics
+import itertools
 import time
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,17 @@ from daskps.kernels import plain
 from daskps.kernels.row_index import RowIndex
 from daskps.kernels.system import fetch_to_read
 from daskps.kernels.words_log import WordsLog
-from tests.benchmarks.options import number
+from tests.benchmarks.command import benchmark, number, numbers
+from tests.benchmarks.samples import Job, seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from daskps.kernels.compiled import Module
     from daskps.typing import Array
+    from tests.benchmarks.samples import Side
 
-OPTIONS = (
-    ("--rows", {"help": "of the tables, separated by commas [1000000,10000000]"}),
-    number("--named", 10_000, "ids of a push and of a look-up"),
-    number("--looks", 61, "look-ups of each kind"),
-    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
-)
-_ROWS = "1000000,10000000"
 #: Entries that are moved to a larger index for each new id.
 _PACE = 16
 #: Entries of an index at first, and those that there is room for, for each row.
@@ -58,38 +53,6 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {limit: "IDS, IDS, WORDS"}
 @functools.cache
 def _module(cache_dir: str | None) -> Module:
     return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
-
-
-def run(options: Namespace) -> None:
-    """Measure and print a table."""
-    print(
-        f"{'rows':>11}{'look-up':>9}{'absent':>8}{'limit':>7}{'first':>7}{'later':>7}"
-        f"{'longest':>9}{'rebuild':>9}{'index':>7}   ns an id, but ms of the longest push "
-        f"and of a rebuild in one go, and bytes a row"
-    )
-    for rows in (options.rows or _ROWS).split(","):
-        print(_line(int(rows), options), flush=True)
-
-
-def _line(rows: int, options: Namespace) -> str:
-    named = min(options.named, int(rows))
-    index, log = _made(rows, named, options.cache_dir)
-    # Odd numbers times the number of a row: all different, and in no order.
-    ids = np.arange(1, rows + 1) * 0x5851F42D4C957F2D
-    _push(index, log, ids[:named] ^ 1)
-    index.remove(ids[:named] ^ 1, log)
-    pushes = [
-        _push(index, log, ids[low : low + named]) for low in range(0, rows, named)
-    ]
-    cpu, clock = zip(*pushes, strict=True)
-    side = int(index.head[at.SIDE])
-    slots = int(index.head[at.SLOTS_0 + side])
-    found, missing, bare, later = _looks(index, log, ids, options)
-    rebuild = _rebuild(index, slots)
-    return (
-        f"{rows:>11,}{found:9.1f}{missing:8.1f}{bare:7.1f}{1e9 * sum(cpu) / rows:7.0f}"
-        f"{later:7.1f}{1e3 * max(clock):9.0f}{1e3 * rebuild:9.0f}{16 * slots / rows:7.1f}"
-    )
 
 
 def _made(rows: int, named: int, cache_dir: str | None) -> tuple[RowIndex, WordsLog]:
@@ -134,28 +97,33 @@ def _clear(index: RowIndex) -> None:
 
 def _looks(
     index: RowIndex, log: WordsLog, ids: Array, options: Namespace
-) -> list[float]:
-    """Return ns an id: of those that are there, of others, of bare reads, of a later push."""
+) -> Iterator[tuple[str, Side]]:
+    """Yield looks: at ids that are there, at others, bare reads, and later pushes."""
     rng = np.random.default_rng(0)
     n, out = min(options.named, len(ids)), np.empty(options.named, np.int64)[: len(ids)]
     side = at.SIDE_0 + int(index.head[at.SIDE])
     start, slots = int(index.places[2 * side]), int(index.head[side + at.SLOTS_0 - 3])
-    loop = _module(options.cache_dir).function("limit")
-    times: list[list[float]] = [[], [], [], []]
-    for clock in range(1, options.looks + 4):
-        named = rng.choice(ids, n)
-        others, entries = named ^ 1, start + 2 * rng.integers(0, slots, n)
-        acts: list[Callable[[], object]] = [
-            functools.partial(index.look_up, named, out),
-            functools.partial(index.look_up, others, out),
-            functools.partial(loop, index.words, entries, out),
-            functools.partial(_again, index, log, named, clock),
-        ]
-        for mine, act in zip(times, acts, strict=True):
-            began = time.thread_time()
-            act()
-            mine.append(1e9 * (time.thread_time() - began) / n)
-    return [statistics.median(mine[3:]) for mine in times]
+    loop, clocks = _module(options.cache_dir).function("limit"), itertools.count(1)
+
+    def entries() -> Array:
+        return start + 2 * rng.integers(0, slots, n)
+
+    def known() -> Array:
+        return rng.choice(ids, n)
+
+    acts: dict[str, tuple[Callable[[], Array], Callable[[Array], object]]] = {
+        "found": (known, lambda named: index.look_up(named, out)),
+        "bare read": (entries, lambda places: loop(index.words, places, out)),
+        "absent": (known, lambda named: index.look_up(named ^ 1, out)),
+        "later push": (known, lambda named: _again(index, log, named, next(clocks))),
+    }
+    for name, (make, act) in acts.items():
+        yield name, functools.partial(_look, make, act, n)
+
+
+def _look(make: Callable[[], Array], act: Callable[[Array], object], n: int) -> float:
+    named = make()
+    return seconds(lambda: act(named), 1, time.thread_time) / n
 
 
 def _again(index: RowIndex, log: WordsLog, ids: Array, clock: int) -> None:
@@ -173,3 +141,33 @@ def _rebuild(index: RowIndex, slots: int) -> float:
     began = time.perf_counter()
     index.build(slots)
     return time.perf_counter() - began
+
+
+@benchmark(
+    "index",
+    "rows by id: to find them, to make them, to grow",
+    numbers("--rows", [1_000_000, 10_000_000], "of the tables"),
+    number("--named", 10_000, "ids of a push and of a look-up"),
+    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
+    pairs=61,
+)
+def index(options: Namespace) -> Iterator[Job | str]:
+    """Yield what an id takes; then the longest push, and the index."""
+    for rows in options.rows:
+        named = min(options.named, rows)
+        made, log = _made(rows, named, options.cache_dir)
+        # Odd numbers times the number of a row: all different, and in no order.
+        ids = np.arange(1, rows + 1) * 0x5851F42D4C957F2D
+        _push(made, log, ids[:named] ^ 1)
+        made.remove(ids[:named] ^ 1, log)
+        pushes = [
+            _push(made, log, ids[low : low + named]) for low in range(0, rows, named)
+        ]
+        cpu, clock = zip(*pushes, strict=True)
+        yield Job(f"an id of {rows:,}", dict(_looks(made, log, ids, options)), warm=3)
+        slots = int(made.head[at.SLOTS_0 + int(made.head[at.SIDE])])
+        yield (
+            f"  a new row takes {1e9 * sum(cpu) / rows:.0f} ns, the longest push "
+            f"{1e3 * max(clock):.0f} ms, a rebuild {1e3 * _rebuild(made, slots):.0f} ms; "
+            f"the index has {16 * slots / rows:.1f} bytes a row"
+        )

@@ -14,7 +14,7 @@ import daskps
 from tests.benchmarks import counting
 from tests.benchmarks.counting import counters_of
 from tests.benchmarks.model import PER_FRAMES_NBYTES
-from tests.benchmarks.pairs import seconds
+from tests.benchmarks.samples import seconds
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Steps before those that are measured; by lanes, which are opened meanwhile.
 WARM, WARM_LANES = 2, 30
-#: Rounds of a run in the task graph.
-GRAPH_ROUNDS = 32
 
 #: The scheduler's counts: "now", and what rank 0 took "before" and "after" its steps.
 _COUNTS: dict[str, Counter[Any]] = {}
@@ -111,38 +109,6 @@ def resident(
         messages, calls, nbytes = sum(counts for _, counts in found).tolist()
         sent = calls + messages, calls, calls * PER_FRAMES_NBYTES + nbytes
     return Sample(shape, steps, took, cpu, *sent, asked, during["events"])
-
-
-@dataclass(frozen=True)
-class GraphSample:
-    """One run of the task graph: seconds and the scheduler's work of a round."""
-
-    shape: StoreShape
-    seconds: float
-    scheduler: float
-    events: float
-    tasks: float
-
-
-def _ones(params: Any, X: Any, y: Any) -> Any:
-    return {"w": np.full_like(params["w"], 1e-3)}
-
-
-def graph(
-    server: Scheduler, store: daskps.ParameterStore, shape: StoreShape
-) -> GraphSample:
-    """Run rounds in the task graph, and count what the scheduler does."""
-    X = np.zeros((GRAPH_ROUNDS * shape.trainers, 1))
-    options: dict[str, Any] = {"batch_size": 1, "execution": "graph", "callbacks": ()}
-
-    def train(rows: Any) -> None:
-        daskps.train(store, _ones, rows, trainers=shape.trainers, **options)
-
-    train(X[: shape.trainers])
-    with counting.scheduler(server) as counts:
-        took = seconds(partial(train, X))
-    each = (took, counts["ns"] / 1e9, counts["events"], counts["finished"])
-    return GraphSample(shape, *(float(n / GRAPH_ROUNDS) for n in each))
 
 
 @dataclass(frozen=True)

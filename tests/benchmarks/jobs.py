@@ -1,18 +1,19 @@
-"""What is measured: one step of a trainer, the same for daskps and for its peers.
+"""One step of a trainer, the same for daskps and for what is set beside it.
 
-A side is what one system gives one trainer: its copy of the weights, its gradient,
-and `pull`, `push` and `round`. A job says which of them make a step.
+A system gives each trainer its copy of the weights, its gradient, and `pull`, `push` and
+`round`. A job says which of them make a step.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from tests.benchmarks.pairs import seconds
+import daskps
+from tests.benchmarks.samples import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 Kind: TypeAlias = Literal["get", "pullpush", "round", "train"]
-#: Runs so many steps of a job in all trainers at once; seconds of one step.
-Measure: TypeAlias = "Callable[[StepJob, int], float]"
 
 LEARNING_RATE = 1e-3
 #: Shards with so many bytes of weights write them past the caches; so do peers that
@@ -65,28 +64,31 @@ class StepJob:
         size = f"{self.elements:,} weights" if self.kind == "train" else _size(self)
         return f"{_WHAT[self.kind]}, {size}, {self.trainers} + {self.servers}"
 
+    def step(self, side: Any, rank: int) -> Callable[[], object]:
+        """Return one step of the trainer of a rank, with `pull`, `push` and `round`."""
+        if self.kind == "get":
+            return side.pull
+        if self.kind == "round":
+            return side.round
+        gradient = Gradient(rank, self.elements) if self.kind == "train" else None
+
+        def both() -> None:
+            side.pull()
+            side.push()
+
+        def learn() -> None:
+            assert gradient is not None
+            gradient(side.weights, side.gradient)
+            side.round()
+
+        return both if gradient is None else learn
+
 
 def _size(job: StepJob) -> str:
     for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
         if job.nbytes >= unit:
             return f"{job.nbytes / unit:g} {name}"
     return f"{job.nbytes} B"
-
-
-class Side(Protocol):
-    """What one system gives one trainer."""
-
-    weights: Array
-    gradient: Array
-
-    def pull(self) -> object:
-        """Read the model into `weights`."""
-
-    def push(self) -> object:
-        """Deliver `gradient`; return when it is applied."""
-
-    def round(self) -> object:
-        """Deliver `gradient`, wait for all trainers, read into `weights`."""
 
 
 class Gradient:
@@ -103,45 +105,52 @@ class Gradient:
         np.matmul(error / np.float32(BATCH), self._X, out=out)
 
 
-def step(job: StepJob, side: Side, rank: int) -> Callable[[], object]:
-    """Return one step of the trainer of a rank."""
-    if job.kind == "get":
-        return side.pull
-    if job.kind == "round":
-        return side.round
-    if job.kind == "pullpush":
+@dataclass(frozen=True)
+class Trainers:
+    """Ours: the trainers of runs on a store with a shard on each server."""
 
-        def both() -> None:
-            side.pull()
-            side.push()
+    store: daskps.ParameterStore
+    job: StepJob
 
-        return both
-    if job.kind != "train":
-        raise ValueError(f"no job {job.kind!r}")
-    gradient = Gradient(rank, job.elements)
-
-    def learn() -> None:
-        gradient(side.weights, side.gradient)
-        side.round()
-
-    return learn
+    def measure(self, steps: int) -> float:
+        """Run so many steps in all trainers; return the seconds of one."""
+        is_bsp = self.job.kind in ("round", "train")
+        loop = partial(_loop, self.job, steps)
+        found: list[float] = daskps.run(
+            self.store,
+            loop,
+            list(range(self.job.trainers)),
+            sync="bsp" if is_bsp else "asp",
+            reduce="mean",
+            callbacks=(),
+        )
+        return max(found)
 
 
-def timed(
-    act: Callable[[], object],
-    steps: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Return the seconds of one of `steps` steps, after a tenth as many to warm up."""
-    for _ in range(max(2, steps // 10)):
-        act()
-    return seconds(act, steps, clock)
+class _Ours:
+    """One of them."""
+
+    def __init__(self, trainer: daskps.Trainer, job: StepJob) -> None:
+        self._trainer, self._learns = trainer, job.kind == "train"
+        self.weights, self.gradient = started(job.elements), started(job.elements)
+        self._out, self._grads = {"w": self.weights}, {"w": self.gradient}
+
+    def pull(self) -> None:
+        self._trainer.pull(out=self._out)
+
+    def push(self) -> None:
+        self._trainer.push(self._grads)
+
+    def round(self) -> None:
+        if self._learns:  # as the loop of `daskps.train`
+            self._trainer.pushpull(self._grads, out=self._out)
+        else:
+            self.push()
+            self.pull()
 
 
-def timed_loop(loop: Callable[[int], object], steps: int) -> float:
-    """As `timed`, for a loop that takes the number of steps."""
-    loop(max(2, steps // 10))
-    return seconds(lambda: loop(steps)) / steps
+def _loop(job: StepJob, steps: int, trainer: daskps.Trainer, part: int) -> float:
+    return timed(job.step(_Ours(trainer, job), trainer.rank), steps)
 
 
 def cuts(elements: int, pieces: int) -> list[slice]:

@@ -1,8 +1,6 @@
 """How fast the compiled loops are, against torch and against copying memory.
 
-Both sides of a line run in turn, in one process and on the same memory; the ratio is
-the median over the pairs of our time over the peer's, with its smallest and largest
-value.
+Both sides of a line run in turn, in one process and on the same memory.
 
 What moves is counted without the cache lines that a store reads first: SGD in place
 reads weights and gradient and writes weights, three arrays; a copy reads and writes.
@@ -16,47 +14,25 @@ weights past the caches, as large shards do; "checked" looks for NaN in the same
 
 from __future__ import annotations
 
-import statistics
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps import kernels, optim
-from daskps.kernels import copying
-from tests.benchmarks.options import number
-from tests.benchmarks.pairs import seconds
+from daskps import optim
+from daskps.kernels import copying, finite
+from tests.benchmarks.command import benchmark, number
+from tests.benchmarks.samples import Job, seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from daskps.typing import Array
 
     Action: TypeAlias = Callable[[], object]
-    #: Our name and action, the peer's name and action.
-    Line: TypeAlias = tuple[str, Action, str, Action]
     Operands: TypeAlias = list[Array]
-
-OPTIONS = (
-    number("--elements", 16 << 20),
-    number("--pairs", 11),
-    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
-)
-
-
-def run(options: Namespace) -> None:
-    """Measure and print a table."""
-    n, cache_dir = options.elements, options.cache_dir
-    print(f"{n:,} float32 elements, medians of {options.pairs} pairs")
-    print(f"{'ours':<22}{'ms':>8}  {'peer':<22}{'ms':>8}  {'ratio':>5}  range")
-    arrays = _arrays(n)
-    actions = _actions(arrays, cache_dir) | _peers(arrays)
-    for name, peer in LINES:
-        if peer in actions:
-            line = name, actions[name], peer, actions[peer]
-            print(_compare(line, options.pairs))
-
 
 COPY, READ, FUSED = "copyto, same bytes", "copyto of n / 2", "torch fused, in place"
 #: Ours and what it is set beside.
@@ -95,7 +71,7 @@ def _actions(arrays: Operands, cache_dir: str | None) -> dict[str, Action]:
         "Adam past": lambda: adam.publish(w, out, g, slots, many, slots_out, past=True),
         "Adam durable": lambda: adam.publish(w, out, g, slots, many, slots_out),
         "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
-        "finite": lambda: kernels.finite(w, cache_dir=cache_dir),
+        "finite": lambda: finite(w, cache_dir=cache_dir),
     }
 
 
@@ -155,19 +131,18 @@ def _torch_adam(w: Array, g: Array, m: Array, v: Array) -> Action | None:
     return step
 
 
-def _compare(line: Line, pairs: int) -> str:
-    """Return a line of the table."""
-    name, ours, peer_name, peer = line
-    for action in (ours, peer, ours, peer):
-        action()
-    times = [(_milliseconds(ours), _milliseconds(peer)) for _ in range(pairs)]
-    ratios = [a / b for a, b in times]
-    a, b = (statistics.median(column) for column in zip(*times, strict=True))
-    return (
-        f"{name:<22}{a:8.2f}  {peer_name:<22}{b:8.2f}  "
-        f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
-    )
-
-
-def _milliseconds(action: Action) -> float:
-    return 1e3 * seconds(action)
+@benchmark(
+    "kernels",
+    "compiled loops, beside torch and copying memory",
+    number("--elements", 16 << 20),
+    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
+    pairs=11,
+)
+def kernels(options: Namespace) -> Iterator[Job]:
+    """Yield each loop beside its peers."""
+    arrays = _arrays(options.elements)
+    acts = _actions(arrays, options.cache_dir) | _peers(arrays)
+    for name, peer in LINES:
+        if peer in acts:
+            sides = {one: partial(seconds, acts[one]) for one in (name, peer)}
+            yield Job(name, sides, warm=2)

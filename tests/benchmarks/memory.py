@@ -28,8 +28,9 @@ from distributed import get_worker
 import daskps
 from daskps import optim
 from daskps.cluster.host.host import HOSTS
-from tests.benchmarks import clusters, report
-from tests.benchmarks.options import number
+from tests.benchmarks import clusters
+from tests.benchmarks.command import benchmark, number
+from tests.benchmarks.report import Verdict
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -159,25 +160,21 @@ def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -
     )
 
 
-def line(found: Found) -> str:
-    """Return a line of the table, in MiB."""
-    row = "".join(f"{getattr(found, name) / MIB:>9.1f}" for name in HEADS)
-    return f"{found.sync:<5}{row}  {'; '.join(found.trouble) or 'nobody paused'}"
-
-
-OPTIONS = (number("--limit-mib", 1024, "of a worker"), number("--rounds", 5))
-
-
-def run(options: Namespace) -> int:
-    """Measure and print; return 1 if a worker was paused or killed, or a bound exceeded."""
+@benchmark(
+    "memory",
+    "workers with a model as large as their memory",
+    number("--limit-mib", 1024, "of a worker"),
+    number("--rounds", 5),
+)
+def memory(options: Namespace) -> Iterator[str | Verdict]:
+    """Yield what models took, and whether nobody was paused or killed."""
     limit = options.limit_mib * MIB
-    print(report.machine(os.getloadavg()[0]))
-    print("MiB  " + "".join(f"{name:>9}" for name in HEADS))
-    kept = True
     for sync, share in (("asp", 0.8), ("bsp", 0.4)):
         # A cluster for each: a store's memory goes a moment after it was closed.
         with clusters.local(WORKERS, memory_limit=limit) as client:
             found = phase(client, limit, share, sync=sync, rounds=options.rounds)
-        print(line(found), flush=True)
-        kept = kept and found.is_kept
-    return 0 if kept else 1
+        took = {name: getattr(found, name) for name in HEADS}
+        sizes = ", ".join(f"{name} {n / MIB:.1f}" for name, n in took.items())
+        yield f"{sync}, MiB: {sizes}"
+        trouble = "; ".join(found.trouble) or "nobody was paused"
+        yield Verdict(f"  blocks are within their bound, {trouble}", found.is_kept)

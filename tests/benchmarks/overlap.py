@@ -19,13 +19,12 @@ import numpy as np
 import daskps
 from daskps import optim
 from tests.benchmarks import clusters
-from tests.benchmarks.options import number, switch
-from tests.benchmarks.pairs import Comparison, seconds
-from tests.benchmarks.report import HEADER, line
+from tests.benchmarks.command import benchmark, number, switch
+from tests.benchmarks.samples import Job, seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
     from distributed import Client
 
@@ -138,27 +137,6 @@ def _gradient(params: Any, X: Any, y: Any, *, length: float, device: bool) -> An
     return grads
 
 
-def _compare_train(store: Any, length: float, options: Namespace) -> None:
-    """Print steps of `train` with and without what it makes ready ahead."""
-    n = options.steps
-
-    def step(ahead: str, **how: Any) -> float:
-        """Return the seconds of a step, once it is warm."""
-        with clusters.configured({"daskps.double-buffer": ahead}):
-            result = daskps.train(store, epochs=4, trainers=1, callbacks=(), **how)
-        shortest: float = min(epoch.seconds / n for epoch in result.history[1:])
-        return shortest
-
-    work = partial(_gradient, length=length, device=options.device)
-    for sync, ahead, gradient, X in (("asp", "parameters", work, np.zeros((n, 1))),):
-        how = {"gradient": gradient, "X": X, "sync": sync, "batch_size": len(X) // n}
-        sides: dict[str, list[float]] = {"none": [], ahead: []}
-        for _ in range(options.pairs):
-            for side, times in sides.items():
-                times.append(step(side, **how))
-        print(_summary(f"{sync}, train, {ahead}", sides["none"], sides[ahead]))
-
-
 def _store(client: Client, mib: int) -> Any:
     """Return a store on the worker on which a single trainer does not run."""
     _, servers = clusters.places(client, 1, 1)
@@ -167,37 +145,52 @@ def _store(client: Client, mib: int) -> Any:
     return daskps.create(params, optimizer=optim.SGD(0.1), servers=servers)
 
 
-def _summary(name: str, row: Sequence[float], ours: Sequence[float]) -> str:
-    """Return a line of what is named, beside the same in a row."""
-    return line(Comparison(name, "in a row", tuple(ours), tuple(row)))
+def _trained(store: Any, n: int, ahead: str, how: dict[str, Any]) -> float:
+    """Return the seconds of a step of `train`, once it is warm."""
+    with clusters.configured({"daskps.double-buffer": ahead}):
+        result = daskps.train(store, epochs=4, trainers=1, callbacks=(), **how)
+    shortest: float = min(epoch.seconds / n for epoch in result.history[1:])
+    return shortest
 
 
-OPTIONS = (
+def _ahead(store: Any, length: float, options: Namespace) -> Job:
+    """Return steps of `train` with and without parameters that are read ahead."""
+    n = options.steps
+    work = partial(_gradient, length=length, device=options.device)
+    how = {"gradient": work, "X": np.zeros((n, 1)), "sync": "asp", "batch_size": 1}
+    sides = {
+        ahead: partial(_trained, store, n, ahead, how)
+        for ahead in ("parameters", "none")
+    }
+    return Job("asp, train, double-buffer", sides)
+
+
+@benchmark(
+    "overlap",
+    "steps whose transfer and computation overlap",
     number("--mib", 16, "of the model"),
-    number("--pairs", 15),
     number("--steps", 5, "of one side"),
     switch("--device", "wait, as for an accelerator"),
+    pairs=15,
 )
-
-
-def run(options: Namespace) -> None:
-    """Measure and print."""
-    n, device = options.steps, options.device
+def overlap(options: Namespace) -> Iterator[Job]:
+    """Yield steps that overlap beside the same in a row."""
     # Or the other threads of a matrix product would be what is measured.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with clusters.local(2, close=clusters.WAYS) as client:
-        store = _store(client, options.mib)
-        [found] = daskps.run(store, _loop, [(options.pairs, n, device)], callbacks=())
-        ideal = [max(p) for p in zip(found["compute"], found["exchange"], strict=True)]
-        alone = {kind: statistics.median(found[kind]) for kind in KINDS}
-        print(
-            f"{options.mib} MiB: computation {alone['compute'] * 1e3:.1f} ms, exchange "
-            f"{alone['exchange'] * 1e3:.1f} ms\n{HEADER}"
-        )
-        for name, kind in (
-            ("ideal: the longer of the two", ideal),
-            ("bsp, push_async and prefetch", found["prefetch"]),
-            ("bsp, layer by layer", found["layers"]),
-        ):
-            print(_summary(name, found["in_a_row"], kind))
-        _compare_train(store, alone["exchange"], options)
+    part = options.pairs, options.steps, options.device
+    with (
+        clusters.local(2, close=clusters.WAYS) as client,
+        _store(client, options.mib) as store,
+    ):
+        [found] = daskps.run(store, _loop, [part], callbacks=())
+        both = zip(found["compute"], found["exchange"], strict=True)
+        found["ideal: the longer of the two"] = [max(pair) for pair in both]
+        row = found.pop("in_a_row")
+        for name, took in found.items():
+            # They were taken in turn, in the one trainer.
+            sides = {
+                side: partial(next, iter(each))
+                for side, each in ((name, took), ("in a row", row))
+            }
+            yield Job(f"bsp, {name}", sides)
+        yield _ahead(store, statistics.median(found["exchange"]), options)

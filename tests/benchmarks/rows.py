@@ -3,63 +3,84 @@
 The limit pulls and pushes as fast as memory lets it: it asks for rows ahead of their turn,
 and knows no lock, no bounds, no repeats, no NaN and no log of what was there. Ours do all of
 this but the lock. Tables are in shared memory, and each call names other rows, so that few
-of them are still in a cache. Times are those of the thread on the CPU; both sides of a line
-run in turn, and the ratio is the median over the pairs of our time over the peer's.
+of them are still in a cache. Times are those of the thread on the CPU.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from functools import partial
 from mmap import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import optim
 from daskps.kernels import plain, row_moves, row_repeats, row_split
 from daskps.kernels.interface import TableRows, UndoLog
-from tests.benchmarks.options import number
-from tests.benchmarks.peers.tables import DIM, LIMITS, RATE, ZIPF
+from daskps.kernels.system import fetch
+from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.row_rounds import RoundOfRows
+from tests.benchmarks.samples import Job, Side, seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
-    from typing import TypeAlias
 
     from daskps.typing import Array
 
-    Action: TypeAlias = Callable[[], object]
-    #: Our name and action, the peer's name and action.
-    Line: TypeAlias = tuple[str, Action, str, Action]
-
-OPTIONS = (
-    number("--rows", 1_000_000, "of the table"),
-    number("--named", 10_000, "rows of a pull and a push"),
-    number("--many", 100_000, "rows of an update by Adagrad"),
-    number("--large", 2**22, "rows of the large table of a small push"),
-    number("--pairs", 41),
-    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
-)
+#: Weights of a row, and the learning rate.
+DIM, RATE = 64, np.float32(1e-3)
+#: Sets of ids that are used in turn, so that few of their rows are in a cache.
+SETS = 31
+#: Of Zipf's law, for ids that repeat.
+ZIPF = 1.1
 _EPS = np.float32(1e-10)
-#: Sets of ids that are used in turn.
-_SETS = 31
 #: Rows of a small push, and of the smaller one of the tables that it goes to.
 _FEW, _SMALL = 10, 2**12
 
 
-def run(options: Namespace) -> None:
-    """Measure and print a table."""
-    print(
-        f"{options.rows:,} rows of {DIM} float32, {options.named:,} of them in a call, "
-        f"medians of {options.pairs} pairs"
-    )
-    print(f"{'ours':<34}{'us':>9}  {'peer':<34}{'us':>9}  {'ratio':>5}  range")
-    for line in _lines(options):
-        print(_compare(line, options.pairs), flush=True)
+def limit_pull(w: Any, ids: Any, out: Any) -> None:
+    """Copy rows out, each asked for before its turn."""
+    for k in range(ids.size):
+        row = np.uint64(ids[k])
+        fetch(w, ids[min(k + 8, ids.size - 1)])
+        for i in range(w.shape[1]):
+            out[k, i] = w[row, i]
+
+
+def limit_push(w: Any, ids: Any, g: Any, lr: Any) -> None:
+    """Apply SGD to rows in place."""
+    for k in range(ids.size):
+        row = np.uint64(ids[k])
+        fetch(w, ids[min(k + 8, ids.size - 1)])
+        for i in range(w.shape[1]):
+            w[row, i] -= lr * g[k, i]
+
+
+def limit_adagrad(w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any) -> None:
+    """Apply Adagrad to rows in place."""
+    for k in range(ids.size):
+        later, row = ids[min(k + 8, ids.size - 1)], np.uint64(ids[k])
+        fetch(w, later)
+        fetch(total, later)
+        for i in range(w.shape[1]):
+            total[row, i] += g[k, i] * g[k, i]
+            w[row, i] -= lr * g[k, i] / (np.sqrt(total[row, i]) + eps)
+
+
+_TABLE, _NUMBER = "write(types.float32).copy(ndim=2)", "types.float32"
+LIMITS: dict[Callable[..., Any], str] = {
+    limit_pull: f"{_TABLE}, IDS, {_TABLE}",
+    limit_push: f"{_TABLE}, IDS, {_TABLE}, {_NUMBER}",
+    limit_adagrad: f"{_TABLE}, {_TABLE}, IDS, {_TABLE}, {_NUMBER}, {_NUMBER}",
+}
+
+
+def limits(cache_dir: str | None) -> Callable[[str], Callable[..., Any]]:
+    """Return what gives these loops by their names."""
+    return plain(LIMITS, cache_dir=cache_dir, alone=True).function
 
 
 class LoopTable:
@@ -76,7 +97,7 @@ class LoopTable:
             optim.bind(rule, np.float32, cache_dir=cache_dir)
             for rule in (optim.SGD(float(RATE)), optim.Adagrad(float(RATE), eps=1e-10))
         ]
-        self.limits = plain(LIMITS, cache_dir=cache_dir, alone=True).function
+        self.limits = limits(cache_dir)
 
     def push(self, ids: Array, g: Array) -> None:
         """Apply SGD as a shard does, of ids that may repeat."""
@@ -146,15 +167,47 @@ class LoopTable:
         bound.rows(table, ids, at, g, bound.scalars(1), log, check=True)
 
 
-def _lines(options: Namespace) -> list[Line]:
-    rng = np.random.default_rng(0)
-    rows, named, many = options.rows, options.named, min(options.many, options.rows)
-    table = LoopTable(rows, max(named, many), options.cache_dir)
-    uniform = [rng.choice(rows, named, replace=False) for _ in range(_SETS)]
-    zipf = [rng.zipf(ZIPF, named) % rows for _ in range(_SETS)]
-    distinct = [rng.choice(rows, len(np.unique(ids)), replace=False) for ids in zipf]
-    large = [rng.choice(rows, many, replace=False) for _ in range(8)]
-    g, g_large = (rng.standard_normal((n, DIM), np.float32) for n in (named, many))
+def _shared(rows: int, dim: int) -> Array:
+    """Return ones in shared memory, all of it there."""
+    made = np.frombuffer(mmap(-1, rows * dim * 4), np.float32).reshape(rows, dim)
+    made[:] = 1
+    return made
+
+
+def _side(turns: Iterator[Any], act: Callable[[Any], object], n: int = 1) -> Side:
+    """Return a side of calls on the next sets of ids."""
+    return partial(_taken, turns, act, n)
+
+
+def _taken(turns: Iterator[Any], act: Callable[[Any], object], n: int) -> float:
+    return n * seconds(lambda: act(next(turns)), n, time.thread_time)
+
+
+def _small_push(rows: int, cache_dir: str | None) -> Side:
+    rng, table = np.random.default_rng(1), LoopTable(rows, _FEW, cache_dir)
+    g = rng.standard_normal((_FEW, DIM), np.float32)
+    sets = [rng.choice(rows, _FEW, replace=False) for _ in range(1000)]
+    return _side(itertools.cycle(sets), lambda ids: table.push(ids, g), 500)
+
+
+@benchmark(
+    "rows",
+    "rows of a table under an undo log, beside loops without",
+    number("--rows", 1_000_000, "of the table"),
+    number("--named", 10_000, "rows of a pull and a push"),
+    number("--many", 100_000, "rows of an update by Adagrad"),
+    number("--large", 2**22, "rows of the large table of a small push"),
+    ("--cache-dir", {"help": "of compiled kernels [in memory]"}),
+    pairs=41,
+)
+def rows(options: Namespace) -> Iterator[Job]:
+    """Yield pulls, pushes and rounds of rows."""
+    rng, cache_dir = np.random.default_rng(0), options.cache_dir
+    n, named, many = options.rows, options.named, min(options.many, options.rows)
+    table = LoopTable(n, max(named, many), cache_dir)
+    zipf = [rng.zipf(ZIPF, named) % n for _ in range(SETS)]
+    distinct = [rng.choice(n, len(np.unique(ids)), replace=False) for ids in zipf]
+    g, g_large = (rng.standard_normal((k, DIM), np.float32) for k in (named, many))
 
     def at_once(ids: Array) -> None:
         np.add.at(table.total, ids, g_large * g_large)
@@ -167,83 +220,35 @@ def _lines(options: Namespace) -> list[Line]:
 
     # Turns that both sides take, or the second one would find in a cache what the first
     # has read.
-    turns, turns_large = itertools.cycle(uniform), itertools.cycle(large)
-    limit = "limit", _each(turns, lambda ids: table.limit(ids, g))
-    both = _each(turns, lambda ids: table.both(ids, g))
-    halves = _each(turns, lambda ids: table.halves(ids, g))
-    adagrad = _each(turns_large, lambda ids: table.adagrad(ids, g_large))
-    repeated = _each(itertools.cycle(zipf), lambda ids: table.both(ids, g))
-    as_many = _each(
-        itertools.cycle(distinct), lambda ids: table.both(ids, g[: len(ids)])
+    turns, turns_large = (
+        itertools.cycle([rng.choice(n, k, replace=False) for _ in range(sets)])
+        for k, sets in ((named, SETS), (many, 8))
     )
-    law, updates = f"pull + push, Zipf ({ZIPF})", f"Adagrad of {many:,} rows"
-    return [
-        ("pull + push", both, *limit),
-        ("pull + push, two shards", halves, *limit),
-        (updates, adagrad, "loop in place", _each(turns_large, in_place)),
-        (updates, adagrad, "np.add.at", _each(turns_large, at_once)),
-        (law, repeated, "uniform, as many different rows", as_many),
-        (law, repeated, "uniform, as many ids", both),
-        _small_push(options),
-        _round(options),
-    ]
-
-
-def _round(options: Namespace) -> Line:
-    """Return what compares a round of two ranks and its parts."""
-    one = RoundOfRows(options.rows, options.named, DIM, options.cache_dir)
-    return f"BSP round, 2 x {options.named:,} rows", one.whole, "its parts", one.parts
-
-
-def _small_push(options: Namespace) -> Line:
-    """Return what compares a push of few rows into a large table and a small one."""
-    rng, actions = np.random.default_rng(1), []
-    g = rng.standard_normal((_FEW, DIM), np.float32)
-    for rows in (options.large, _SMALL):
-        table = LoopTable(rows, _FEW, options.cache_dir)
-        sets = [rng.choice(rows, _FEW, replace=False) for _ in range(1000)]
-        actions.append(_each(itertools.cycle(sets), partial(_push, table, g), 500))
-    large, small = actions
-    into = f"into {options.large:,}", f"into {_SMALL:,}"
-    return f"push of {_FEW} rows {into[0]}", large, into[1], small
-
-
-def _push(table: LoopTable, g: Array, ids: Array) -> None:
-    table.push(ids, g)
-
-
-def _each(turns: Iterator[Array], act: Callable[[Array], object], n: int = 1) -> Action:
-    """Return an action on the next sets of ids, so many times."""
-
-    def action() -> None:
-        for _ in range(n):
-            act(next(turns))
-
-    return action
-
-
-def _shared(rows: int, dim: int) -> Array:
-    """Return ones in shared memory, all of it there."""
-    made = np.frombuffer(mmap(-1, rows * dim * 4), np.float32).reshape(rows, dim)
-    made[:] = 1
-    return made
-
-
-def _compare(line: Line, pairs: int) -> str:
-    """Return a line of the table."""
-    name, ours, peer_name, peer = line
-    for action in (ours, peer, ours, peer):
-        action()
-    times = [(_microseconds(ours), _microseconds(peer)) for _ in range(pairs)]
-    ratios = [a / b for a, b in times]
-    a, b = (statistics.median(column) for column in zip(*times, strict=True))
-    return (
-        f"{name:<34}{a:9.0f}  {peer_name:<34}{b:9.0f}  "
-        f"{statistics.median(ratios):5.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
-    )
-
-
-def _microseconds(action: Action) -> float:
-    began = time.thread_time()
-    action()
-    return 1e6 * (time.thread_time() - began)
+    limit = _side(turns, lambda ids: table.limit(ids, g))
+    both = _side(turns, lambda ids: table.both(ids, g))
+    halves = _side(turns, lambda ids: table.halves(ids, g))
+    jobs: dict[str, dict[str, Side]] = {
+        "pull + push": {"ours": both, "limit": limit},
+        "pull + push, two shards": {"ours": halves, "limit": limit},
+        f"Adagrad of {many:,} rows": {
+            "ours": _side(turns_large, lambda ids: table.adagrad(ids, g_large)),
+            "loop in place": _side(turns_large, in_place),
+            "np.add.at": _side(turns_large, at_once),
+        },
+        f"pull + push, Zipf ({ZIPF})": {
+            "ours": _side(itertools.cycle(zipf), lambda ids: table.both(ids, g)),
+            "as many different rows": _side(
+                itertools.cycle(distinct), lambda ids: table.both(ids, g[: len(ids)])
+            ),
+            "as many ids": both,
+        },
+    }
+    for title, sides in jobs.items():
+        yield Job(title, sides, warm=2)
+    into = {f"into {size:,}": size for size in (options.large, _SMALL)}
+    pushes = {name: _small_push(size, cache_dir) for name, size in into.items()}
+    yield Job(f"500 pushes of {_FEW} rows", pushes, warm=2)
+    one = RoundOfRows(n, named, DIM, cache_dir)
+    acts = {"whole": one.whole, "its parts": one.parts}
+    timed = {k: partial(seconds, a, 1, time.thread_time) for k, a in acts.items()}
+    yield Job(f"BSP round, 2 x {named:,} rows", timed, warm=2)

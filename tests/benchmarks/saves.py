@@ -17,10 +17,12 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from tests.benchmarks.pairs import seconds
-from tests.benchmarks.snapshot import BIG, SMALL, latency
+from tests.benchmarks.samples import Job, seconds
+from tests.benchmarks.snapshot import big_store, waits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from distributed import Client
 
 #: Of the table that is restored.
@@ -56,12 +58,10 @@ def save_into(folder: Path, store: Any) -> None:
     store.save(folder / "ours")
 
 
-def memory_and_stall(client: Client, folder: Path, pairs: int) -> None:
-    """Print what saves take of memory, and how long they keep pushes waiting."""
+def held(client: Client, folder: Path) -> Iterator[Job | str]:
+    """Yield what saves take of memory, and how long they keep pushes waiting."""
     for rule in (optim.SGD(0.1), optim.Adam(0.01)):
-        both = {**SMALL.params(), "w": daskps.ArraySpec((2 * BIG,), "float32")}
-        store = daskps.create(both, name="big", optimizer=rule, shards=2)
-        print(f"two shards of 100 MB with {rule}, one client pushes to both:")
+        store = big_store(rule)
         save = partial(save_into, folder, store)
         save()
         for name, limit in (("saves", 0), ("held saves", 1)):
@@ -70,44 +70,33 @@ def memory_and_stall(client: Client, folder: Path, pairs: int) -> None:
             took = seconds(save)
             peaks = client.run(_peak)
             more = max(peaks[worker] - before[worker] for worker in before)
-            print(f"{name}: {took:.2f} s, {more / 1e6:.0f} MB more of each worker")
-            latency(client, store, pairs, (name, save))
+            yield f"{name}, {rule}: {took:.2f} s, {more / 1e6:.0f} MB more of each worker"
+            yield from waits(client, store, name, save)
         client.run(_limit, nbytes=0)
         store.delete()
 
 
-def tables(client: Client, folder: Path, pairs: int) -> None:
-    """Print how long a table takes to be saved, and to be restored elsewhere."""
+def tables(client: Client, folder: Path) -> Iterator[Job]:
+    """Yield how long a table takes to be saved, and to be restored elsewhere."""
+    rng = np.random.default_rng(0)
     for kind, rows in (("numbered rows", ROWS), ("any ids", None)):
-        store = daskps.create(
-            {"emb": daskps.TableSpec(rows, DIM)},
-            optimizer=optim.Adagrad(0.1),
-            shards=2,
-        )
-        rng = np.random.default_rng(0)
-        for first in range(0, ROWS, PUSHED):
-            ids = np.arange(first, first + PUSHED)
-            values = rng.normal(size=(PUSHED, DIM)).astype("f4")
-            store.push({"emb": daskps.RowGrad(ids, values)})
-        some = rng.choice(ROWS, 1000, replace=False)
-        expected = store["emb"].pull(some)
-        save = partial(save_into, folder, store)
-        took = min(seconds(save) for _ in range(pairs))
-        [info] = daskps.list_checkpoints(folder / "ours")
-        size = f"{ROWS:,} x {DIM} {kind} with Adagrad, {info.nbytes / 1e6:.0f} MB"
-        print(f"{size}: saved in {took:.2f} s", flush=True)
-        for shards in SHARDS:
-            took = min(
-                _restored(info.url, shards, some, expected) for _ in range(pairs)
-            )
-            rate = info.nbytes / 1e9 / took
-            print(
-                f"  restored into {shards}: {took:.2f} s, {rate:.2f} GB/s", flush=True
-            )
-        store.close()
+        spec = {"emb": daskps.TableSpec(rows, DIM)}
+        with daskps.create(spec, optimizer=optim.Adagrad(0.1), shards=2) as store:
+            for first in range(0, ROWS, PUSHED):
+                ids = np.arange(first, first + PUSHED)
+                values = rng.normal(size=(PUSHED, DIM)).astype("f4")
+                store.push({"emb": daskps.RowGrad(ids, values)})
+            some = rng.choice(ROWS, 1000, replace=False)
+            expected = store["emb"].pull(some)
+            save = partial(seconds, partial(save_into, folder, store))
+            yield Job(f"{ROWS:,} x {DIM} {kind}, Adagrad", {"save": save}, warm=1)
+            [info] = daskps.list_checkpoints(folder / "ours")
+            restored = partial(_restored, info.url, some=some, expected=expected)
+            sides = {f"into {n}": partial(restored, n) for n in SHARDS}
+            yield Job(f"restore {info.nbytes / 1e6:.0f} MB of {kind}", sides)
 
 
-def _restored(url: str, shards: int, some: Any, expected: Any) -> float:
+def _restored(url: str, shards: int, *, some: Any, expected: Any) -> float:
     made = list[Any]()
     took = seconds(lambda: made.append(daskps.restore(url, shards=shards)))
     with made[0] as again:

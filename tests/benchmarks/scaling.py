@@ -12,7 +12,6 @@ on every second number of workers, checked on the others, extrapolated to machin
 
 from __future__ import annotations
 
-import os
 import resource
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -22,14 +21,17 @@ from distributed import Client
 
 import daskps
 from daskps import optim
-from tests.benchmarks import clusters, report
-from tests.benchmarks.inprocess import WARM, GraphSample, Point, Sample, graph, resident
+from tests.benchmarks import clusters
+from tests.benchmarks.command import benchmark, duration, number, numbers, switch
+from tests.benchmarks.inprocess import WARM, Point, Sample, resident
 from tests.benchmarks.model import StoreShape, Times, apart, fitted
-from tests.benchmarks.options import JSON, duration, number, numbers, switch
+from tests.benchmarks.report import Verdict
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
+
+    from tests.benchmarks.report import Found
 
 #: The fewest and the most steps of a sample.
 FEWEST, MOST = 3, 300
@@ -75,17 +77,6 @@ def line(point: Point) -> str:
     )
 
 
-def graph_line(found: GraphSample) -> str:
-    """Return a line about rounds of the task graph."""
-    shape, n = found.shape, found.tasks
-    return (
-        f"{shape.trainers:>7}{shape.hosts:>6}  task graph: {n:.2f} tasks a round "
-        f"({shape.graph_tasks} by the model), {1e3 * found.seconds:.1f} ms, scheduler "
-        f"{1e3 * found.scheduler:.2f} ms in {found.events:.1f} events "
-        f"({1e6 * found.scheduler / n:.0f} us a task)"
-    )
-
-
 def verdict(points: Sequence[Point]) -> Iterator[str]:
     """Yield lines about the model: what fits, how far it is off, and where it leads."""
     for cpu, what in ((False, "time"), (True, "CPU time")):
@@ -114,10 +105,8 @@ def verdict(points: Sequence[Point]) -> Iterator[str]:
             )
 
 
-def measured(
-    options: argparse.Namespace, workers: int
-) -> Iterator[Point | GraphSample]:
-    """Measure all sizes of model, and the task graph, on so many workers."""
+def measured(options: argparse.Namespace, workers: int) -> Iterator[Point]:
+    """Measure all sizes of model on so many workers."""
     hosts = min(workers, options.hosts)
     with ExitStack() as stack:
         cluster = stack.enter_context(clusters.inside(workers, lane=options.lanes))
@@ -141,9 +130,6 @@ def measured(
                 samples[shape].append(resident(server, store, this, steps))
         for shape in stores:
             yield Point(shape, tuple(samples[shape]))
-        if options.graph:
-            smallest = min(stores, key=lambda shape: shape.elements)
-            yield graph(server, stores[smallest], smallest)
 
 
 def _room(workers: int, hosts: int) -> None:
@@ -161,36 +147,30 @@ def _room(workers: int, hosts: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
-OPTIONS = (
-    number("--pairs", 3, "samples of each size"),
-    JSON,
+@benchmark(
+    "scaling",
+    "rounds of 1 to 64 trainers in one process, beside the cost model",
     numbers("--workers", [1, 2, 4, 8, 16, 32, 64]),
     number("--hosts", 16, "at most so many"),
     numbers("--kib", [1, 1024], "of the models"),
     duration("--seconds", 2.0, "of a sample"),
     switch("--lanes", "by lane instead of by message"),
-    ("--no-graph", {"dest": "graph", "action": "store_false", "help": "only trainers"}),
+    pairs=3,
 )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Measure and print; return 1 if messages or bytes are not those of the model."""
+def scaling(options: argparse.Namespace) -> Iterator[Found]:
+    """Yield rounds, what the model says of them, and whether bytes were exact."""
     _room(max(options.workers), options.hosts)
-    load = os.getloadavg()[0]
-    print(f"{report.machine(load)}\n{HEADER}")
+    yield HEADER
     points: list[Point] = []
-    graphs: list[GraphSample] = []
     for workers in options.workers:
-        for found in measured(options, workers):
-            if isinstance(found, Point):
-                points.append(found)
-                print(line(found), flush=True)
-            else:
-                graphs.append(found)
-                print(graph_line(found), flush=True)
-    said = list(verdict(points))
-    print("\n".join(said))
-    rows = [{"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples]
-    model = {"graph": [asdict(found) for found in graphs], "model": said}
-    report.write("scaling", options, load, resident=rows, **model)
-    return 0 if all(point.is_exact for point in points) else 1
+        for point in measured(options, workers):
+            points.append(point)
+            yield line(point)
+    yield from verdict(points)
+    yield {
+        "resident": [
+            {"is_exact": s.is_exact} | asdict(s) for p in points for s in p.samples
+        ]
+    }
+    exact = all(point.is_exact for point in points)
+    yield Verdict("messages and bytes are those of the model", exact)

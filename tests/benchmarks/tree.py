@@ -13,12 +13,14 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import daskps
-from tests.benchmarks.options import number
-from tests.benchmarks.pairs import Comparison, alternate
-from tests.benchmarks.report import line
+from tests.benchmarks.command import benchmark
+from tests.benchmarks.samples import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STEPS = Path(__file__).with_name("steps_here.py")
 
@@ -76,32 +78,29 @@ def _checkout(text: str) -> Path:
     return tree
 
 
-OPTIONS = (
+@benchmark(
+    "tree",
+    "steps of this checkout, beside those of another one",
     ("tree", {"type": _checkout, "help": "the other checkout"}),
-    number("--pairs", 41),
     ("--job", {"default": "", "help": "only jobs whose name contains this"}),
     (
         "--way",
         {"choices": [*CLOSED], "default": "nearest", "help": "how calls go to shards"},
     ),
+    pairs=41,
 )
-
-
-def run(options: argparse.Namespace) -> None:
-    """Measure and print."""
+def tree(options: argparse.Namespace) -> Iterator[Job]:
+    """Yield a job for each kind of step."""
     here, there = Path(daskps.__file__).parents[1], options.tree
     with ExitStack() as stack:
         ours, theirs = (
             stack.enter_context(Checkout(tree, options.way)) for tree in (here, there)
         )
         for job in ours.jobs:
-            if options.job in job:
-                ours.measure(job), theirs.measure(job)  # warm
-                found = alternate(
-                    partial(ours.measure, job),
-                    partial(theirs.measure, job),
-                    options.pairs,
-                )
-                print(line(Comparison(job, there.name, *found)))
-                if ours.ways[job] != theirs.ways[job]:
-                    print(f"  different ways: {ours.ways[job]}, {theirs.ways[job]}")
+            if options.job not in job:
+                continue
+            sides = {"here": ours, there.name or "there": theirs}
+            measured = {name: partial(of.measure, job) for name, of in sides.items()}
+            yield Job(job, measured, warm=1)
+            if ours.ways[job] != theirs.ways[job]:
+                print(f"{job}: the ways differ: {ours.ways[job]}, {theirs.ways[job]}")

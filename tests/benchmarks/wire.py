@@ -1,62 +1,158 @@
-"""Calls between machines: by lane and by message, beside bare sockets and other systems.
+"""Calls between machines, by lane and by message, beside bare sockets and gloo.
 
-Ways alternate within one run. Memory that is shared on one machine is closed: what a
-worker reaches without a message is in its own process, as between machines.
+Memory that is shared on one machine is closed: what a worker reaches without a message is in
+its own process, as between machines.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distributed import Client
+from distributed.security import Security
 
-from tests.benchmarks import clusters, report
-from tests.benchmarks.between import bars, namespaces, tables
-from tests.benchmarks.between.calls import Pair
-from tests.benchmarks.between.crowd import CrowdError
-from tests.benchmarks.between.rows import HEADER, Row
-from tests.benchmarks.options import JSON, duration, number
+from tests.benchmarks import clusters, crowd, peers, sockets, workers
+from tests.benchmarks.command import benchmark, duration, number, parts
+from tests.benchmarks.jobs import StepJob
+from tests.benchmarks.samples import Bar, Job, Sample, Side
+from tests.benchmarks.workers import Pair
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-#: Rows by the name that chooses them, in the order of the table.
-ROWS: dict[str, Callable[[Pair, Namespace], Iterable[Row | str]]] = {
-    "small": bars.small,
-    "step": bars.steps,
-    "peers": bars.peers,
-    "large": bars.large,
-    "rows": tables.rows,
-    "busy": bars.busy_server,
-    "many": bars.many,
-    "tls": bars.tls,
-}
-NETWORK = "network"
-NAMES = [*ROWS, NETWORK]
-#: Rounds there: what a rate lets through scatters less, and takes longer.
-MOST_ROUNDS = 3
+#: Elements of 1 KiB, of 1 MiB and of 16 MiB.
+SMALL, LARGE, LARGEST = 2**8, 2**18, 2**22
+#: Of large arrays so many fewer calls, and so many at least.
+FEWER = {SMALL: 1, LARGE: 10, LARGEST: 50}
+LEAST = 5
+#: The interpreter's switch interval and a millisecond more.
+SWITCH = sys.getswitchinterval() + 1e-3
+#: Connections of a crowd; answers that it should get in a second, and the longest that
+#: one of them should wait.
+CROWD, CROWD_RATE, STARVED = 1000, 15_000, 0.1
 #: Open files that a thousand connections need, at both ends.
 FILES = 8192
 
 
-@contextmanager
-def _local(*, tls: bool) -> Iterator[Pair]:
-    """Start two workers that share no memory."""
-    options: dict[str, Any] = {}
-    if tls:
-        from distributed.security import Security
+def small(pair: Pair, options: Namespace) -> Iterator[Job]:
+    """Yield calls of 1 KiB; the bare socket does no work."""
+    bars = (Bar("lane", "bare socket", 2.0), Bar("lane", "message", 8.0, at_least=True))
+    for verb in ("get", "push"):
+        with pair.store(SMALL) as store:
+            sides = pair.ways(partial(pair.call, store, verb, options.calls))
+            bare = partial(pair.bare, verb, SMALL, options.calls, work=False)
+            title = f"{verb}, 1 KiB{', TLS' * pair.tls}"
+            kept = bars if verb == "get" and not pair.tls else ()
+            yield Job(title, sides | {"bare socket": bare}, kept)
 
-        options = {"security": Security.temporary(), "protocol": "tls"}
-    with clusters.local(2, close=["machine"], **options) as client:
-        yield Pair.of(client, tls=tls)
+
+def large(pair: Pair, options: Namespace) -> Iterator[Job]:
+    """Yield pull, push and update of 1 and 16 MiB."""
+    for n, limit in ((LARGE, 1.3), (LARGEST, 1.3 if pair.tls else 1.2)):
+        calls = max(LEAST, options.calls // FEWER[n])
+        with pair.store(n) as store:
+            sides = pair.ways(partial(pair.call, store, "both", calls))
+            bare = partial(pair.bare, "both", n, calls, work=True)
+            title = f"pull + push + apply, {4 * n // 2**20} MiB{', TLS' * pair.tls}"
+            bars = [Bar("lane", "bare socket", limit)]
+            yield Job(title, sides | {"bare socket": bare}, bars)
+
+
+def steps(pair: Pair, options: Namespace) -> Iterator[Job]:
+    """Yield BSP steps of two trainers on two hosts, a model of 1 KiB, beside gloo's."""
+    job = StepJob("round", 4 * SMALL, 2, 0)
+    for verb in ("push + pull", "pushpull"):
+        with pair.store(SMALL, both=True) as store:
+            sides = pair.ways(partial(pair.steps, store, verb, options.calls))
+            bars = [Bar("lane", "message", 4.0, at_least=True)]
+            yield Job(f"BSP step, 1 KiB, 2 hosts, {verb}", sides, bars)
+            with peers.opened(pair.client, peers.GLOO, job) as gloo:
+                beside: dict[str, Side] = {
+                    "lane": sides["lane"],
+                    peers.GLOO: partial(gloo, options.calls),
+                }
+                yield Job(f"BSP step, {verb}, beside gloo's mean", beside)
+
+
+def busy_server(pair: Pair, options: Namespace) -> Iterator[Job]:
+    """Yield gets from a worker that computes, beside the same when it is idle."""
+    with pair.store(SMALL) as store:
+        # Each takes a switch of threads there: fewer will do.
+        calls = max(LEAST, options.calls // 4)
+        sides: dict[str, Side] = {}
+        for way, side in pair.ways(partial(pair.call, store, "get", calls)).items():
+            sides[way] = side
+            for work in workers.WORK:
+                sides[f"{way}, {work} busy"] = partial(
+                    workers.beside, pair.client, pair.there, work, side
+                )
+        bars = [
+            Bar("lane, NumPy busy", "lane", 1.5),
+            Bar("lane, Python busy", "lane", 3.0),
+            Bar("lane, Python busy", "", SWITCH),
+            Bar("lane, Python busy", "message, Python busy", 1 / 3, "p99"),
+        ]
+        # Of Python: the second bar, or the third and the fourth.
+        yield Job("get, 1 KiB, server busy", sides, bars)
+
+
+def many(pair: Pair, options: Namespace) -> Iterator[Job | str]:
+    """Yield a thousand connections to one host: at work, and idle beside one that is."""
+    length, (_, peer) = options.seconds, pair.pids
+
+    def lane() -> Sample:
+        # Its shard has room for one crowd of producers.
+        with pair.store(crowd.ELEMENTS) as store:
+            found: Sample = pair.run(
+                crowd.by_lane, store, pair.there, CROWD, length, peer
+            )
+            return found
+
+    def selector() -> Sample:
+        where = pair.served(partial(sockets.serve_many, crowd.ELEMENTS))
+        found: Sample = pair.run(crowd.by_selector, where, CROWD, length, peer)
+        return found
+
+    # Before the others: what they have used is kept by the process.
+    with pair.store(crowd.ELEMENTS) as store:
+        files, kib, threads = pair.run(crowd.taken, store, pair.there, CROWD, peer)
+        taken = f"{files:,} open files, {kib / 1024:.1f} MiB, {threads} threads"
+        yield f"{CROWD:,} lanes take of their host: {taken}"
+    bars = (
+        Bar("lane", "", CROWD_RATE, "a second", at_least=True),
+        Bar("lane", "", STARVED, "longest"),
+    )
+    title = f"{CROWD:,} connections push 64 B: longest calls"
+    yield Job(title, {"lane": lane, "bare selector": selector}, bars)
+    with pair.store(SMALL) as store:
+        get = workers.handle, store, "get", options.calls, peer, True
+        open_beside = partial(crowd.beside, store, pair.there, CROWD)
+        sides = {
+            "lane, others open": partial(pair.run, open_beside, *get),
+            "lane": partial(pair.run, *get),
+            "bare socket": partial(pair.bare, "get", SMALL, options.calls, work=False),
+        }
+        kept = [Bar("lane, others open", "bare socket", 2.0)]
+        yield Job(f"get, 1 KiB, beside {CROWD:,} idle lanes", sides, kept)
+
+
+def tls(pair: Pair, options: Namespace) -> Iterator[Job]:
+    """Yield small calls and large arrays under TLS, beside bare TLS sockets."""
+    yield from small(pair, options)
+    yield from large(pair, options)
+
+
+PARTS: dict[str, Callable[[Pair, Namespace], Iterator[Job | str]]] = {
+    "small": small,
+    "step": steps,
+    "large": large,
+    "busy": busy_server,
+    "many": many,
+    "tls": tls,
+}
 
 
 def _room() -> None:
@@ -67,95 +163,24 @@ def _room() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-class _Table:
-    """Measures rows and prints them."""
-
-    def __init__(self, options: Namespace) -> None:
-        self._options = options
-        #: What was measured, and what there is to say besides: also what was left out.
-        self.rows: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-
-    def add(self, found: Iterable[Row | str]) -> None:
-        """Measure and print rows, and lines between them."""
-        try:
-            for row in found:
-                if isinstance(row, str):
-                    self.say(row)
-                    continue
-                row.measure(self._options.rounds)
-                print("\n".join(row.lines()), flush=True)
-                self.rows.append(row.plain())
-        except CrowdError as error:
-            self.say(f"left out the rest of these rows: {error}")
-
-    def say(self, line: str) -> None:
-        """Print a line that is none of a row."""
-        self.notes.append(line)
-        print(line, flush=True)
-
-    def network(self) -> None:
-        """Measure between two network namespaces, in processes of their own."""
-        options = self._options
-        if reason := namespaces.missing():
-            self.say(f"left out two network namespaces: {reason}")
-            return
-        print(f"between two network namespaces, {options.rate}:", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "rows"
-            rounds = min(options.rounds, MOST_ROUNDS)
-            given = [f"--rounds={rounds}", f"--calls={options.calls}"]
-            status = namespaces.run(options.rate, ["wire", *given, "--json", str(file)])
-            if status or not file.exists():
-                self.say(f"left out the rest of these: they ended with {status}")
-                return
-            found = json.loads(file.read_text("utf-8"))
-        self.rows += [row | {"rate": options.rate} for row in found["rows"]]
-        self.notes += found["notes"]
-
-    def end(self) -> None:
-        """Print how many bars are kept."""
-        kept = [bar["kept"] for row in self.rows for bar in row["bars"]]
-        print(f"{sum(kept)} bars of {len(kept)} kept")
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(NAMES):
-        raise argparse.ArgumentTypeError(
-            f"no rows {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
-        )
-    return names
-
-
-OPTIONS = (
-    number("--rounds", 5),
+@benchmark(
+    "wire",
+    "calls between machines, beside messages, bare sockets and gloo",
+    parts([*PARTS]),
     number("--calls", 400, "of one sample, fewer of large arrays"),
     duration("--seconds", 1.0, "of a sample of many connections"),
-    ("--only", {"type": _names, "default": NAMES, "help": f"of {', '.join(NAMES)}"}),
-    ("--rate", {"default": "1gbit", "help": "between namespaces [%(default)s]"}),
-    ("--scheduler", {"metavar": "ADDRESS", "help": "two workers of your own cluster"}),
-    JSON,
+    pairs=5,
 )
-
-
-def run(options: Namespace) -> None:
-    """Measure and print."""
-    load, table = os.getloadavg()[0], _Table(options)
-    if options.scheduler is not None:
-        with Client(options.scheduler) as client:
-            table.add(bars.between(Pair.of(client), options))
-    else:
-        _room()
-        print(f"{report.machine(load)}\n{HEADER}")
-        for tls in (False, True):
-            names = [name for name in options.only if name in ROWS]
-            names = [name for name in names if (name == "tls") is tls]
-            if names:
-                with _local(tls=tls) as pair:
-                    for name in names:
-                        table.add(ROWS[name](pair, options))
-        if NETWORK in options.only:
-            table.network()
-        table.end()
-    report.write("wire", options, load, rows=table.rows, notes=table.notes)
+def wire(options: Namespace) -> Iterator[Job | str]:
+    """Yield the parts, those under TLS in a cluster of their own."""
+    _room()
+    for under_tls in (False, True):
+        names = [name for name in options.only if (name == "tls") is under_tls]
+        how: dict[str, Any] = {}
+        if under_tls:
+            how = {"security": Security.temporary(), "protocol": "tls"}
+        if names:
+            with clusters.local(2, close=["machine"], **how) as client:
+                pair = Pair.of(client, tls=under_tls)
+                for name in names:
+                    yield from PARTS[name](pair, options)

@@ -22,9 +22,9 @@ from daskps.cluster.machine import blocks
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import LayoutError
-from tests.benchmarks.snapshot import Oracle, check
 from tests.cluster.saved import filled, link_of, push, restored, save
 from tests.seams import shards_of
+from tests.snapshot_oracle import Oracle, check
 from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
 
@@ -78,7 +78,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(
     """Four processes push, some of it to two of three shards; bits tell who is in."""
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
-    monkeypatch.setattr("tests.benchmarks.snapshot.multiprocessing", ready)
+    monkeypatch.setattr("tests.snapshot_oracle.multiprocessing", ready)
     oracle = Oracle(shards=3, producers=4, pushes=150)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3

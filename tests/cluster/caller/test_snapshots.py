@@ -37,8 +37,8 @@ from daskps.cluster.wire.packing import unpack_reply
 from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
-from tests.benchmarks.snapshot import Oracle, check
 from tests.seams import bound_link, mutex_of, shards_of
+from tests.snapshot_oracle import Oracle, check
 from tests.support import PATIENCE, gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -703,7 +703,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(client, monkeypa
     """Four processes push, some of it to two of three shards; bits tell who is in."""
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
-    monkeypatch.setattr("tests.benchmarks.snapshot.multiprocessing", ready)
+    monkeypatch.setattr("tests.snapshot_oracle.multiprocessing", ready)
     oracle = Oracle(shards=3, producers=4, pushes=250)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3

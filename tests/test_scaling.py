@@ -79,7 +79,7 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
     file = tmp_path / "found.json"
     # 96 KiB on four hosts: the arrays are frames of their own.
     given = ["--workers", "2,4", "--kib", "1,96", "--pairs", "1", "--seconds", "1e-9"]
-    assert command.main(["scaling", *given, "--no-graph", "--json", str(file)]) == 0
+    assert command.main(["scaling", *given, "--json", str(file)]) == 0
     rows = json.loads(file.read_text("utf-8"))["resident"]
     assert [(r["shape"]["trainers"], r["shape"]["elements"]) for r in rows] == [
         (2, 256),
@@ -149,7 +149,7 @@ def test_rounds_by_lane_are_counted(
 ) -> None:
     file = tmp_path / "found.json"
     given = ["--workers", "2", "--kib", "1", "--pairs", "1", "--seconds", "1e-9"]
-    command.main(["scaling", "--lanes", *given, "--no-graph", "--json", str(file)])
+    command.main(["scaling", "--lanes", *given, "--json", str(file)])
     (row,) = json.loads(file.read_text("utf-8"))["resident"]
     assert row["shape"]["lane"]
     # A lane leaves a call to messages where the machine is slow: then there are more.

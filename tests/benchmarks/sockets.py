@@ -8,11 +8,13 @@ answers with, as an update may come meanwhile, and applies a gradient to other w
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import ssl
 import struct
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from daskps.typing import Array
 
-#: What is asked: bytes that follow, and bytes of weights to answer with.
+#: What is asked: elements that come, and those to answer with.
 _HEAD = struct.Struct("<qq48x")
 #: A head and the row of a shard.
 ANSWER_NBYTES = 96
@@ -29,7 +31,7 @@ LEARNING_RATE = np.float32(1e-3)
 
 
 def request(come: int, go: int) -> bytes:
-    """Return the head of a request, that so many bytes follow and answer."""
+    """Return the head of a request that brings so many elements, and asks for some."""
     return _HEAD.pack(come, go)
 
 
@@ -55,28 +57,30 @@ class BareWeights:
         return self._copy
 
 
-def serve(
-    n: int, work: bool, tls: bool = False, *, dask_worker: Any
-) -> tuple[str, int]:
+def _listening(dask_worker: Any, run: Callable[[socket.socket], None]) -> Any:
+    """Have a thread of a worker run with a listener; return where that is."""
+    listener = socket.create_server((dask_worker.ip, 0), backlog=4096)
+    threading.Thread(target=run, args=(listener,), name="bare", daemon=True).start()
+    return listener.getsockname()[:2]
+
+
+def serve(n: int, work: bool, tls: bool = False, *, dask_worker: Any) -> Any:
     """Have a thread of a worker serve one connection; return where."""
-    listener = socket.create_server((dask_worker.ip, 0))
     context = dask_worker.security.get_listen_args("worker").get("ssl_context")
 
-    def run() -> None:
+    def run(listener: socket.socket) -> None:
         with listener:
             here, _ = listener.accept()
         here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls:
             here = context.wrap_socket(here, server_side=True)
         with here:
-            _answer(here, BareWeights(n), work)
+            answer(here, BareWeights(n), work)
 
-    threading.Thread(target=run, name="bare-socket", daemon=True).start()
-    host, port = listener.getsockname()[:2]
-    return host, port
+    return _listening(dask_worker, run)
 
 
-def _answer(here: socket.socket, weights: BareWeights, work: bool) -> None:
+def answer(here: socket.socket, weights: BareWeights, work: bool) -> None:
     """Answer requests until the caller has gone."""
     buffer = memoryview(bytearray(BUFFER_NBYTES))
     gradient = memoryview(weights.gradient.data).cast("B")
@@ -86,7 +90,7 @@ def _answer(here: socket.socket, weights: BareWeights, work: bool) -> None:
         if come:
             ready = got - _HEAD.size
             gradient[:ready] = buffer[_HEAD.size : got]
-            fill(here, gradient[ready:come])
+            fill(here, gradient[ready : 4 * come])
             if work:
                 weights.apply()
         send(here, said, weights.read() if go else b"")
@@ -95,16 +99,14 @@ def _answer(here: socket.socket, weights: BareWeights, work: bool) -> None:
 def send(here: socket.socket, head: bytes, body: Any) -> None:
     """Send a head and a body: small ones together, else without a copy."""
     view = memoryview(body).cast("B")
-    if isinstance(here, ssl.SSLSocket) or not view:
-        if len(view) <= BUFFER_NBYTES:
-            here.sendall(head + bytes(view))
-            return
+    if len(view) <= BUFFER_NBYTES:
+        here.sendall(head + bytes(view))
+    elif isinstance(here, ssl.SSLSocket):
         here.sendall(head)
         here.sendall(view)
-        return
-    sent = here.sendmsg([head, view]) - len(head)
-    while sent < len(view):
-        sent += here.send(view[sent:])
+    else:
+        sent = here.sendmsg([head, view]) - len(head)
+        here.sendall(view[sent:])
 
 
 def fill(here: socket.socket, view: memoryview) -> None:
@@ -116,65 +118,53 @@ def fill(here: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
-class BareCaller:
-    """The caller's end of such a connection."""
+def connected(where: tuple[str, int], context: Any = None) -> socket.socket:
+    """Return the caller's end of a connection."""
+    here = socket.create_connection(where)
+    here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is not None:
+        here = context.wrap_socket(here, server_hostname=where[0])
+    return here
 
-    def __init__(self, where: tuple[str, int], n: int, context: Any = None) -> None:
-        here = socket.create_connection(where)
-        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is not None:
-            here = context.wrap_socket(here, server_hostname=where[0])
-        self._here = here
-        self._gradient = np.full(n, 1e-3, np.float32)
+
+class BareCaller:
+    """Calls of a vector."""
+
+    def __init__(self, n: int, here: socket.socket) -> None:
+        self._here, self._gradient = here, np.full(n, 1e-3, np.float32)
         # The answer's head comes before the weights, in the same array.
-        self._answer = memoryview(bytearray(ANSWER_NBYTES + 4 * n))
-        self._pull = request(0, 4 * n)
-        self._push = request(4 * n, 0)
+        self.answer = memoryview(bytearray(ANSWER_NBYTES + 4 * n))
+        self._pull, self._push = request(0, n), request(n, 0)
 
     def get(self) -> None:
         """Read the weights."""
         self._here.sendall(self._pull)
-        fill(self._here, self._answer)
+        fill(self._here, self.answer)
 
     def push(self) -> None:
         """Deliver a gradient that was looked at for NaN, and wait until it is applied."""
         if not np.isfinite(np.add.reduce(self._gradient)):
             raise ValueError("not finite")
         send(self._here, self._push, self._gradient)
-        fill(self._here, self._answer[:ANSWER_NBYTES])
+        fill(self._here, self.answer[:ANSWER_NBYTES])
 
     def both(self) -> None:
         """Do the one, then the other."""
         self.get()
         self.push()
 
-    def close(self) -> None:
-        """End it, and the thread that serves it."""
-        self._here.close()
 
-
-def serve_many(n: int, *, dask_worker: Any) -> tuple[str, int]:
+def serve_many(n: int, *, dask_worker: Any) -> Any:
     """Have a thread of a worker serve any number of connections by a selector."""
-    listener = socket.create_server((dask_worker.ip, 0), backlog=4096)
-    threading.Thread(
-        target=_select,
-        args=(listener, BareWeights(n)),
-        name="bare-selector",
-        daemon=True,
-    ).start()
-    host, port = listener.getsockname()[:2]
-    return host, port
+    return _listening(dask_worker, functools.partial(_select, BareWeights(n)))
 
 
-def _select(listener: socket.socket, weights: BareWeights) -> None:
+def _select(weights: BareWeights, listener: socket.socket) -> None:
     """Apply small gradients as they come, until all callers have gone."""
     poll, known = select.epoll(), {listener.fileno(): listener}
     poll.register(listener, select.EPOLLIN)
     buffer, said = memoryview(bytearray(BUFFER_NBYTES)), bytes(ANSWER_NBYTES)
-    gradient, nbytes = (
-        memoryview(weights.gradient.data).cast("B"),
-        weights.gradient.nbytes,
-    )
+    gradient = memoryview(weights.gradient.data).cast("B")
     with listener, poll:
         while True:
             for number, _ in poll.poll():
@@ -185,7 +175,7 @@ def _select(listener: socket.socket, weights: BareWeights) -> None:
                     known[here.fileno()] = here
                     poll.register(here, select.EPOLLIN)
                 elif here.recv_into(buffer):
-                    gradient[:] = buffer[_HEAD.size : _HEAD.size + nbytes]
+                    gradient[:] = buffer[_HEAD.size : _HEAD.size + len(gradient)]
                     weights.apply()
                     here.sendall(said)
                 else:

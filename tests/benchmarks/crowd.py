@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import select
 import socket
+import statistics
 import time
 import uuid
 from dataclasses import dataclass
@@ -33,9 +34,9 @@ from daskps.cluster.lane.frames import (
     unpack_head,
 )
 from daskps.cluster.wire.messages import PROTOCOL
-from tests.benchmarks.between import sockets
-from tests.benchmarks.between.calls import used
-from tests.benchmarks.between.rows import WaySample
+from tests.benchmarks import sockets
+from tests.benchmarks.samples import LeftOutError, Sample
+from tests.benchmarks.workers import used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -47,10 +48,6 @@ Done = TypeVar("Done")
 ELEMENTS = 16
 #: Lanes that are opened at a time, and how long all of them may take.
 AT_A_TIME, OPEN_SECONDS = 32, 60.0
-
-
-class CrowdError(RuntimeError):
-    """A host that gives fewer lanes, or answers something else."""
 
 
 async def _open(address: str, uid: str, n: int) -> list[socket.socket]:
@@ -71,7 +68,7 @@ async def _open(address: str, uid: str, n: int) -> list[socket.socket]:
     if len(taken) < n:
         for here in taken:
             here.close()
-        raise CrowdError(f"the host gave {len(taken):,} lanes of {n:,}")
+        raise LeftOutError(f"the host gave {len(taken):,} lanes of {n:,}")
     return taken
 
 
@@ -139,7 +136,7 @@ class LanePushes:
             one.sendall(b"".join(pack_text(FORM, _form(uid, producer), 0)))
             head = unpack_head(one.recv(sockets.BUFFER_NBYTES)[:HEAD_NBYTES])
             if head.kind != ANSWER:
-                raise CrowdError(f"the host answers the form of a push with {head}")
+                raise LeftOutError(f"the host answers the form of a push with {head}")
 
     def frame(self, n: int) -> bytes:
         """Return the n-th push of a caller."""
@@ -149,7 +146,7 @@ class LanePushes:
     def check(self, answer: memoryview) -> None:
         """Look whether it was applied."""
         if answer[4] != ANSWER:
-            raise CrowdError(f"the host answers a push with {unpack_head(answer)}")
+            raise LeftOutError(f"the host answers a push with {unpack_head(answer)}")
 
 
 class BarePushes:
@@ -159,7 +156,7 @@ class BarePushes:
 
     def __init__(self) -> None:
         gradient = np.full(ELEMENTS, 1e-3, np.float32).tobytes()
-        self._frame = sockets.request(4 * ELEMENTS, 0) + gradient
+        self._frame = sockets.request(ELEMENTS, 0) + gradient
 
     def frame(self, n: int) -> bytes:
         """Return the n-th push of a caller."""
@@ -174,7 +171,7 @@ def drive(
     pushes: LanePushes | BarePushes,
     seconds: float,
     peer: int,
-) -> WaySample:
+) -> Sample:
     """Have all callers push for so long; what is told is the longest call of each."""
     poll, callers = select.epoll(), {one.fileno(): CrowdCaller(one) for one in here}
     buffer = memoryview(bytearray(sockets.BUFFER_NBYTES))
@@ -189,12 +186,12 @@ def drive(
         while waiting:
             ready = poll.poll(10.0)
             if not ready:
-                raise CrowdError(f"{waiting:,} callers had no answer for 10 s")
+                raise LeftOutError(f"{waiting:,} callers had no answer for 10 s")
             for number, _ in ready:
                 caller = callers[number]
                 got = caller.here.recv_into(buffer)
                 if got != pushes.nbytes:
-                    raise CrowdError(f"the host answers with {got} bytes")
+                    raise LeftOutError(f"the host answers with {got} bytes")
                 pushes.check(buffer[:HEAD_NBYTES])
                 now = time.perf_counter()
                 caller.longest = max(caller.longest, now - caller.sent)
@@ -206,25 +203,24 @@ def drive(
                     waiting -= 1
     calls = sum(caller.calls for caller in callers.values())
     mine, theirs = time.process_time() - mine, used(peer) - theirs
-    took = tuple(1e6 * caller.longest for caller in callers.values())
-    rate = calls / (now - began)
-    return WaySample(took, 1e6 * mine / calls, 1e6 * theirs / calls, rate=rate)
+    longest = [caller.longest for caller in callers.values()]
+    more = {"longest": max(longest), "a second": calls / (now - began)}
+    more |= {"cpu": mine / calls, "server": theirs / calls}
+    return Sample(statistics.median(longest), more)
 
 
 def by_lane(
-    store: daskps.ParameterStore, address: str, n: int, *, seconds: float, peer: int
-) -> WaySample:
+    store: daskps.ParameterStore, address: str, n: int, seconds: float, peer: int
+) -> Sample:
     """Measure pushes by so many lanes, in a task."""
     with lanes(address, store.uid, n) as here:
         return drive(here, LanePushes(here, store.uid), seconds, peer)
 
 
-def by_selector(where: tuple[str, int], n: int, seconds: float, peer: int) -> WaySample:
+def by_selector(where: tuple[str, int], n: int, seconds: float, peer: int) -> Sample:
     """Measure the same to a bare server, in a task."""
     with contextlib.ExitStack() as stack:
-        here = [stack.enter_context(socket.create_connection(where)) for _ in range(n)]
-        for one in here:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        here = [stack.enter_context(sockets.connected(where)) for _ in range(n)]
         return drive(here, BarePushes(), seconds, peer)
 
 
@@ -248,8 +244,12 @@ def taken(store: daskps.ParameterStore, address: str, n: int, peer: int) -> list
 
 
 def beside(
-    store: daskps.ParameterStore, address: str, n: int, measure: Callable[[], WaySample]
-) -> WaySample:
+    store: daskps.ParameterStore,
+    address: str,
+    n: int,
+    measure: Callable[..., Sample],
+    *args: Any,
+) -> Sample:
     """Measure something in a task while so many other lanes are open and idle."""
     with lanes(address, store.uid, n):
-        return measure()
+        return measure(*args)

@@ -1,1 +1,0 @@
-"""What calls between machines take, beside bare sockets doing the same work."""
