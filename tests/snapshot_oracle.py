@@ -31,7 +31,7 @@ PARTIAL = 5
 
 @dataclass(frozen=True)
 class Oracle:
-    """Which bit of which parameter a push sets."""
+    """A layout of pushes: each sets one bit of a parameter of each shard it goes to."""
 
     shards: int
     producers: int

@@ -4,7 +4,7 @@ The same array of float32, on one worker and on two, each of which writes its ha
 with 16 MiB in a file; nothing is compressed. Ours takes a digest of each file, and has all
 of them on the disk before the checkpoint counts; so has the peer np.save, which takes no
 digest. The peer zarr does neither, as by itself, and does both where its name says so.
-What is restored stays until after the clock has stopped, ours and theirs.
+Restored arrays are freed after the clock has stopped, ours and theirs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _make_folder(folder: Path, n: int, workers: int) -> None:
 
 
 class FilePeer(NamedTuple):
-    """What is done before a save, and by each worker in saves and restores."""
+    """A peer: how it prepares a save, and how each worker saves and restores."""
 
     prepare: Callable[[Path, int, int], None]
     write: Callable[..., None]
@@ -198,7 +198,7 @@ def _peers(
 )
 def checkpoint(options: Namespace) -> Iterator[Job | str]:
     """Yield the parts: beside peers; memory and waits, also of held shards; tables."""
-    with tempfile.TemporaryDirectory(prefix="daskps-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="daskps-measured-") as name:
         folder = Path(name)
         for workers in (1, 2) if "peers" in options.only else ():
             with clusters.local(workers) as client:

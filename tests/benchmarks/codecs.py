@@ -1,4 +1,4 @@
-"""What codecs cost and save: bytes, seconds to encode and decode, and where that pays.
+"""Costs and savings of codecs: bytes, seconds to encode and decode, and where that pays.
 
 Each is measured beside np.copyto of the same array and np.partition of its absolute
 values, in one thread, in turn with them; the figures are medians. A codec pays on links

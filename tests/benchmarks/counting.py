@@ -1,4 +1,4 @@
-"""What leaves this process and what its scheduler does, counted; for in-process workers."""
+"""Counts of what leaves this process and what its scheduler does; for in-process workers."""
 
 from __future__ import annotations
 

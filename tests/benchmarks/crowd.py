@@ -126,7 +126,7 @@ class CrowdCaller:
 
 
 class LanePushes:
-    """What callers say on lanes."""
+    """Pushes by lanes, in the frames of these."""
 
     nbytes = HEAD_NBYTES + ROW_NBYTES
 
@@ -150,7 +150,7 @@ class LanePushes:
 
 
 class BarePushes:
-    """What callers say to a bare server."""
+    """Pushes to a bare server."""
 
     nbytes = sockets.ANSWER_NBYTES
 

@@ -1,4 +1,4 @@
-"""What the end of a worker costs those that push.
+"""Kills of workers: how long pushes take around them.
 
 A client pushes one push after the other while owners of shards are killed; each kill is
 told by the longest push around it. At the end every shard must have applied each push

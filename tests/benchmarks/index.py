@@ -1,4 +1,4 @@
-"""What rows by id cost in a shard: to find them, to make them, and to grow.
+"""Rows by id in a shard: the cost to find them, to make them, and to grow.
 
 Ids are random, and each look-up names others, so that few entries are still in a cache. The
 peer of a look-up reads one entry an id, at random and asked for ahead of its turn, and knows

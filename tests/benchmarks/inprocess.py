@@ -113,7 +113,7 @@ def resident(
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured of one shape: medians of its samples."""
+    """The samples of one shape, and their medians."""
 
     shape: StoreShape
     samples: tuple[Sample, ...]

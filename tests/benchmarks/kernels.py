@@ -2,7 +2,7 @@
 
 Both sides of a line run in turn, in one process and on the same memory.
 
-What moves is counted without the cache lines that a store reads first: SGD in place
+Bytes are counted without the cache lines that a store reads first: SGD in place
 reads weights and gradient and writes weights, three arrays; a copy reads and writes.
 So SGD over n elements is set against `np.copyto` of 1.5 n elements. Adam is set
 against the fused Adam of torch on the same n elements.

@@ -96,7 +96,7 @@ def watched(pids: Sequence[int]) -> Iterator[dict[int, list[int]]]:
 
 @dataclass(frozen=True)
 class Found:
-    """What one phase took, in bytes; most of the workers."""
+    """The memory that one phase took, in bytes; most of the workers."""
 
     sync: str
     model: int

@@ -1,4 +1,4 @@
-"""What rounds of resident trainers cost: messages and bytes exactly, time about.
+"""The cost of rounds of resident trainers: messages and bytes exactly, time about.
 
 Pure arithmetic: nothing here measures or sends anything. `docs/scaling.md` explains it.
 """
@@ -31,7 +31,7 @@ _FRAME = {"__Serialized__": 1}
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What there is to do with the messages of a round."""
+    """The work that the messages of a round are."""
 
     #: Requests with their replies.
     messages: int

@@ -45,7 +45,7 @@ _SPINS, _SPINS_OF_ROUNDS, _NAP_SECONDS = 50, 500, 20e-6
 
 @dataclass(frozen=True)
 class Place:
-    """What a process knows of itself and the others of its job."""
+    """A process among those of its job."""
 
     rank: int
     trainers: int
@@ -86,7 +86,7 @@ def opened(client: Client, peer: str, job: Any) -> Iterator[Callable[[int], floa
     """Give what measures steps of a job by a peer, in the workers that train."""
     trainers, _ = clusters.places(client, job.trainers, job.servers)
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="daskps-bench-", dir=shared) as folder:
+    with tempfile.TemporaryDirectory(prefix="daskps-measured-", dir=shared) as folder:
 
         def measure(steps: int) -> float:
             if peer == GLOO and importlib.util.find_spec("torch") is None:

@@ -45,7 +45,7 @@ def run(options: Namespace, measure: Callable[[Namespace], Iterator[Found]]) -> 
 
 
 class _Report:
-    """What one benchmark found; prints the machine and the table's head."""
+    """The jobs and lines of one benchmark; prints the machine and the table's head."""
 
     def __init__(self, options: Namespace) -> None:
         self._options, self._load = options, os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""What rows of a table cost in a shard, beside loops that nothing protects.
+"""Rows of a table in a shard, beside loops that nothing protects.
 
 The limit pulls and pushes as fast as memory lets it: it asks for rows ahead of their turn,
 and knows no lock, no bounds, no repeats, no NaN and no log of what was there. Ours do all of

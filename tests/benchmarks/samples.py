@@ -22,7 +22,7 @@ class LeftOutError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sample:
-    """What one side took once: seconds of a step, and other figures by their names."""
+    """One measurement of a side: seconds of a step, and other figures by their names."""
 
     seconds: float
     #: Seconds too, but for those that `report.SHOWN` shows as something else.
@@ -39,7 +39,7 @@ Side: TypeAlias = Callable[[], Sample | float]
 
 @dataclass(frozen=True)
 class Bar:
-    """What a side should reach: a multiple of another side, or a number."""
+    """The aim of a side: a multiple of another side, or a number."""
 
     side: str
     #: The side it is set against; "" for the number itself.

@@ -1,4 +1,4 @@
-"""What a save costs beside its time, and restores of tables into other numbers of shards.
+"""The memory and the stalls of saves, and restores of tables into other numbers of shards.
 
 The memory of a save is what its workers' processes hold at most above what they held
 before. Where there is no room for a copy, shards are held while their files are written:

@@ -36,7 +36,7 @@ def request(come: int, go: int) -> bytes:
 
 
 class BareWeights:
-    """What a server answers from."""
+    """The weights of a server."""
 
     def __init__(self, n: int) -> None:
         self._sides = np.zeros((2, n), np.float32)

@@ -55,7 +55,7 @@ class TableJob:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What tells the seconds."""
+        """The clock of this job."""
         return time.thread_time if self.cpu else time.perf_counter
 
     @property

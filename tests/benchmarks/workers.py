@@ -36,7 +36,7 @@ WARM_STEPS = 200
 
 def used(pid: int) -> float:
     """Return the seconds of CPU time that a process of this machine has used."""
-    # What `clock_getcpuclockid` gives.
+    # The clock that `clock_getcpuclockid` gives.
     try:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
