@@ -104,14 +104,14 @@ def lines(job: Job) -> Iterator[str]:
     if not others:
         every = sorted(sample.seconds for sample in job.found[ours])
         ends = f"({shown(every[0])} to {shown(every[-1])})"
-        yield f"{job.title:<48}{'':<24}{first:>10}  {ends}{_more(job, ours)}"
+        yield f"{job.title:<47} {'':<24}{first:>10}  {ends}{_more(job, ours)}"
     for name in others:
         ratios = job.ratios(name)
         median, low, high = map(
             _ratio, (statistics.median(ratios), min(ratios), max(ratios))
         )
         yield (
-            f"{job.title:<48}{name:<24}{first:>10}{shown(job.median(name)):>10}"
+            f"{job.title:<47} {name:<23} {first:>10}{shown(job.median(name)):>10}"
             f"  {median} ({low}-{high}){_more(job, ours, name)}"
         )
     for bar in job.bars:
