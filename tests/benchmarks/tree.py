@@ -82,7 +82,6 @@ def _checkout(text: str) -> Path:
     "tree",
     "steps of this checkout, beside those of another one",
     ("tree", {"type": _checkout, "help": "the other checkout"}),
-    ("--job", {"default": "", "help": "only jobs whose name contains this"}),
     (
         "--way",
         {"choices": [*CLOSED], "default": "nearest", "help": "how calls go to shards"},
@@ -97,10 +96,9 @@ def tree(options: argparse.Namespace) -> Iterator[Job]:
             stack.enter_context(Checkout(tree, options.way)) for tree in (here, there)
         )
         for job in ours.jobs:
-            if options.job not in job:
-                continue
             sides = {"here": ours, there.name or "there": theirs}
             measured = {name: partial(of.measure, job) for name, of in sides.items()}
             yield Job(job, measured, warm=1)
-            if ours.ways[job] != theirs.ways[job]:
-                print(f"{job}: the ways differ: {ours.ways[job]}, {theirs.ways[job]}")
+            ways = [side.ways.get(job) for side in (ours, theirs)]
+            if ways[0] != ways[1]:
+                print(f"{job}: the two sides took other ways: {ways}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps import kernels, optim
-from tests.kernels.compiling import hits, llvm, misses
+from tests.kernels.compiling import hits, kept, llvm, misses
 
 #: Every update function of the built-in rules.
 RULES = [
@@ -38,7 +38,8 @@ RULES = [
 def state(rule, dtype, n, seed=0):
     """Return a bound rule, weights, gradient, slots and scalars."""
     rng = np.random.default_rng(seed)
-    bound = optim.bind(rule, dtype)
+    # Loops of f4, which f2 takes too, are compiled in each run: a test reads their code.
+    bound = optim.bind(rule, dtype, cache_dir=kept() if dtype == "f8" else None)
     w, g = (rng.standard_normal(n).astype(dtype) for _ in range(2))
     compute = bound.kernel.compute_dtype
     slots = tuple(1 + rng.random(n).astype(compute) for _ in rule.slots)
@@ -244,7 +245,9 @@ def test_float32_loop_is_vectorised_and_free_of_float64(rule, name):
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 def test_gradient_may_be_read_only_and_at_any_address(dtype):
     """Arrays from the network are read-only or start at odd addresses."""
-    bound, w, g, slots, scalars = state(optim.Adam(0.1), dtype, 301)
+    _, w, g, slots, scalars = state(optim.Adam(0.1), dtype, 301)
+    # Compiled here: it is counted.
+    bound = optim.bind(optim.Adam(0.1), dtype)
     expected, state_ = w.copy(), tuple(slot.copy() for slot in slots)
     bound.inplace(expected, g, state_, scalars)
     frozen = g.copy()
@@ -260,7 +263,8 @@ def test_gradient_may_be_read_only_and_at_any_address(dtype):
         out = np.empty_like(w)
         bound.publish(w, out, gradient, tuple(s.copy() for s in slots), scalars)
         assert same_bits(out, expected)
-    assert misses(bound.kernel.module) == max(compiled, 2)
+    # f2 is updated in place as f4, and published so.
+    assert misses(bound.kernel.module) == max(compiled, 1 if dtype == "f2" else 2)
 
 
 def test_publish_reads_weights_that_are_read_only_and_unaligned():

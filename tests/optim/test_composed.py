@@ -34,8 +34,8 @@ def test_a_clipped_gradient_is_a_gradient_clipped_by_numpy(rule, dtype):
     mine = chain(clip_by_value(-0.5, 0.25), rule)
     expected = compiled(rule, w, clipped)
     np.testing.assert_array_equal(compiled(mine, w, gradients), expected)
-    bound = optim.bind(mine, dtype)
-    inner = optim.bind(rule, dtype)
+    bound = optim.bind(mine, dtype, cache_dir=kept())
+    inner = optim.bind(rule, dtype, cache_dir=kept())
     n, wide = 1000, bound.kernel.compute_dtype
     w, g = np.ones(n, dtype), np.linspace(-2, 2, n).astype(dtype)
     for past in (False, True):
@@ -76,7 +76,7 @@ def test_parts_are_gone_through_in_their_order():
         (chain(sgd), -2.0),
     ]
     for rule, expected in orders:
-        got = compiled(rule, np.zeros(1), [np.full(1, 2.0)], kept())
+        got = compiled(rule, np.zeros(1), [np.full(1, 2.0)])
         assert got.tolist() == [expected], rule
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from daskps import optim
+from tests.kernels.compiling import kept
 
 #: For arguments of a wrong type.
 untyped: Any = optim
@@ -97,8 +98,8 @@ def oracle(rule, w, gradients):
     return w
 
 
-def compiled(rule, w, gradients, cache_dir=None):
-    bound = optim.bind(rule, w.dtype, cache_dir=cache_dir)
+def compiled(rule, w, gradients):
+    bound = optim.bind(rule, w.dtype, cache_dir=kept())
     w, slots = w.copy(), slots_of(rule, len(w), bound.kernel.compute_dtype.name)
     for step, g in enumerate(gradients, 1):
         bound.inplace(w, g.astype(w.dtype), slots, bound.scalars(step))

@@ -19,6 +19,7 @@ from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step
 from tests.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards.making import RUN, contents, counts, done, send, weights
 
 N, M = 200, 70
@@ -29,7 +30,7 @@ V, W = 0, 1
 
 @functools.cache
 def bound(rule: str) -> Any:
-    return optim.bind(RULES[rule], "f4")
+    return optim.bind(RULES[rule], "f4", cache_dir=kept())
 
 
 def shard(rule: str = "SGD", *, durable: bool = True) -> Shard:

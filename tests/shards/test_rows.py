@@ -25,6 +25,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Ready, Step, Ticket
+from tests.kernels.compiling import kept
 from tests.shards.rowing import (
     EMB,
     LAYOUT,
@@ -450,7 +451,7 @@ RULES = [
 )
 def test_a_rule_on_rows_is_the_dense_rule_on_what_they_have(rule, dtype, rng):
     """Each row gets the bits of an array that is fed the steps that name it."""
-    bound = optim.bind(rule, dtype)
+    bound = optim.bind(rule, dtype, cache_dir=kept())
     init = tuple(rule.slot_init.get(name, 0.0) for name in rule.slots)
     layout = Layout.build({}, 1, {"emb": (9, 4, dtype)})
     shard = Shard(Segment(layout, 0, {0: init}), {0: bound})
@@ -481,7 +482,7 @@ def test_a_rule_on_rows_is_the_dense_rule_on_what_they_have(rule, dtype, rng):
 def test_rules_on_rows_are_those_of_torch(adaptive, rng):
     torch = pytest.importorskip("torch")
     rule = optim.Adam(0.01) if adaptive else optim.SGD(0.1)
-    bound = optim.bind(rule, "float32")
+    bound = optim.bind(rule, "float32", cache_dir=kept())
     layout = Layout.build({}, 1, {"emb": (20, 4, "float32")})
     init = tuple(0.0 for _ in rule.slots)
     shard = Shard(Segment(layout, 0, {0: init}), {0: bound})
