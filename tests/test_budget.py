@@ -33,7 +33,10 @@ ROOMS = {
     "training": (4848, 4184),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
-GRANTED: list[tuple[str, int, int, str]] = []
+GRANTED: list[tuple[str, int, int, str]] = [
+    ("cluster", 5, 3, "a second Ctrl-C is seen at once"),
+    ("cluster", 12, 5, "an all-reduce whose result is lost ends with an error"),
+]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowsGiven", "RowCut", "RowSlice", "RowsAsked", "RowsRead", "RowItem"}
 ROW_ATTRIBUTES = {"tables", "is_bounded", "ids", "n_rows"}
