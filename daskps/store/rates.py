@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps import config
-from daskps.cluster.caller.rates import Scaled, scale_lr
+from daskps.cluster.caller.owner_steps import Scaled, scale_lr
 from daskps.cluster.caller.routes import load_rules
 from daskps.errors import NoOptimizerError
 from daskps.optim import Function

@@ -14,7 +14,7 @@ import numpy as np
 from daskps import config
 from daskps.checkpoint.listing import sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
-from daskps.cluster.caller import applying, saving
+from daskps.cluster.caller import owner_steps, saving
 from daskps.cluster.caller.aggregate import aggregate, aggregate_into, check_same_layout
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.upstream import dumps
@@ -224,8 +224,8 @@ class ParameterStore(Rated):
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
             meta = shards.meta
             chosen = [meta.layout[name].index for name in chosen_names(meta, names)]
-            applied = applying.Applied(pickled, chosen, finite)
-            return await applying.apply(shards, source, applied, deadline)
+            applied = owner_steps.Applied(pickled, chosen, finite)
+            return await owner_steps.apply(shards, source, applied, deadline)
 
         return self._with_shards(work, timeout, "an apply")
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import config, limits
-from daskps.cluster.caller.rates import lr_factors
+from daskps.cluster.caller.owner_steps import lr_factors
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.runs.graph.windows import Schedule

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.caller import rates, snapshots
+from daskps.cluster.caller import snapshots
+from daskps.cluster.caller.owner_steps import Scaled, scale_lr
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import (
     CLEAN_UP_SECONDS,
@@ -375,8 +376,7 @@ class Job:
         what = f"the learning rates of store {self.store.name!r} to be reduced"
         deadline = Deadline(config.deadline(), what)
         shards = await self._shards()
-        scaled = rates.Scaled(by)
-        await rates.scale_lr(shards, source, scaled, deadline=deadline, run=self.run)
+        await scale_lr(shards, source, Scaled(by), deadline=deadline, run=self.run)
 
     async def _validated(self) -> None:
         """Wait for the validation that is under way, if one is, or raise its error."""

@@ -14,7 +14,7 @@ import daskps
 from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.host import applying
+from daskps.cluster.host import owner_steps
 from daskps.errors import ConsistencyError, PushRejectedError
 from tests.inprocess import cluster
 
@@ -169,7 +169,7 @@ def test_it_counts_once_where_it_is_sent_again(here, monkeypatch):
 
         return g
 
-    monkeypatch.setattr(applying, "loads", counting)
+    monkeypatch.setattr(owner_steps, "loads", counting)
     with daskps.create({"w": np.zeros(9)}, shards=3) as store:
         assert store.apply(lambda b, name: b + 1) == 1
         assert store["w"].pull().tolist() == [1.0] * 9
@@ -181,18 +181,18 @@ def test_pushes_that_come_in_between_are_not_lost(here, monkeypatch):
     """The function is called again; in the end the shard is held for it."""
     with daskps.create({"w": np.zeros(4)}, shards=1) as store:
         [hosted] = [s for h in here.hosts for s in h.shards.values()]
-        made = applying._made
+        made = owner_steps._made
         calls: list[float] = []
 
         def pushed(hosted_: Any, work: Any, flip: int) -> Any:
             items = made(hosted_, work, flip)
             assert items is not None
             calls.append(items[0].data[0] / 10)
-            if len(calls) <= applying.TRIES:
+            if len(calls) <= owner_steps.TRIES:
                 store.add({"w": np.ones(4)})
             return items
 
-        monkeypatch.setattr(applying, "_made", pushed)
+        monkeypatch.setattr(owner_steps, "_made", pushed)
         store.apply(lambda b, name: b * 10)
         assert calls == [0.0, 1.0, 2.0, 3.0, 4.0]
         assert store["w"].pull().tolist() == [40.0] * 4

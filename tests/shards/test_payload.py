@@ -32,7 +32,7 @@ ALLOWED = {
     "cluster/caller/trainer_step.py": "the caller's gradients, which it may change",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
     "cluster/host/aggregating.py": "what contributions come to",
-    "cluster/host/applying.py": "what a function of the user's has made of copies",
+    "cluster/host/owner_steps.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/host/contributed_rows.py": "rows of them",
     "cluster/runs/graph/context.py": "weights that a task has read",

@@ -89,8 +89,8 @@ async def aggregate_into(
     """
     meta, link = shards.meta, shards.link
     pickled, indices = dumps(reduce), {i: None for of in contributions for i in of}
-    to = route_of(meta, tuple(indices), ()).slices
-    async with source.turn_async(deadline, shards.settle, to) as turn:
+    route = route_of(meta, tuple(indices), ())
+    async with source.turn_async(deadline, shards.settle, route.slices) as turn:
         await link.within(
             lambda: source.identify(link), deadline.remaining(), deadline.what
         )
@@ -103,25 +103,22 @@ async def aggregate_into(
                 how = {"reduce": pickled, "token": token}
                 return {w: {"contributions": r, **how} for w, r in found if any(r)}
 
-            def takes(token: str = token) -> dict[str, dict[str, Any]]:
-                route, where = route_of(meta, tuple(indices), ()), meta.where
-                of: dict[str, list[tuple[int, int]]] = {}
-                for shard in route.slices:
-                    row = shard, where.generations[shard]
-                    of.setdefault(where.owners[shard], []).append(row)
-                how = {"token": token, "identity": identity, "touched": route.touched}
-                return {w: {"generations": rows, **how} for w, rows in of.items()}
-
             try:
                 await shards.control_each("aggregate", reduces, deadline)
-                rows = await shards.control_each("take_aggregate", takes, deadline)
+                rows = await shards.ask_owners(
+                    *("take_aggregate", route.slices, shards.with_generation, deadline),
+                    key="generations",
+                    token=token,
+                    identity=identity,
+                    touched=route.touched,
+                )
             except ContributionLostError:
                 # A worker died in between: the others know what they have taken.
                 deadline.left()
                 continue
             finally:
                 _drop(shards, token)
-            return Reply([(shard, version) for of in rows for shard, version in of])
+            return Reply([(shard, version) for shard, version in rows])
 
 
 def _drop(shards: ShardClient, token: str) -> None:

@@ -67,23 +67,15 @@ async def ask(
 ) -> dict[int, Changed]:
     """Ask the owners of shards for changes, by message."""
     table, since, by = question
-    meta = shards.meta
-
-    def plan() -> Mapping[str, Mapping[str, Any]]:
-        asked: dict[str, list[tuple[int, int]]] = {}
-        for shard, version in since.items():
-            asked.setdefault(meta.owners[shard], []).append((shard, version))
-        return {
-            worker: {"table": table.index, "asked": of, "by": by}
-            for worker, of in asked.items()
-        }
-
-    if shards.far.lanes_to(plan()):
+    if shards.far.lanes_to({shards.meta.owners[shard] for shard in since}):
         shards.counters.fell_back("changes of rows, which lanes do not carry")
-    answers = await shards.control_each("row_changes", plan, deadline)
-    found = {
-        shard: _unpacked(table, *said) for answer in answers for shard, *said in answer
-    }
+    rows = await shards.ask_owners(
+        *("row_changes", since, lambda shard: (shard, since[shard]), deadline),
+        key="asked",
+        table=table.index,
+        by=by,
+    )
+    found = {shard: _unpacked(table, *said) for shard, *said in rows}
     _count(shards, found)
     return found
 

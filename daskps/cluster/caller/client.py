@@ -28,7 +28,7 @@ from daskps.shards.steps import Tick
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
@@ -206,6 +206,36 @@ class ShardClient:
         return await self.control_each(
             method, lambda: dict.fromkeys(self.meta.hosts, kwargs), deadline
         )
+
+    async def ask_owners(
+        self,
+        method: str,
+        wanted: Iterable[int],
+        say: Callable[[int], Any],
+        deadline: Deadline,
+        *,
+        key: str = "shards",
+        **more: Any,
+    ) -> list[Any]:
+        """Ask each owner about its shards among `wanted`, and again where these moved.
+
+        A host gets under `key` what `say` returns of each of its shards, and `more`.
+        Returns the rows of all answers; errors as :meth:`control_each`.
+        """
+        shards = [*wanted]
+
+        def plan() -> Mapping[str, Mapping[str, Any]]:
+            asked: dict[str, list[Any]] = {}
+            for shard in shards:
+                asked.setdefault(self.meta.owners[shard], []).append(say(shard))
+            return {worker: {key: rows, **more} for worker, rows in asked.items()}
+
+        answers = await self.control_each(method, plan, deadline)
+        return [row for answer in answers for row in answer]
+
+    def with_generation(self, shard: int) -> tuple[int, int]:
+        """Return a shard and its generation, which a step at its owner needs."""
+        return shard, self.meta.where.generations[shard]
 
     async def control_each(
         self,

@@ -12,8 +12,6 @@ from daskps.errors import IllegalStateError
 from daskps.kernels.measures import BLOCK, by_block, computed_in, n_blocks, total
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout
@@ -50,21 +48,17 @@ async def measured(
     dtype = layout.parameters[asked.parameter].dtype
     shares = _shares(layout, asked)
 
-    def plan() -> Mapping[str, Mapping[str, Any]]:
-        given: dict[str, list[tuple[int, Any]]] = {}
-        for shard, share in shares.items():
-            part = (
-                None if other is None else pack_array(other[share.start : share.stop])
-            )
-            given.setdefault(shards.meta.owners[shard], []).append((shard, part))
-        return {w: {"asked": tuple(asked), "given": of} for w, of in given.items()}
+    def say(shard: int) -> tuple[int, Any]:
+        part = shares[shard].start, shares[shard].stop
+        return shard, None if other is None else pack_array(other[slice(*part)])
 
-    answers = await shards.control_each("measure", plan, deadline)
+    rows = await shards.ask_owners(
+        "measure", shares, say, deadline, key="given", asked=tuple(asked)
+    )
     of = None if other is None else other.dtype
     joined = _Joined(asked, dtype, other)
-    for answer in answers:
-        for shard, blocks, *cut in answer:
-            joined.take(shares[shard], blocks, cut)
+    for shard, blocks, *cut in rows:
+        joined.take(shares[shard], blocks, cut)
     return total(asked.kind, joined.finish(), asked.n, dtype, by=of)
 
 

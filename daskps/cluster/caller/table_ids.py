@@ -37,17 +37,12 @@ async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Arr
     ShardLostError, TimeoutError
         For what its name says.
     """
-    meta = shards.meta
-    ordinal = table.index - len(meta.layout.parameters)
-    found = await shards.control_each(
-        "table_ids",
-        lambda: {
-            worker: {"table": ordinal, "shards": of}
-            for worker, of in meta.hosts.items()
-        },
-        deadline,
+    layout = shards.meta.layout
+    ordinal = table.index - len(layout.parameters)
+    found = await shards.ask_owners(
+        "table_ids", range(layout.n_shards), int, deadline, table=ordinal
     )
-    ids = [unpack_array(packed, "int64") for of in found for packed in of]
+    ids = [unpack_array(packed, "int64") for packed in found]
     whole = np.concatenate(ids)
     # Runs that are in order, so as good as merged.
     whole.sort(kind="stable")

@@ -1,4 +1,4 @@
-"""Putting the parameters of a store through a function of the user's, on the owners."""
+"""Steps that owners make of their own weights: a user's function, or learning rates."""
 
 from __future__ import annotations
 
@@ -65,6 +65,82 @@ async def apply(
     return await take_each(shards, source, ("apply", about, wanted), deadline)
 
 
+class Scaled(NamedTuple):
+    """By what the learning rates of which parameters and tables are multiplied."""
+
+    factor: float
+    #: Their indices, None for all.
+    indices: Sequence[int] | None = None
+
+
+async def scale_lr(
+    shards: ShardClient,
+    source: Producer,
+    scaled: Scaled,
+    *,
+    deadline: Deadline,
+    run: int = 0,
+) -> Version:
+    """Have all shards that have any of some parameters multiply their rates, each once.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    source : Producer
+        Whose step it is.
+    scaled : Scaled
+        What is multiplied, and by what.
+    deadline : Deadline
+        Its end.
+    run : int, default 0
+        The run in rounds whose trainers wait for it.
+
+    Returns
+    -------
+    Version
+        What the shards have come to.
+
+    Raises
+    ------
+    PushRejectedError, ConsistencyError
+        Naming the shards that have done it.
+    """
+    layout, indices = shards.meta.layout, scaled.indices
+    wanted = list(range(layout.n_shards))
+    n = len(layout.parameters)
+    # Each shard has a piece of each table.
+    if indices is not None and all(i < n for i in indices):
+        wanted = sorted({piece.shard for i in indices for piece in layout.pieces_of[i]})
+    if not wanted:
+        return Version.of([])
+    touched = None if len(wanted) == layout.n_shards else runs_of(wanted)
+    about = {"scaled": tuple(scaled), "touched": touched, "run": run}
+    return await take_each(shards, source, ("scale_lr", about, wanted), deadline)
+
+
+async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float]:
+    """Return by what learning rates are multiplied, by index, of those that are.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    dict of int to float
+        The least that any shard has.
+    """
+    answers = await shards.control("lr_factors", deadline)
+    found: dict[int, float] = {}
+    for index, factor in (row for answer in answers for of in answer for row in of):
+        found[index] = min(factor, found.get(index, factor))
+    return found
+
+
 async def take_each(
     shards: ShardClient,
     source: Producer,
@@ -94,24 +170,15 @@ async def take_each(
     DaskPSError
         What the first shard says that has not done it, naming those that have.
     """
-    meta, (method, more, wanted) = shards.meta, what
+    method, more, wanted = what
     async with source.turn_async(deadline, shards.settle, wanted) as turn:
         if not source.id:
             await source.identify(shards.link)
-        about = {**more, "identity": (source.id, *turn)}
-
-        def plan() -> Mapping[str, Mapping[str, Any]]:
-            where, of = meta.where, dict[str, list[tuple[int, int]]]()
-            for shard in wanted:
-                row = shard, where.generations[shard]
-                of.setdefault(where.owners[shard], []).append(row)
-            return {worker: {"shards": rows, **about} for worker, rows in of.items()}
-
-        answers = await shards.control_each(method, plan, deadline)
-        rows = [row for answer in answers for row in answer]
+        of, about = shards.with_generation, {**more, "identity": (source.id, *turn)}
+        rows = await shards.ask_owners(method, wanted, of, deadline, **about)
         if failed := [(shard, packed) for shard, _, packed in rows if packed]:
             have = sorted(shard for shard, _, packed in rows if not packed)
-            raise _told(unpack_error(min(failed)[1]), have, meta.name)
+            raise _told(unpack_error(min(failed)[1]), have, shards.meta.name)
     return Version.of(sorted((shard, version) for shard, version, _ in rows))
 
 

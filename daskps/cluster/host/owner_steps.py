@@ -1,4 +1,4 @@
-"""What callers ask of a host: to put weights through a function of the user's.
+"""Steps that a host makes of the weights of its shards: a user's function, or rates.
 
 The function gets copies, without the shard's lock, and what it returns is published where
 no update has come in between; where several have, it is called in the shard's turn.
@@ -6,6 +6,7 @@ no update has come in between; where several have, it is called in the shard's t
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +19,16 @@ from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.messages import unpack_identity
 from daskps.cluster.wire.packing import pack_error
 from daskps.errors import (
+    ProtocolError,
     PushRejectedError,
     ShardBusyError,
     StaleGenerationError,
 )
 from daskps.layout.arrays import FLOATS
 from daskps.shards import producers
+from daskps.shards.installing import factors_of
 from daskps.shards.refusals import find_refusal
-from daskps.shards.steps import ASSIGN, Item, Ready, Step, Ticket
+from daskps.shards.steps import ASSIGN, SCALE, Item, Ready, Step, Ticket
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ TRIES = 4
 #: How long a step that a cut holds back is tried again, and how often.
 HELD_SECONDS, AGAIN_SECONDS = 20.0, 0.01
 _WHAT = "the function given to apply"
+_NO_DATA = np.empty(0)
 
 
 class _Work(NamedTuple):
@@ -71,21 +75,92 @@ async def apply(
     step that this is. Returns shard, version and error of each, up to the first
     that failed.
     """
-    who, (function, parameters, finite) = unpack_identity(identity, touched), applied
-    hosted_shards = [host.get_shard(store, shard) for shard, _ in shards]
-    called, found = loads(function), []
-    for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
+    function, parameters, finite = applied
+    called = loads(function)
+
+    def make_of(hosted: HostedShard) -> Make:
         at = hosted.layout.positions
         positions = [at[hosted.index, i] for i in parameters if (hosted.index, i) in at]
-        step = Step(ASSIGN, generation=generation, **who)
-        make = partial(_made, hosted, _Work(called, positions, finite))
+        return partial(_made, hosted, _Work(called, positions, finite))
+
+    step = Step(ASSIGN, **unpack_identity(identity, touched))
+    return await _take_each(host, store, shards, step, make_of=make_of)
+
+
+@HOST.handles("scale_lr")
+async def scale_lr(
+    host: ShardHost,
+    *,
+    store: str,
+    shards: Sequence[tuple[int, int]],
+    scaled: tuple[float, Sequence[int] | None],
+    identity: Sequence[Any],
+    touched: Sequence[tuple[int, int]] | None,
+    run: int,
+) -> list[list[Any]]:
+    """Multiply learning rates in some shards, in each in one publication.
+
+    `shards` has each and its generation, `scaled` the factor and the indices of the
+    parameters and tables, None for all, `identity` that of the step that this is, `run`
+    the run in rounds whose trainers wait for it, 0 for none.
+    Returns shard, version and error of each.
+    """
+    factor, indices = scaled
+    if not 0 < factor < math.inf:
+        raise ProtocolError(f"a factor {factor!r:.60} in step {identity!r:.60}")
+
+    def make_of(hosted: HostedShard) -> Make:
+        positions = _positions(hosted, indices)
+        items = [Item(position, 0, _NO_DATA) for position in positions]
+        return lambda _: items
+
+    who = unpack_identity(identity, touched)
+    step = Step(SCALE, lr=float(factor), clock=run, **who)
+    return await _take_each(host, store, shards, step, make_of=make_of)
+
+
+def _positions(hosted: HostedShard, indices: Sequence[int] | None) -> list[int]:
+    """Return where a shard has pieces of some parameters and tables."""
+    layout, shard = hosted.layout, hosted.index
+    if indices is None:
+        return list(range(len(layout.pieces[shard]) + len(layout.tables)))
+    n, at = len(layout.parameters), layout.positions
+    return [
+        at[shard, i] if i < n else layout.table_position(shard, i)
+        for i in indices
+        if i >= n or (shard, i) in at
+    ]
+
+
+@HOST.handles("lr_factors")
+async def lr_factors(host: ShardHost, store: str) -> list[list[tuple[int, float]]]:
+    """Return by what learning rates are multiplied, of each shard here where they are."""
+    shards = [hosted.shard.segment for hosted in host.of(store)]
+    return [[*factors_of(segment, segment.flip).items()] for segment in shards]
+
+
+async def _take_each(
+    host: ShardHost,
+    store: str,
+    shards: Sequence[tuple[int, int]],
+    step: Step,
+    *,
+    make_of: Callable[[HostedShard], Make],
+) -> list[list[Any]]:
+    """Have shards, each with its generation, take a step that is made for it.
+
+    Returns shard, version and error of each, up to the first that failed.
+    """
+    found: list[list[Any]] = []
+    hosted_shards = [host.get_shard(store, shard) for shard, _ in shards]
+    for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
+        made = step._replace(generation=generation), make_of(hosted)
         try:
-            version = await host.in_thread(partial(take, host, hosted, step, make))
+            version = await host.in_thread(partial(take, host, hosted, *made))
         except StaleGenerationError:
             raise
         except Exception as error:  # noqa: BLE001 - its caller's
-            found.append([hosted.index, 0, pack_error(error)])
-            break
+            return [*found, [hosted.index, 0, pack_error(error)]]
         found.append([hosted.index, version, None])
     return found
 
