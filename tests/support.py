@@ -61,7 +61,7 @@ OURS = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     # So often each worker, and for it its nanny, looks at its memory, and each process at
-    # its processor time; every 100 and 500 ms that was 60 % of what an idle cluster took.
+    # its processor time; every 100 and 500 ms that was half of what an idle cluster took.
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.admin.system-monitor.interval": "2s",
 }
