@@ -337,6 +337,6 @@ def train(  # noqa: PLR0913 - the public contract
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
     check_index(X, y)
-    X, y = array_of(X, "X"), array_of(y, "y")
+    X, y = array_of(X, "X", y), array_of(y, "y", X)
     check(X, y, job.trainers, split)
     return job.start(lambda: job.train(plan, X, y, split), timeout)

@@ -17,7 +17,7 @@ from daskps.training.data.rows import (
     no_column,
     why_unusable,
 )
-from daskps.training.data.tables import array_of, index_digest, is_table
+from daskps.training.data.tables import RowNames, array_of, is_table, row_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,8 +141,7 @@ class _Look(NamedTuple):
     wrong: str
     is_table: bool
     is_column: bool
-    #: The same for two tables whose rows have the same names; None where they have none.
-    row_names: bytes | None
+    row_names: RowNames | None
 
 
 def _look(part: Any) -> _Look:
@@ -153,7 +152,7 @@ def _look(part: Any) -> _Look:
             f"is {type(part).__name__}, which has no rows; each must be an array, and "
             f"features and labels are two lists"
         )
-    return _Look(length, wrong, table, is_column(part), index_digest(part))
+    return _Look(length, wrong, table, is_column(part), row_names(part))
 
 
 def _length(part: Any) -> int:

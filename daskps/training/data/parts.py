@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from dask.delayed import Delayed
 from daskps.cluster import upstream
 from daskps.cluster.runs.parts import (
     DataPart,
-    asked,
     beside,
     computed,
     is_elsewhere,
@@ -22,6 +22,7 @@ from daskps.cluster.runs.parts import (
 from daskps.training.data.chunks import full_chunks, runs_of_chunks
 from daskps.training.data.listed import check_listed, from_list, listed
 from daskps.training.data.rows import (
+    NOT_ALIKE,
     check_lengths,
     check_some,
     is_column,
@@ -31,7 +32,7 @@ from daskps.training.data.rows import (
     take_rows,
     why_unusable,
 )
-from daskps.training.data.tables import LazyTable
+from daskps.training.data.tables import LazyTable, are_alike
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -145,27 +146,23 @@ async def _counted(link: Link, *data: Any) -> list[Any]:
     """Return dask arrays in place of lazy tables, all of which are computed together."""
     tables = [one for one in data if isinstance(one, LazyTable)]
     stored = upstream.persist(link.client, [table.partitions for table in tables])
-    arrays = [
-        of.map_partitions(_same, meta=table.meta, token="daskps-rows")
+    made = [
+        of.map_partitions(itemgetter(i), meta=meta, token="daskps-rows")
         for of, table in zip(stored, tables, strict=True)
+        for i, meta in enumerate((table.meta, np.empty(0)))
     ]
-    rows = iter(upstream.persist(link.client, arrays))
-    return [
-        await _measured(link, next(rows)) if isinstance(one, LazyTable) else one
-        for one in data
-    ]
-
-
-def _same(partition: Any) -> Any:
-    return partition
-
-
-async def _measured(link: Link, array: Any) -> Any:
-    """Return a persisted dask array that knows how many rows its chunks have."""
-    futures = [future for (future,) in upstream.chunk_futures(array)]
-    heights, _ = await asked(link, futures, n_rows)
-    chunks = (tuple(heights), *array.chunks[1:])
-    return type(array)(array.dask, array.name, chunks, dtype=array.dtype)
+    kept = iter(upstream.persist(link.client, made))
+    counted, named = [], [[table.beside] for table in tables if table.beside]
+    for array, looked in zip(kept, kept, strict=True):
+        futures = [future for (future,) in upstream.chunk_futures(looked)]
+        named.append(names := await upstream.results(link.client, futures))
+        heights = [getattr(of, "n", of) for of in names]
+        chunks = (tuple(heights), *array.chunks[1:])
+        counted.append(type(array)(array.dask, array.name, chunks, dtype=array.dtype))
+    if len(named) > 1 and not are_alike(*named):
+        raise ValueError(f"y {NOT_ALIKE}")
+    rows = iter(counted)
+    return [next(rows) if isinstance(one, LazyTable) else one for one in data]
 
 
 # -- dask arrays whose chunks stay where they are ------------------------------

@@ -255,7 +255,8 @@ def check_index(X: Any, y: Any) -> None:
 _WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia", "dok"), {*"OSUMm"}
 NOT_ALIKE = (
     "has another index than X, and rows are paired by position; bring it into the order "
-    "of X with .loc[X.index], or pass .to_numpy() of it if its row i belongs to row i of X"
+    "of X with .loc[X.index], or, if its row i belongs to row i of X, pass .to_numpy() of "
+    "it, or .to_dask_array(lengths=True) of a dask table"
 )
 
 

@@ -7,20 +7,31 @@ has imported: data of one that nobody has imported cannot be here.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from daskps.typing import Array
 
 #: Kinds of dtypes whose values are numbers.
 _NUMBERS = "biufc"
+#: An odd factor: each place in an order has its own power of it, modulo 2**64.
+_FACTOR = 0x9E3779B97F4A7C15
+
+
+class RowNames(NamedTuple):
+    """Names of the rows of a table, or of a partition, by its index and in order."""
+
+    n: int
+    #: Where they are successive integers, the first of them; else -1. 0 without rows.
+    first: int
+    #: The same for the same names in the same order, and only there.
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +39,12 @@ class LazyTable:
     """A dask DataFrame or Series, as training takes it: its rows are yet to be counted."""
 
     #: For Dask a table like the user's, and computed together with others; each partition
-    #: comes as an array.
+    #: comes as a pair: an array, and the names of its rows or else how many there are.
     partitions: Any
     #: An array of such rows, without any.
     meta: Array
+    #: Names of the rows that it is paired with, where these are in memory.
+    beside: RowNames | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +69,40 @@ def is_table(data: Any) -> bool:
     return isinstance(data, tuple(found))
 
 
-def index_digest(data: Any) -> bytes | None:
-    """Return a digest of the names of a table's rows; None where they have none."""
+def row_names(data: Any) -> RowNames | None:
+    """Return the names of a table's rows; None where they have none."""
     if (pandas := sys.modules.get("pandas")) is None:
         return None
     if not isinstance(data, (pandas.DataFrame, pandas.Series)):
         return None
-    hashes = pandas.util.hash_pandas_object(data.index, index=False).to_numpy()
-    return hashlib.blake2b(hashes.tobytes(), digest_size=16).digest()
+    index, n = data.index, len(data)
+    hashes = pandas.util.hash_pandas_object(index, index=False).to_numpy()
+    powers = np.cumprod(np.full(n, _FACTOR, np.uint64))
+    counts = index.dtype == np.int64 and bool((np.diff(index) == 1).all())
+    first = (int(index[0]) if counts else -1) if n else 0
+    return RowNames(n, first, int(hashes @ powers[::-1]))
 
 
-def array_of(data: Any, name: str) -> Any:
+def are_alike(*tables: Iterable[Any]) -> bool:
+    """Whether rows of two tables have the same names, given those of their partitions.
+
+    Also where both only number them, from 0 on or anew in each partition, as files are
+    read. Of rows without names it is taken to be so.
+    """
+    found = []
+    for partitions in tables:
+        n, digest, is_numbered = 0, 0, True
+        for names in partitions:
+            if not isinstance(names, RowNames):
+                return True
+            is_numbered &= names.first in (0, n)
+            digest = (digest * pow(_FACTOR, names.n, 2**64) + names.digest) % 2**64
+            n += names.n
+        found.append((is_numbered, n, digest))
+    return found[0][1:] == found[1][1:] or all(is_numbered for is_numbered, *_ in found)
+
+
+def array_of(data: Any, name: str, beside: Any = None) -> Any:
     """Return a table as an array, or anything else as it is.
 
     Parameters
@@ -76,6 +112,8 @@ def array_of(data: Any, name: str) -> Any:
         Arrays of pyarrow, and dask DataFrames and Series are tables.
     name : str
         What messages call it.
+    beside : object
+        The rows, as they were given, that these are paired with.
 
     Returns
     -------
@@ -98,7 +136,7 @@ def array_of(data: Any, name: str) -> Any:
             f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for "
             f"each trainer, as client.scatter returns it"
         )
-    if (lazy := _from_dask(data, name)) is not None:
+    if (lazy := _from_dask(data, name, beside)) is not None:
         return lazy
     found = _columns(data, name)
     if isinstance(found, _Column):
@@ -123,7 +161,7 @@ def _columns(data: Any, name: str) -> list[_Column] | _Column | None:
     return None
 
 
-def _from_dask(data: Any, name: str) -> LazyTable | None:
+def _from_dask(data: Any, name: str, beside: Any) -> LazyTable | None:
     """Return a dask table; its columns are known before anything is computed."""
     dask = sys.modules.get("dask.dataframe")
     if dask is None or not isinstance(data, (dask.DataFrame, dask.Series, dask.Index)):
@@ -145,11 +183,11 @@ def _from_dask(data: Any, name: str) -> LazyTable | None:
     how: dict[str, Any] = {"meta": data, "enforce_metadata": False}
     about = dtype.str, name
     rows = data.map_partitions(_partition, *about, token="daskps-rows", **how)
-    return LazyTable(rows, meta)
+    return LazyTable(rows, meta, row_names(beside))
 
 
-def _partition(table: Any, dtype: str, name: str) -> Array:
-    """Return a partition of a dask table as an array, on its worker."""
+def _partition(table: Any, dtype: str, name: str) -> tuple[Array, RowNames | int]:
+    """Return a partition of a dask table as an array, and its names, on its worker."""
     found: Array = array_of(table, name)
     if not np.can_cast(found.dtype, dtype, "same_kind"):
         raise TypeError(
@@ -157,7 +195,7 @@ def _partition(table: Any, dtype: str, name: str) -> Array:
             f"{np.dtype(dtype)}; convert it with .astype(...), or give the function that "
             f"made it the right meta="
         )
-    return found.astype(dtype, copy=False)
+    return found.astype(dtype, copy=False), row_names(table) or len(table)
 
 
 def _named(column: Any, name: str) -> str:

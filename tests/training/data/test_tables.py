@@ -135,7 +135,8 @@ def test_a_lazy_table_is_of_the_dtype_that_holds_all() -> None:
 
 def converted(table: LazyTable) -> Any:
     [partitions] = compute(table.partitions.to_delayed(), scheduler="sync")
-    return np.concatenate(partitions)
+    assert [names.n for _, names in partitions] == [len(one) for one, _ in partitions]
+    return np.concatenate([one for one, _ in partitions])
 
 
 def test_daskps_imports_no_library_of_tables() -> None:
@@ -281,6 +282,69 @@ def test_labels_of_another_index_are_refused_and_rows_in_another_order_are_not(
         y = Y[mixed.index.to_numpy()]
         expected = train(other, gradient, mixed, y, trainers=1)
         assert found.weights["w"].tobytes() == expected.weights["w"].tobytes()
+
+
+#: Shuffled before it is cut, and cut into partitions of its own.
+MIXED = pd.Series(Y).sample(frac=1, random_state=0)
+
+
+def lazy(table: Any, n: int = 2) -> Any:
+    return dd.from_pandas(table, npartitions=n, sort=False)
+
+
+def read(n: int) -> Any:
+    """Return a table as of n files: each partition has an index of its own, from 0 on."""
+    whole = WIDE.assign(y=Y)
+    cuts = [whole[i * 60 // n : (i + 1) * 60 // n] for i in range(n)]
+    return dd.from_map(pd.DataFrame.reset_index, cuts, drop=True, meta=whole[:0])
+
+
+@pytest.mark.parametrize(
+    ("features", "labels"),
+    [
+        (lazy(WIDE), lazy(MIXED)),
+        (lazy(WIDE), lazy(MIXED, 3)),
+        (lazy(WIDE), MIXED),
+        (WIDE, lazy(MIXED)),
+        (read(2)[["a", "b"]], MIXED),
+        (lazy(WIDE.set_index(-np.arange(60.0)), 3), lazy(pd.Series(Y), 2)),
+        (lazy(WIDE), dd.concat([lazy(pd.Series(Y)[30:]), lazy(pd.Series(Y)[:30])])),
+    ],
+)
+def test_lazy_labels_of_another_index_are_refused(
+    train: Any, client: Any, features: Any, labels: Any
+) -> None:
+    with fresh() as store:
+        with pytest.raises(ValueError, match="y has another index than X"):
+            train(store, gradient, features, labels)
+        assert store.version == 0
+
+
+@pytest.mark.parametrize(
+    ("features", "labels"),
+    [
+        (lazy(WIDE, 3), lazy(pd.Series(Y), 2)),
+        (lazy(WIDE, 3), pd.Series(Y, pd.Index(range(60), dtype="int64"))),
+        (lazy(WIDE.loc[MIXED.index], 3), lazy(MIXED)),
+        (WIDE.loc[MIXED.index], lazy(MIXED)),
+        (lazy(WIDE.rename(str)), lazy(pd.Series(Y).rename(str), 3)),
+        (read(3)[["a", "b"]], read(2)["y"]),
+        (read(3)[["a", "b"]], lazy(pd.Series(Y))),
+        (read(3)[["a", "b"]], read(3)["y"].compute()),
+        (read(3)[["a", "b"]], lazy(MIXED).to_dask_array(lengths=True)),
+    ],
+)
+def test_lazy_labels_are_paired_where_rows_are_named_alike(
+    train: Any, client: Any, features: Any, labels: Any
+) -> None:
+    with fresh() as store, fresh() as other:
+        found = train(store, gradient, features, labels, trainers=1)
+        known = [
+            d.compute() if hasattr(d, "compute") else d for d in (features, labels)
+        ]
+        X, y = (one if isinstance(one, np.ndarray) else one.to_numpy() for one in known)
+        expected = train(other, gradient, X, y, trainers=1)
+        np.testing.assert_allclose(found.weights["w"], expected.weights["w"])
 
 
 def test_a_bad_column_is_refused_before_anything_starts(client: Any) -> None:
