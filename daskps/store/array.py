@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskps import config
 from daskps.cluster.caller.routes import ADD, ASSIGN
 from daskps.store.array_measures import MeasurableArray
+from daskps.store.handle import DEFAULT
 from daskps.store.mistaken import refuses_arithmetic
 from daskps.store.regions import Region
 from daskps.tracebacks import entrances, hide
-
-DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic

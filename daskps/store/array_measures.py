@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.measuring import measured
 from daskps.cluster.wire.measuring import Measuring
 from daskps.store import intake
 from daskps.store.array_reads import ReadableArray
+from daskps.store.handle import DEFAULT
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
-
-DEFAULT = config.DEFAULT
 
 
 class MeasurableArray(ReadableArray):

@@ -12,6 +12,7 @@ from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.region_routes import read_runs
 from daskps.layout.chunks import chunks_of
+from daskps.store.handle import DEFAULT
 from daskps.store.indexing import named_rows, runs_of_rows, split_index
 from daskps.store.mistaken import no_array_attribute, not_written_in_part
 from daskps.store.repr import array_html
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from daskps.store.regions import Region
     from daskps.typing import Array
 
-DEFAULT = config.DEFAULT
 logger = logging.getLogger(__name__)
 
 

@@ -8,10 +8,8 @@ from typing import Any, Self
 from daskps import config
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.errors import SchedulerLostError
-from daskps.store.handle import Handle
+from daskps.store.handle import DEFAULT, Handle
 from daskps.store.mistaken import why_shut
-
-DEFAULT = config.DEFAULT
 
 
 class Closable(Handle):

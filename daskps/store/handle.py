@@ -1,32 +1,282 @@
-"""How a handle calls: the one way through which every verb goes."""
+"""A light, picklable handle: its store, how it binds to a cluster, and how it calls.
+
+Where a shard of its store is lost, and the store is restored from a checkpoint, a handle
+says so once and goes on with the restored one.
+"""
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from daskps import config
+from daskps.cluster.caller import recovering
+from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.link import Link, current_link
+from daskps.cluster.caller.producer import Producer, producer_of
+from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.takers import name_takers
+from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
-from daskps.errors import DaskPSError, PushRejectedError
-from daskps.store.binding import LOST, Binding
+from daskps.errors import (
+    DaskPSError,
+    PushRejectedError,
+    ShardLostError,
+    StoreClosedError,
+    StoreNotFoundError,
+    StoreRestoredError,
+)
+from daskps.store.repr import store_html, store_line
+from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.producer import Producer, Repeated
+    from daskps.cluster.caller.lifetime import Hold
+    from daskps.cluster.caller.producer import Repeated
     from daskps.cluster.caller.routes import Reply, Request
-    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.layout.arrays import Layout
 
+T = TypeVar("T")
+#: What a call ends with whose store may have been restored, or may have to be.
+LOST = ShardLostError, StoreClosedError, StoreNotFoundError
 DEFAULT = config.DEFAULT
 #: What a push has that gets its number with its turn, in fewer calls.
 _NEXT: Sequence[int] = (-1,)
 
 
-class Handle(Binding):
-    """The part of a store's handle that knows nothing of parameters."""
+class Handle:
+    """A handle of a store, which binds to the cluster where it finds itself.
+
+    It knows nothing of parameters; each verb goes through :meth:`_do`, or through
+    :meth:`_with_shards` where the event loop does its work.
+
+    Parameters
+    ----------
+    uid, name : str
+        The store.
+    """
+
+    def __init__(self, uid: str, name: str) -> None:
+        self.uid = uid
+        self.name = name
+        #: The uid of the first store that this one has the place of. It makes handles
+        #: equal: the uid is another one once the store was restored.
+        self._origin = uid
+        #: Why this handle cannot be used any more, and what can.
+        self._closed = ""
+        self._link: Link | None = None
+        self._shards: ShardClient | None = None
+        #: Set by `bound`: the producer of the task that made it.
+        self._producer: Producer | None = None
+        #: Of a session store, where it was made; shared by all that must keep it.
+        self._hold: Hold | None = None
+
+    @classmethod
+    def _of(
+        cls,
+        meta: StoreMap,
+        link: Link,
+        producer: Producer | None = None,
+        hold: Hold | None = None,
+    ) -> Self:
+        """Return a handle that is bound already; it may push as one producer."""
+        store = cls(meta.uid, meta.name)
+        store._origin = meta.origin
+        store._link = link
+        store._shards = ShardClient(link, meta)
+        store._producer = producer
+        store._hold = hold
+        return store
+
+    # -- identity ------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        if self._hold is not None:
+            self._hold.note_pickled()
+        # The nonce: Dask names a task by its arguments, also those captured in a
+        # closure, and would run two equal calls once.
+        known = self.uid, self.name, self._origin
+        return _rebuild, (type(self), known, uuid.uuid4().hex)
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.uid, uuid.uuid4().hex
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other._origin == self._origin
+
+    def __hash__(self) -> int:
+        return hash(self._origin)
+
+    def __repr__(self) -> str:
+        return store_line(self.name, self._meta_if_known(), self._end_told())
+
+    def _repr_html_(self) -> str:
+        meta, ends = self._meta_if_known(), self._end_told()
+        return store_html(self.name, meta, self._last_versions, ends)
+
+    def _end_told(self) -> str:
+        """Return when a session store is freed, in words; "" of a named one."""
+        if (meta := self._meta_if_known()) is None or not meta.session:
+            return ""
+        is_kept = self._hold is None or self._hold.is_kept
+        return f"; freed with its {'client' if is_kept else 'last handle'}"
+
+    _last_versions: tuple[int, ...] = ()
+
+    def _meta_if_known(self) -> StoreMap | None:
+        return self._shards.meta if self._shards else None
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes, dtypes and how they are cut into shards."""
+        try:
+            return self._attached().meta.layout
+        except BaseException as error:
+            hide(error)
+            raise
+
+    # -- binding -------------------------------------------------------------
+
+    def _bind(self) -> Link:
+        """Return the way to the cluster from where this is called."""
+        if self._closed:
+            raise StoreClosedError(self._closed)
+        if self._link is None or not self._link.live:
+            self._link = current_link()
+            self._shards = None
+        return self._link
+
+    async def _attach(self, link: Link) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        if self._shards is None or self._shards.link is not link:
+            # A handle that comes here by a task says once in a process what was lost.
+            uid = self.uid = link.latest(self.uid)
+            try:
+                wire = await link.directory("find", uid=uid)
+            except StoreRestoredError as error:
+                self._go_on(link, uid, error)
+                raise
+            self._shards = ShardClient(link, StoreMap(wire))
+        return self._shards
+
+    async def _attach_within(self, link: Link, deadline: Deadline) -> ShardClient:
+        left = deadline.remaining()
+        return await link.within(partial(self._attach, link), left, deadline.what)
+
+    def _attached(self, deadline: Deadline | None = None) -> ShardClient:
+        """Return what routes calls, asking the directory the first time."""
+        link = self._bind()
+        if self._shards is not None and self._shards.link is link:
+            return self._shards
+        if link.asynchronous and not link.is_worker:
+            raise RuntimeError(
+                f"store {self.name!r} has not met this cluster yet; await one of its "
+                f"methods first"
+            )
+        within = deadline or Deadline(config.deadline(), f"store {self.name!r}")
+        return link.run(lambda: self._attach_within(link, within))
+
+    def bound(self) -> Self:
+        """Return a handle for threads that a task starts.
+
+        Dask knows which task a thread runs only in the task's own thread. The bound
+        handle takes that along: it uses this worker, and its pushes count as pushes
+        of this task.
+
+        Returns
+        -------
+        ParameterStore
+            A handle that stays in this process.
+
+        Raises
+        ------
+        ValueError
+            Where neither a client nor a worker is there to bind to.
+        StoreNotFoundError, StoreClosedError, TimeoutError
+            If the store is gone, or the directory does not answer.
+
+        Examples
+        --------
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> def task(store):
+        ...     mine = store.bound()
+        ...     with ThreadPoolExecutor(2) as pool:
+        ...         deltas = [{"w": np.ones(2)}] * 4
+        ...         return [int(version) for version in pool.map(mine.add, deltas)]
+        >>> store = daskps.create({"w": np.zeros(2)})
+        >>> sorted(client.submit(task, store).result())
+        [1, 2, 3, 4]
+        """
+        shards = self._attached()
+        producer = self._producer_here(shards.link)
+        return self._of(shards.meta, shards.link, producer, self._hold)
+
+    def _producer_here(self, link: Link) -> Producer:
+        """Return the identity of pushes from this thread: its task, or the handle."""
+        if self._producer is not None:
+            return self._producer
+        task = current_task() if link.is_worker else None
+        # Numbers go on where the store is restored: a task that runs again begins with
+        # what it has pushed to the one that was lost.
+        return producer_of(link, self._origin, task)
+
+    # -- where a shard is lost -------------------------------------------------
+
+    async def _tell_loss(
+        self, link: Link, uid: str, error: DaskPSError, deadline: Deadline
+    ) -> None:
+        """Raise what a call has to say that found its store lost, or gone.
+
+        Where the store is restored this handle goes on with what has its place. Returns
+        where the error itself is to be raised.
+        """
+        found: DaskPSError = error
+        try:
+            if self._recovers(error):
+                found = await recovering.after_loss(link, uid, error, deadline)
+            if isinstance(found, StoreRestoredError):
+                seen = max(self._last_versions, default=0)
+                found = recovering.known_to(found, seen)
+                self._go_on(link, uid, found)
+            if found is not error:
+                raise found from None
+        finally:
+            # It has this frame in its traceback, and shards in that of the caller.
+            del found, error
+
+    def _recovers(self, error: DaskPSError) -> bool:
+        """Return whether the directory may know more than an error says."""
+        if isinstance(error, StoreRestoredError):
+            return False
+        meta = self._meta_if_known()
+        if meta is None:
+            # Else the directory has said it.
+            return isinstance(error, ShardLostError)
+        return meta.recovers
+
+    def _go_on(self, link: Link, uid: str, error: StoreRestoredError) -> None:
+        """Go on with what has the place of a store, which this process knows by now."""
+        link.restored[uid] = error.uid
+        if self.uid == uid:
+            self.uid, shards, self._shards = error.uid, self._shards, None
+            self._last_versions = ()
+            if shards is not None:
+                shards.close()
+
+    async def _guarded(
+        self, link: Link, work: Callable[[], Awaitable[T]], deadline: Deadline
+    ) -> T:
+        """Do some work of this store; where that is lost, have it restored."""
+        uid = self.uid
+        try:
+            return await work()
+        except LOST as error:
+            await self._tell_loss(link, uid, error, deadline)
+            raise
+
+    # -- how it calls ----------------------------------------------------------
 
     def _deadline(self, timeout: Any, what: str) -> Deadline:
         if type(timeout) is Deadline:  # of what this call is a part of
@@ -184,3 +434,10 @@ class Handle(Binding):
             return finish(await shards.control(method, deadline))
 
         return self._with_shards(question, timeout, f"the {method}")
+
+
+def _rebuild(cls: type[Handle], known: tuple[str, str, str], nonce: str) -> Handle:
+    uid, name, origin = known
+    store = cls(uid, name)
+    store._origin = origin
+    return store

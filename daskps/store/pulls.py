@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
 from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
-from daskps.store.binding import LOST
-from daskps.store.ending import Closable
+from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.node_link import node_link
 from daskps.store.picture import draw
 from daskps.store.row_targets import pulled
@@ -22,13 +20,10 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
-DEFAULT = config.DEFAULT
 
-
-class Readable(Closable):
+class Readable(Handle):
     """Reading parameters and properties of a store.
 
     Parameters
@@ -195,15 +190,6 @@ class Readable(Closable):
     def names(self) -> list[str]:
         """Names of the arrays, in order, and then those of the tables."""
         return [*self.layout.names]
-
-    @property
-    def layout(self) -> Layout:
-        """Names, shapes, dtypes and how they are cut into shards."""
-        try:
-            return self._attached().meta.layout
-        except BaseException as error:
-            hide(error)
-            raise
 
     @property
     @entrance

@@ -20,7 +20,7 @@ from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.layout.ids import as_ids
 from daskps.store import intake, row_intake
 from daskps.store.arguments import flag, number
-from daskps.store.pulls import Readable
+from daskps.store.handle import DEFAULT, Handle
 from daskps.store.row_grad import RowGrad
 from daskps.store.targets import target_of
 from daskps.tracebacks import hide
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from daskps.typing import Array
     from daskps.version import Version
 
-DEFAULT = config.DEFAULT
 
-
-class Writable(Readable):
+class Writable(Handle):
     """Pushing to the parameters of a store.
 
     Parameters

@@ -16,6 +16,7 @@ from daskps.cluster.upstream import current_task
 from daskps.errors import PushRejectedError
 from daskps.optim.local import LocalModel, check_rules
 from daskps.store import intake
+from daskps.store.handle import DEFAULT
 from daskps.store.replica_weights import Exchange, ReplicaParams, ReplicaWeights
 from daskps.tracebacks import entrances
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from daskps.store.pushes import Writable
     from daskps.typing import Array
 
-DEFAULT = config.DEFAULT
 _WHAT = "a sync of a replica"
 
 

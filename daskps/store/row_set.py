@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.table_ids import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
-from daskps.store.binding import LOST
+from daskps.store.handle import DEFAULT, LOST
 from daskps.store.row_targets import sought
 from daskps.store.table_counts import counted_tables
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
     from daskps.store.pushes import Writable
     from daskps.typing import Array
-
-DEFAULT = config.DEFAULT
 
 
 class RowSet:

@@ -5,52 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from daskps import config
 from daskps.checkpoint.listing import sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
-from daskps.cluster.caller import owner_steps, saving
-from daskps.cluster.caller.aggregate import aggregate, aggregate_into, check_same_layout
+from daskps.cluster.caller import saving
+from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
-from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
-from daskps.errors import CheckpointError
+from daskps.errors import CheckpointError, LayoutError
 from daskps.layout.chunks import any_tables
-from daskps.reduction import check_reduce
-from daskps.store import intake
+from daskps.optim.master import WithMaster
+from daskps.store.arguments import number, whole
 from daskps.store.array import ParameterArray
 from daskps.store.checkpoints import CheckpointInfo, info_of
+from daskps.store.ending import Closable
+from daskps.store.handle import DEFAULT
 from daskps.store.mistaken import (
     no_store_attribute,
     not_deleted,
     not_set,
     not_written,
 )
-from daskps.store.rates import Rated
+from daskps.store.owner_verbs import Owned
+from daskps.store.pulls import Readable
+from daskps.store.pushes import Writable
+from daskps.store.replica import Replica
 from daskps.store.snapshot import Snapshot, taken_by
 from daskps.store.table import ParameterTable
-from daskps.store.targets import chosen_names
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping
+
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.producer import Producer
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
-DEFAULT = config.DEFAULT
 #: What a handle has itself.
 _ATTRIBUTES = {"uid", "name"}
 
 
 @entrances
-class ParameterStore(Rated):
+class ParameterStore(Owned, Writable, Readable, Closable):
     """A store of named arrays, sharded over the workers of a Dask cluster.
 
     Made by :func:`create` and :func:`open`. The handle is light: it can be an
@@ -83,157 +81,76 @@ class ParameterStore(Rated):
     >>> store.delete()
     """
 
-    def aggregate(
+    def replica(
         self,
-        contributions: Iterable[Mapping[str, Any]],
         *,
-        reduce: Any = "mean",
-        into: ParameterStore | None = None,
+        every: int = 1,
+        elastic: float | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
-        """Reduce contributions on the owners of the shards.
-
-        This store is untouched, unless it is `into`. That store gets what the
-        contributions come to, where it was reduced: it does not travel back.
+        """Return a copy of the arrays that is trained by itself, and synced at times.
 
         Parameters
         ----------
-        contributions : iterable of mapping
-            One mapping of name to array per contributor, in rank order.
-        reduce : {"mean", "sum"} or callable
-            A callable is ``f(stacked, weights) -> (n,)`` with stacked (P, n) and
-            weights (P,), all 1.
-        into : ParameterStore, optional
-            A store of the same layout, maybe this one, whose parameters are replaced
-            by the result; those that nobody has contributed to, and optimizer state,
-            stay. What fails on any of its owners changes nothing on all.
+        every : int
+            Steps between two syncs.
+        elastic : float, optional
+            Have a sync move replica and store towards each other, by this share of their
+            difference, from 0 to 1 (elastic averaging), instead of adding to the store
+            what was done here.
         timeout : float, str or None
-            Seconds or a duration such as "30s"; None waits for ever.
+            Of the pull: seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
-        dict of str to ndarray, or Version
-            The reduced arrays, in the compute dtype of their parameters; with `into`
-            what its shards have reached.
+        Replica
+            With an asynchronous client an awaitable of it. It has no tables.
 
         Raises
         ------
-        PushRejectedError, UnknownParameterError, ValueError, TypeError
-            For arrays that do not fit, an unknown `reduce`, and sums that are not
-            finite in `into`.
         LayoutError
-            If `into` has other parameters, or other shards.
-        ConsistencyError
-            During a BSP run on `into`, which has that store to itself.
-
-        Examples
-        --------
-        >>> store = daskps.create({"w": np.zeros(2)})
-        >>> given = [{"w": np.array([1.0, 2.0])}, {"w": np.array([3.0, 6.0])}]
-        >>> store.aggregate(given)
-        {'w': array([2., 4.])}
-        >>> store.pull()["w"]
-        array([0., 0.])
-        >>> store.aggregate(given, reduce="sum", into=store)
-        1
-        >>> store.pull()["w"]
-        array([4., 8.])
-        """
-        check_reduce(reduce)
-        if into is not None and not isinstance(into, ParameterStore):
-            raise TypeError(f"into is a ParameterStore, found {type(into).__name__}")
-        given = _listed(contributions)
-        if not given:
-            raise ValueError("aggregate needs at least one contribution")
-
-        def checked(layout: Layout) -> list[dict[int, Array]]:
-            how: Any = {"finite": config.check_finite(), "model": True}
-            return [intake.gradients(layout, {}, g, **how) for g in given]
-
-        async def work(shards: ShardClient, deadline: Deadline) -> Any:
-            arrays = checked(shards.meta.layout)
-            if into is None:
-                made = await aggregate(shards, arrays, reduce, deadline)
-                if config.check_finite() and isinstance(reduce, str):
-                    intake.check_sums(made)
-                return made
-            if not any(arrays):
-                raise ValueError("the contributions name no parameter to leave")
-            taker, source = await into._taker(shards.link, deadline)  # noqa: SLF001 (ours)
-            check_same_layout(shards.meta, taker.meta)
-            reply = await aggregate_into(
-                taker, arrays, reduce, source=source, deadline=deadline
-            )
-            return reply.version
-
-        return self._with_shards(work, timeout, "an aggregate")
-
-    def apply(
-        self,
-        f: Callable[[Array, str], Any],
-        names: str | Iterable[str] | None = None,
-        *,
-        timeout: Any = DEFAULT,
-    ) -> Any:
-        """Put parameters through a function, on the owners: pruning, projection, clipping.
-
-        Parameters
-        ----------
-        f : callable
-            ``f(block, name) -> block``. It gets what one shard has of one parameter, in C
-            order, shape (n,), as a copy of its own, and returns an array of the same
-            shape and of a dtype that can be cast to the parameter's. How a parameter is
-            cut depends on the number of shards: let it treat each element by itself, or
-            keep the parameter whole by `placement`. It may be called again where pushes
-            come in between, and after a few times keeps them waiting until it returns.
-        names : str or iterable of str, optional
-            Which parameters; all by default. Tables are left out.
-        timeout : float, str or None
-            Seconds or a duration such as "30s"; None waits for ever.
-
-        Returns
-        -------
-        Version
-            What the shards reached: one update of each, however many parameters.
-
-        Raises
-        ------
-        PushRejectedError
-            For what `f` raises (also `SystemExit`) or returns that is none; nothing was
-            changed on that shard, and the error names those that have applied it.
-        ConsistencyError
-            During a BSP run, which has the store to itself.
-        UnknownParameterError, TypeError
-            For names that are none, and an `f` that cannot be called or pickled.
+            If the store has tables alone, or a parameter with a master: a replica
+            would have its rounded weights alone.
+        ValueError, TypeError
+            For an `every` or `elastic` that cannot be.
         ShardLostError, StoreClosedError, TimeoutError
-            For what its name says; each shard applied it once or not at all.
+            For what its name says.
 
         Examples
         --------
-        >>> store = daskps.create({"w": np.array([0.01, -2.0, 0.5, 3.0])})
-        >>> _ = store.apply(lambda block, name: np.where(abs(block) < 0.1, 0, block))
-        >>> _ = store.apply(lambda block, name: block.clip(-1, 1), "w")
-        >>> store["w"].pull()
-        array([ 0. , -1. ,  0.5,  1. ])
+        >>> store = daskps.create({"w": np.full(2, 1.0)})
+        >>> replica = store.replica(elastic=0.5)
+        >>> _ = store.assign({"w": np.zeros(2)})
+        >>> replica.sync()
+        >>> replica.params["w"], store.pull()["w"]
+        (array([0.5, 0.5]), array([0.5, 0.5]))
         """
-        if not callable(f):
-            raise TypeError(f"f is a function f(block, name) -> block, found {f!r:.60}")
-        pickled, finite = _dumped(f), config.check_finite()
-        source = self._producer_here(self._bind())
+        steps = whole(every, "every", least=1)
+        share = None if elastic is None else number(elastic, "elastic")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"elastic is above 0 and at most 1, found {elastic!r}")
 
-        async def work(shards: ShardClient, deadline: Deadline) -> Any:
-            meta = shards.meta
-            chosen = [meta.layout[name].index for name in chosen_names(meta, names)]
-            applied = owner_steps.Applied(pickled, chosen, finite)
-            return await owner_steps.apply(shards, source, applied, deadline)
+        def made(params: dict[str, Array]) -> Replica:
+            if not params:
+                raise LayoutError(
+                    f"store {self.name!r} has no arrays, and a replica has no tables; "
+                    f"pull and add rows by the store's handle"
+                )
+            meta = self._attached().meta
+            for index, rule in load_rules(meta).items():
+                if isinstance(rule, WithMaster):
+                    raise LayoutError(
+                        f"parameter {meta.layout.names[index]!r} has a master, and a "
+                        f"replica would have its rounded weights alone; push gradients, "
+                        f"or make the store of the master's dtype"
+                    )
+            return Replica(self, params, steps, share)
 
-        return self._with_shards(work, timeout, "an apply")
+        async def made_of(pulled: Awaitable[dict[str, Array]]) -> Replica:
+            return made(await pulled)
 
-    async def _taker(
-        self, link: Link, deadline: Deadline
-    ) -> tuple[ShardClient, Producer]:
-        """Return the shards that are to take something, and who sends it."""
-        return await self._attach_within(link, deadline), self._producer_here(link)
+        found = self.pull(timeout=timeout)
+        return made(found) if isinstance(found, dict) else made_of(found)
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy all parameters at one moment, while others go on pushing.
@@ -411,23 +328,3 @@ def _nbytes(layout: Layout, cut: saving.WholeCut) -> int:
     counts = cut.counts(tables)
     rows = sum(sum(counts.rows[t.index]) * t.row_nbytes for t in tables)
     return 4 * (layout.nbytes + rows)
-
-
-def _listed(contributions: Any) -> list[Any]:
-    """Return contributions as a list, or refuse what is none of several."""
-    one = isinstance(contributions, (str, bytes, np.ndarray, Mapping))
-    if one or not isinstance(contributions, Iterable):
-        raise TypeError(
-            f"contributions is a list with one mapping of names to arrays for each "
-            f"contributor, found {type(contributions).__name__}; pass [{{'w': array}}]"
-        )
-    return list(contributions)
-
-
-def _dumped(f: Any) -> bytes:
-    try:
-        return dumps(f)
-    except Exception as error:
-        raise TypeError(
-            f"f cannot be pickled ({error}); define it without open files and locks"
-        ) from error

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
 from daskps.cluster.caller import routes
+from daskps.store.handle import DEFAULT
 from daskps.store.mistaken import not_a_row, refuses_arithmetic
 from daskps.store.repr import table_html
 from daskps.store.row_grad import RowGrad
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
-
-DEFAULT = config.DEFAULT
 
 
 @refuses_arithmetic
