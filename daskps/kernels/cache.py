@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: How long a process waits for what another compiles, in seconds: many times what it
-#: takes. Who compiles may have been stopped, and then everybody compiles on their own.
+#: takes. The process that compiles may have been stopped; then each one compiles
+#: itself.
 _PATIENCE = 60.0
 _EVERY = 0.02
 

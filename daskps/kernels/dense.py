@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a cache line: what is written past the caches is written in full lines.
 LINE = 64
-#: Which dtype those are computed in that there are kernels for, and with a master.
+#: The compute dtype by the dtype of weights that there are kernels for; then the same
+#: for weights with a master.
 _COMPUTED: Final = {
     np.dtype(of): np.dtype(wide)
     for of, wide in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))
@@ -177,7 +178,7 @@ class _Native(Kernel):
             kept = latest
             if scalars is not kept[0]:
                 kept = latest = scalars, self._cast(scalars)
-            # What else may be wrong with its arrays the compiled function refuses.
+            # The compiled function refuses all else that may be wrong with its arrays.
             where = *logs, word, begin, base, check, kept[1]
             places = NOWHERE if at is None else at
             done = loop(w, first, ids, places, g, *slots, *where)
@@ -258,7 +259,8 @@ def build(
     master : bool, default False
         Whether the first slot, one of `n_slots` that `update` does not take, is the
         weights in a wider dtype, which everything is computed in: float32 for float16,
-        float64 for float32. What `update` returns for it is rounded to the weights.
+        float64 for float32. The kernel rounds the result of `update` for it to the
+        weights.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Whether every element is a number."""
+"""A compiled check that every element of an array is a finite number."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from daskps.kernels.compiled import module_of
 if TYPE_CHECKING:
     from daskps.typing import Array
 
-#: What holds one number.
+#: The dtype of the word that holds one number.
 WORD: Final = "uint16"
 #: Elements that float64 is narrowed to or widened from at a time.
 _BLOCK = 16_384

@@ -1,8 +1,8 @@
-"""Changes of what rows a table piece has: every word is logged before it changes.
+"""Changes of the rows that a table piece has: every word is logged before it changes.
 
-What is not in force needs no log: rows that were never handed out, and the side of the index
-that is being built. What is counted is logged once, before the first of it changes; of
-several entries of a word the oldest has what it was.
+Words that are not in force need no log: those of rows that were never handed out, and
+of the side of the index that is being built. Counters are logged once, before the first
+one changes; of several entries of a word the oldest has its value before.
 
 Functions share a *book*, a few words of the caller: where the log goes on, what is asked, and
 what has become of the last id.
@@ -52,7 +52,7 @@ NO_LOG: Final = -2
 NO_ROW: Final = -3
 NO_SLOT: Final = -4
 ELSEWHERE: Final = -5
-#: What a book has beside the log: the state of rows that are pushed, how often ids are
+#: A book has beside the log: the state of rows that are pushed, how often ids are
 #: pushed before they get one, the lowest state that counts, how many entries the log had;
 STAMP: Final = 3
 ADMIT: Final = 4
@@ -151,7 +151,7 @@ def take_one(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
         return found
     comes_and_goes = found < 0 and not is_counted
     if book[_IS_FRESH] & 2 or (comes_and_goes and value < 0):
-        # Who has the row now, or the id itself as long as it was counted.
+        # The id that goes: the one that has the row now, or, if counted, the id itself.
         goer = row if comes_and_goes else words[places[2 * KEYS] + book[_LOST]]
         leave_all(words, places, goer, entries, book)
         book[_LOST] = goer

@@ -1,6 +1,6 @@
 """The memory of an index of rows, as it is: its areas, and what the words in them say.
 
-Nothing here is compiled. What changes rows and ids is in :mod:`daskps.kernels.row_index`.
+Nothing here is compiled. :mod:`daskps.kernels.row_index` changes rows and ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD_MASK = (1 << 64) - 1
 
 
 class IndexMemory:
-    """What an index of rows has in memory.
+    """The memory of an index of rows, by its areas.
 
     Parameters
     ----------

@@ -149,7 +149,7 @@ def leave(
         value = words[start + 2 * at + 1]
         if value == 0:
             break
-        # What is behind a hole goes into it, unless its home is behind the hole too.
+        # An entry behind a hole goes into it, unless its home is behind the hole too.
         its_id = words[start + 2 * at]
         way, its_way = at - hole, at - home(its_id, seed, slots)
         if way < 0:

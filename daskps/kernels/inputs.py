@@ -1,4 +1,4 @@
-"""What a compiled loop can read and write: it takes memory as it is, and looks at nothing."""
+"""Checks of the arrays that a compiled loop reads and writes; the loop makes none."""
 
 from __future__ import annotations
 

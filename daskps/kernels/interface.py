@@ -1,4 +1,4 @@
-"""What a kernel is: its interface, and the checks of what it is given as a rule."""
+"""The interface of a kernel, and the checks of the arguments that one usually gets."""
 # ruff: noqa: PLR0913, PLR0917  (every loop takes the same five things)
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ class Kernel(ABC):
     ) -> bool:
         """Update some rows of weights and slots in place, and touch no other.
 
-        Each of them has the bits that `inplace` would give it. What they were is put
-        into a log, 16 rows at a time, where it counts before they change.
+        Each of them has the bits that `inplace` would give it. Their old values are put
+        into a log, 16 rows at a time, where they count before the rows change.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What :mod:`daskps.kernels.system` has, compiled; imported by generated modules only."""
+"""Functions of :mod:`daskps.kernels.system`, compiled, for generated modules only."""
 
 from __future__ import annotations
 

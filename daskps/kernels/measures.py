@@ -1,8 +1,9 @@
 """Sums and extremes of arrays that are cut anywhere: the same bits however they are.
 
-Elements form blocks of a fixed length, counted from the first one. What a block comes to is
-worked out from its elements alone, and what all come to from those of the blocks, in
-their order. So it does not matter where the elements lie, nor who adds up which block.
+Elements form blocks of a fixed length, counted from the first one. The result of a
+block is worked out from its elements alone, and the result of all from those of the
+blocks, in their order. So it matters neither where the elements lie, nor which process
+adds up a block.
 """
 
 from __future__ import annotations

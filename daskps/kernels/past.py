@@ -1,7 +1,8 @@
 """The text of generated loops that write past the caches.
 
-What is replaced as a whole is of no use, but an ordinary store reads it first. Blocks of
-it are made in the first-level cache and written from there, full lines at a time.
+An ordinary store reads a cache line before it replaces it, even where all of the line
+is replaced. So the loops make blocks in the first-level cache and write them from
+there, full lines at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def {name}({arguments}, first, check):
             {targets} = {call}
             bad |= U(not abs(g_[i]) <= LARGEST)
         if check and bad:
-            # What was written must not land on what others write there next.
+            # These stores must not land on data that others write there next.
             fence()
             return False
 {streams}    fence()
@@ -89,7 +90,7 @@ def _loop(
     name: str, slots: Sequence[str], scalars: str, call: str, *, weights: bool
 ) -> str:
     outs = ["out", *(f"t{j}" for j in range(len(slots)))]
-    # What is made before it is written, and where it goes then.
+    # The block that each array is made in, and the array that it is written to.
     pairs = [(f"{out}_made", out) for out in (outs if weights else outs[1:])]
     part = f"[start : start + {_BLOCK}]"
     read, near = ["w", "g", *slots], [] if weights else ["out"]

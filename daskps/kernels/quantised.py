@@ -1,7 +1,7 @@
-"""Loops of codecs that keep what they do not say: 8 bits, 2 bits, the largest ones.
+"""Loops of codecs that keep the rest they do not send: 8 bits, 2 bits, largest ones.
 
-What is to be said is a gradient `a` with what was left over before, `before`; `left`
-takes what is left over now.
+A loop encodes a gradient `a` plus the rest of the gradients before, `before`, and
+writes the new rest to `left`.
 """
 
 from __future__ import annotations

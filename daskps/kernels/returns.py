@@ -1,4 +1,4 @@
-"""What generated kernels call; imported by them only, because it needs Numba."""
+"""Functions that generated kernels call; no other module imports it: it needs Numba."""
 
 from __future__ import annotations
 

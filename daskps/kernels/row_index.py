@@ -1,4 +1,4 @@
-"""Which rows a piece of a table has, by id: how they are found, and how that changes.
+"""The rows that a piece of a table has, by id: looking them up, and changing them.
 
 All of it is words in the memory of a shard, in the areas of
 :mod:`daskps.kernels.index_probe`; whoever maps the memory can read and change it. Changes
@@ -47,7 +47,7 @@ class NoRoomError(Exception):
 
 
 class TakenRows(NamedTuple):
-    """What has become of ids that were given rows."""
+    """The result of giving rows to ids."""
 
     #: Positions of those whose rows are new and get their first values.
     fresh: Array
@@ -197,8 +197,8 @@ class RowIndex(IndexMemory):
         Raises
         ------
         NoRoomError
-            If there are too few rows, entries of the index or of the log. What has changed
-            is in the log.
+            If there are too few rows, entries of the index or of the log. All changes
+            until then are in the log.
         ValueError
             If an array is not as described, a row is none of the piece, or an id belongs
             to another shard.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
     from daskps.typing import Array
 
-#: What spreads ids over a table of hashes, and the width of a word.
+#: The factor that spreads ids over a table of hashes, and the width of a word.
 _MIX, _BITS = 0x9E3779B97F4A7C15, 64
 #: Nodes of a tree over the ranks that are open at once: one a level, and one more.
 _OPEN = 32

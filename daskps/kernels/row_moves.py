@@ -108,7 +108,7 @@ class FixedGather:
             raise ValueError(f"expected {n} places, got {at.shape}")
         if not n:
             return True
-        # What else there is to say of arrays, the compiled function says.
+        # The compiled function refuses arrays that are wrong in other ways.
         places = NOWHERE if at is None else at
         into = out.view(_BYTE) if self._dim else as_bytes(out)
         done: int = self._loop(self._rows, self._first, ids, places, into)

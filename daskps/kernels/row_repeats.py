@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
     from daskps.typing import Array
 
-#: What spreads ids over a table of hashes, and the width of a word.
+#: The factor that spreads ids over a table of hashes, the width of a word, and the
+#: logarithm of that.
 _MIX, _BITS, _WORD = 0x9E3779B97F4A7C15, 64, 6
-#: What is found of ids.
+#: Findings about ids.
 _REPEATED, _OUTSIDE = 1, 2
 #: Rows of a table for each id that is looked at, up to which it is quicker to have a bit
 #: for each row than a table of hashes. Measured: 100 alike, 1,000 twice as slow.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
     from daskps.typing import Array
 
-#: What spreads counters over 64 bits, and the two factors of the finalizer of splitmix64
-#: (Steele, Lea and Flood 2014).
+#: The step that spreads counters over 64 bits, and the two factors of the finalizer of
+#: splitmix64 (Steele, Lea and Flood 2014).
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class OfRows(NamedTuple):
-    """What a rule has that it needs whole rows for: it updates tables only."""
+    """The parts of a rule that need whole rows: such a rule updates tables only."""
 
     #: `(w, g, *scalars) -> number` of one weight. `update` takes the mean of it over the
     #: row, after the gradient.
@@ -21,11 +21,11 @@ class OfRows(NamedTuple):
 #: Rows that are copied to the log before they count there and are updated: they are in
 #: the first-level cache still. 8, 16 and 32 take the same time.
 _CHUNK = 16
-#: How many rows before its turn memory is asked for a row. 8 and 16 are alike, and take
-#: 0.75 times as long as none. So is what comes for it, where that has gaps: processors ask
-#: ahead for what has none themselves.
+#: How many rows before its turn a row is fetched from memory. 8 and 16 are alike, and
+#: take 0.75 times as long as none. Gradients that have gaps are fetched ahead too:
+#: processors do that themselves only for memory without gaps.
 _AHEAD = 16
-#: What spreads rows over a table of hashes.
+#: The factor that spreads rows over a table of hashes.
 _MIX = 0x9E3779B97F4A7C15
 
 #: Bytes of a log from which on it is written past the caches: it does not stay there, and
@@ -35,8 +35,8 @@ _PAST_NBYTES = 8 * 2**20
 _LINE = 64
 
 #: An entry of the log counts once the word says so, and its row changes after that.
-#: Whoever gave ids may change them meanwhile: each is read once, and looked at before it
-#: is used. An unsigned number needs no look whether it counts from the end.
+#: The caller may change its ids meanwhile: each is read once, and checked before it is
+#: used. An unsigned number needs no check whether it counts from the end.
 _LOGGED = """\
 
 @njit(error_model="numpy", nogil=True, cache=CACHE)
@@ -165,8 +165,9 @@ def _logged(
     )
 
 
-#: The module that moves rows: as bytes, so that all dtypes have the same loops. Whoever
-#: gave ids may change them meanwhile: each is read once, and looked at before it is used.
+#: The module that moves rows: as bytes, so that all dtypes have the same loops. The
+#: caller may change its ids meanwhile: each is read once, and checked before it is
+#: used.
 _MOVES = """\
 from daskps.kernels.ahead import copy_row, copy_row_past, fetch, fetch_to_read
 from daskps.kernels.intrinsics import hold, store
@@ -317,7 +318,7 @@ def sums_text(dtype: str, operator: str) -> str:
     return _SUMS.format(dtype=dtype, operator=operator)
 
 
-#: What moves rows as they are.
+#: The text of the module that moves rows as they are.
 MOVES = _MOVES.format(
     ahead=_AHEAD,
     mix=_MIX,

@@ -1,8 +1,8 @@
-"""Memory for what a call needs for a moment, used again once nobody looks at it.
+"""Memory that a call needs for a moment, used again once no array refers to it.
 
-What comes fresh from the system is zeroed page by page as it is written to, and Dask's
-nanny has malloc return every larger array at once (``MALLOC_TRIM_THRESHOLD_``): sums of a
-few thousand rows took five times as long in a worker as elsewhere.
+The system zeroes fresh memory page by page as it is written to, and Dask's nanny has
+malloc return every larger array at once (``MALLOC_TRIM_THRESHOLD_``): sums of a few
+thousand rows took five times as long in a worker as elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What generated kernels write with past the caches; imported by them only."""
+"""Stores past the caches for generated kernels; only these import it."""
 
 from __future__ import annotations
 

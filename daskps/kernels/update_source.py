@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from daskps.kernels.freeze import Frozen
 
-#: What a gradient goes through first: functions `(g, *scalars) -> g`, and how many each
-#: takes.
+#: Functions `(g, *scalars) -> g` that a gradient goes through first, and how many
+#: scalars each takes.
 Before: TypeAlias = tuple[tuple[Callable[..., Any], int], ...]
 
 _UPDATE = """\
@@ -38,7 +38,7 @@ update = rebuild("update", _names, _cells,
 _update = njit(error_model="numpy", nogil=True)(update)
 """
 
-#: What is averaged over a row.
+#: The text of the function whose result is averaged over a row.
 _MEAN = """\
 
 _names = {{"__name__": __name__, {names}}}
@@ -48,7 +48,7 @@ _mean = rebuild("mean", _names, _cells,
 _mean = njit(error_model="numpy", nogil=True)(_mean)
 """
 
-#: What a gradient goes through before one of these functions gets it.
+#: The text of a function that changes a gradient before the update gets it.
 _BEFORE = """\
 
 _names = {{"__name__": __name__, {names}}}
@@ -68,7 +68,7 @@ def {name}({arguments}):
     return {name}_of_changed({given})
 """
 
-#: What is updated is the first slot, of which the weight is a copy.
+#: The text of an update of the first slot, of which the weight is a copy.
 _MASTERED = """\
 
 _update_of_master = _update

@@ -29,8 +29,8 @@ _AT_BITS = 48
 _AT_MASK = (1 << _AT_BITS) - 1
 #: Words of an entry.
 _ENTRY = 2
-#: What a book has: where the word that counts is, what is added to it, how many entries
-#: there are; what follows is for others.
+#: A book has: the address of the word that counts, the number added to it, and the
+#: number of entries; the words behind these are for other modules.
 _ADDRESS = 0
 _BASE = 1
 N: Final = 2
@@ -97,7 +97,8 @@ def restore(
 ) -> None:
     """Put back what words were before the first `n` entries of a log.
 
-    Whoever is killed meanwhile leaves it to be done again, with the same result.
+    Where a process is killed meanwhile, another one does it again, with the same
+    result.
 
     Parameters
     ----------
@@ -115,8 +116,8 @@ def restore(
     Raises
     ------
     ValueError
-        If an entry is outside of the areas, or the log has fewer. What is newer has been put
-        back.
+        If an entry is outside of the areas, or the log has fewer. All newer entries
+        have been put back.
     """
     check(words, places)
     check_log(log, n)
