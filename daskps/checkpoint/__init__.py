@@ -1,1 +1,1 @@
-"""What a checkpoint has on disk: names, arrays, their chunks and the manifest."""
+"""Checkpoints on disk: names, arrays, their chunks and the manifest."""

@@ -51,7 +51,7 @@ CHUNK_ROWS: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What nobody knows of tables of any ids but their shards: by the table's index."""
+    """Numbers of tables of any ids that only their shards know, by table index."""
 
     #: How many rows each shard has, in order.
     rows: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What some elements of an array are: those of one parameter or table."""
+    """The elements of an array that belong to one parameter or table."""
 
     #: Of the parameter or table.
     index: int
@@ -89,7 +89,7 @@ class StoredArray:
     area: str
     #: One, or of a packed one several, in order.
     members: tuple[Member, ...]
-    #: What its metadata says of it.
+    #: The attributes in its metadata.
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -145,7 +145,7 @@ def stored_arrays(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What there is of a parameter or bounded table in one area; it may be packed."""
+    """The elements of a parameter or bounded table in one area; they may be packed."""
 
     index: int
     name: str

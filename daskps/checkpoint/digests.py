@@ -12,9 +12,9 @@ import xxhash
 
 from daskps.errors import CheckpointError
 
-#: What a file holds, or is to hold: of an array its `data`.
+#: The bytes that a file holds, or is to hold: of an array its `data`.
 Content: TypeAlias = "bytes | bytearray | memoryview"
-#: What they are called: as the command `xxh128sum`, which prints the same digits.
+#: The algorithm of digests: the command `xxh128sum` prints the same digits.
 ALGORITHM: Final = "xxh128"
 #: Digits of a digest.
 N_DIGITS: Final = 32

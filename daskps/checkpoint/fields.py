@@ -1,4 +1,4 @@
-"""What a text of JSON says, looked at before anything is done with it."""
+"""Fields of a text of JSON, checked before anything is done with them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def sync_names(root: Path, paths: Iterable[str]) -> None:
     folders = {root / of for path in paths for of in Path(path).parents}
     for folder in folders:
         _sync(folder)
-    # Those above may be as new. What may not be read was not made here.
+    # Those above may be as new. Folders that may not be read were not made here.
     for folder in root.parents:
         with suppress(PermissionError):
             _sync(folder)

@@ -47,7 +47,7 @@ class StoredParameter:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    #: Which of the rules updates it, None for none, and how often it has.
+    #: The index of the rule that updates it, None for none, and how often it has.
     rule: int | None = None
     steps: int = 0
     #: By what the rule's learning rate is multiplied.
@@ -104,7 +104,7 @@ class Manifest:
     #: How far training has come, and what was measured: plain values of JSON.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
-    #: Which daskps wrote it.
+    #: The version of daskps that wrote it.
     daskps: str = ""
 
     def layout(self, n_shards: int) -> Layout:
@@ -124,7 +124,7 @@ class Manifest:
 
     @property
     def _all(self) -> list[StoredParameter | StoredTable]:
-        """What it has, by index."""
+        """Its parameters and tables, by index."""
         return [*self.parameters, *self.tables]
 
     @cached_property
@@ -145,7 +145,7 @@ class Manifest:
 
     @cached_property
     def arrays(self) -> list[StoredArray]:
-        """What arrays it has."""
+        """Its arrays."""
         return stored_arrays(self.layout(1), self.slots, self.counts)
 
     @cached_property

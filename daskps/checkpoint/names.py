@@ -14,7 +14,7 @@ import re
 #: Longest name that stays as it is, and what is kept of others.
 _MOST, _KEPT = 64, 40
 _PLAIN = re.compile(r"(?!__)[a-z0-9_]([a-z0-9_.-]*[a-z0-9_-])?")
-#: What a name with a hash ends with; no other one does.
+#: The end of a name with a hash; no other name ends so.
 _HASHED = re.compile(r"\.[0-9a-f]{20}")
 #: Zarr's own name for the metadata of a node.
 _RESERVED = "zarr.json"

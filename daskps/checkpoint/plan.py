@@ -1,8 +1,8 @@
-"""Which shard writes which chunk of which elements, and what a shard of another cut reads.
+"""The chunks that each shard writes, and the elements that shards of another cut read.
 
-A chunk has one writer, the owner of the shard that has its first element. The shards of a
-table of any ids own ranges of the hash, one behind the other: where each sorts its rows by
-it, so is all of the table.
+A chunk has one writer, the owner of the shard that has its first element. The shards of
+a table of any ids own ranges of the hash, one behind the other: as each shard sorts its
+rows by their hashes, all of the table is sorted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Run(NamedTuple):
     stop: int
     shard: int
     position: int
-    #: Which element of the shard's piece is the first.
+    #: Index of the first element in the shard's piece.
     at: int
 
     def span(self, area: str, start: int, stop: int) -> Span:

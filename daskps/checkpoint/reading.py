@@ -1,4 +1,4 @@
-"""What is read of a checkpoint without a cluster, each file compared with its digest."""
+"""Reading a checkpoint without a cluster, each file compared with its digest."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ RULES: Mapping[str, type[Rule]] = {
 SCHEDULES: Mapping[str, Any] = {
     name: getattr(schedules, name) for name in schedules.__all__
 }
-#: What else may be an argument, by the key that it has there: these two, and rules.
+#: Other kinds of arguments, by the key that they have there: these two, and rules.
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "schedule": SCHEDULES,
     "part": {"clip_by_value": optim.clip_by_value},

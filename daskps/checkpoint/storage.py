@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-#: Who asks, with a password that may have "/" and "@" in it, as keys of buckets have.
+#: User and password in an URL; a password may have "/" and "@", as keys of buckets
+#: have.
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
 _LOCAL = "file://"
 
@@ -124,7 +125,7 @@ def options_of(options: Any) -> dict[str, Any]:
 
 
 class Complaint(NamedTuple):
-    """What may be said of an error."""
+    """The part of a filesystem's error that may be shown."""
 
     text: str
     is_gone: bool
