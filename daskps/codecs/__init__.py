@@ -1,4 +1,4 @@
-"""How the gradients of a run travel: fewer bytes, less precision.
+"""Codecs for the gradients of a run: fewer bytes, less precision.
 
 Examples
 --------

@@ -1,4 +1,4 @@
-"""What a codec is, and how one of a user's own is called."""
+"""The base class of codecs, and the calls of those that a user writes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 #: How many words a user's codec may make of each number, and besides.
 MOST_FOR_EACH, MOST_BESIDE = 64, 65_536
-#: What words may be.
+#: The dtypes that words may have.
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "float32", "float64")
 
 
 class Encoded(NamedTuple):
-    """What a codec has made of one array."""
+    """One array, encoded by a codec."""
 
     #: Of each piece.
     words: list[Array]
-    #: What the words do not say, of a codec with feedback.
+    #: The rest that the words do not say, of a codec with feedback.
     residual: Array | None = None
     #: Whether all that the words stand for is finite.
     finite: bool = True
@@ -44,7 +44,7 @@ class Codec:
     Attributes
     ----------
     name : str
-        What messages of errors call it: its class.
+        Its name in error messages: its class.
     dtype : str
         Of the words: "uint8" (the default), "uint16", "uint32", "uint64", "int8",
         "float32" or "float64".
@@ -79,7 +79,7 @@ class Codec:
 
     @property
     def name(self) -> str:
-        """What messages of errors call it."""
+        """Its name in error messages."""
         return type(self).__name__
 
     def n_words(self, n: int) -> int:

@@ -47,10 +47,10 @@ class BFloat16(Elementwise):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "bf16-truncated" if self.truncate else "bf16"
 
     @property
     def _loop(self) -> str:
-        """Which loop rounds."""
+        """The loop that rounds."""
         return "truncate" if self.truncate else "encode"

@@ -23,7 +23,7 @@ class Elementwise(Codec):
 
     @property
     def _loop(self) -> str:
-        """Which loop rounds."""
+        """The loop that rounds."""
         return "encode"
 
     @property

@@ -1,4 +1,4 @@
-"""What codecs have in common that leave something over for the next gradient."""
+"""The base of codecs that leave something over for the next gradient."""
 
 from __future__ import annotations
 

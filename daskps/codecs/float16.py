@@ -36,5 +36,5 @@ class Float16(Elementwise):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "fp16"

@@ -27,9 +27,9 @@ class Int8(Feedback):
 
     The scale of a block is its largest absolute value / 127, as a float32 (Dettmers, "8-Bit
     Approximations for Parallelism in Deep Learning", ICLR 2016). Blocks are of the
-    parameter, so results do not depend on how many shards there are. What rounding
-    leaves over is added to the trainer's next gradient. Each row of a table is a block,
-    of which nothing is left over.
+    parameter, so results do not depend on how many shards there are. The rest that
+    rounding leaves over is added to the trainer's next gradient. Each row of a table is
+    a block, of which nothing is left over.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Int8(Feedback):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "int8"
 
     def n_words(self, n: int) -> int:

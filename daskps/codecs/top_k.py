@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class TopK(Feedback):
     """Send those numbers of a parameter that are furthest from 0, as they are.
 
-    What was not sent is added to the trainer's next gradient (Aji and Heafield, "Sparse
-    Communication for Distributed Gradient Descent", EMNLP 2017). Each takes the bytes
-    of its number and 4 for its place. Of equal ones the first go, and 0 never does.
+    The rest is added to the trainer's next gradient (Aji and Heafield, "Sparse
+    Communication for Distributed Gradient Descent", EMNLP 2017). Each number that is
+    sent takes its own bytes and 4 for its place. Of equal ones the first go, and 0
+    never does.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ class TopK(Feedback):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "topk"
 
     @property

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class TwoBit(Feedback):
     """Send `threshold` where a number has reached it, `-threshold`, or nothing.
 
-    What was not sent is added to the trainer's next gradient, and so is what a number has
-    more than the threshold: this is MXNet's 2-bit compression (after Strom, "Scalable
+    The rest is added to the trainer's next gradient, and so is the excess of a number
+    over the threshold: this is MXNet's 2-bit compression (after Strom, "Scalable
     Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015).
     Four numbers are a byte.
 
@@ -52,7 +52,7 @@ class TwoBit(Feedback):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "2bit"
 
     def n_words(self, n: int) -> int:

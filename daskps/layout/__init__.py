@@ -1,1 +1,1 @@
-"""Where every element of every parameter lives, and on which worker."""
+"""The place of every element of every parameter: its shard, and the shard's worker."""

@@ -1,4 +1,4 @@
-"""Where every element of every parameter lives: a pure function of names and shapes.
+"""The place of every element of every parameter: a pure function of names and shapes.
 
 The parameters of one dtype form one flat vector, in the order they were given; shard
 *i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. Those that

@@ -1,4 +1,4 @@
-"""How anything is cut into parts of nearly the same size: like ``np.array_split``."""
+"""Cuts into parts of nearly the same size, like ``np.array_split``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a parameter is cut into whole rows near the borders of its shards.
+"""Cuts of a parameter into whole rows near the borders of its shards.
 
-A row that ends in another shard is put together where most of it is: what a shard's host
-needs of others for that are its *edges*.
+A row that ends in another shard is put together where most of it is: the parts that a
+shard's host needs of others for that are its *edges*.
 """
 
 from __future__ import annotations

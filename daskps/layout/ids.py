@@ -33,8 +33,7 @@ def as_ids(given: Any, what: str, error: _Error) -> tuple[Array, tuple[int, ...]
     ----------
     given : array_like of int
         An array of any integer dtype and shape, a list, a pandas Index or Series, a
-        pyarrow array, an int. What is int64 already is not copied where it is
-        contiguous.
+        pyarrow array, an int. A contiguous array of int64 is not copied.
     what : str
         Whose ids they are, for the message: "table 'emb'".
     error : type of Exception

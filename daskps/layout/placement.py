@@ -1,4 +1,4 @@
-"""Which worker owns which shard: a pure function with its own balance test."""
+"""The worker that owns each shard: a pure function with its own balance test."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The dtype of masters, by that of the weights that may have one.
 MASTERS: Final[Mapping[str, str]] = {"float16": "float32", "float32": "float64"}
-#: What stands for a master where :func:`marked` gives the numbers of slots.
+#: The mark of a master where :func:`marked` gives the numbers of slots.
 _MASTER: Final = -1
 
 
@@ -29,13 +29,13 @@ class PerRow(float):
 
 
 class Master(float):
-    """What stands first for a master, in the place of a first value: it has that of the weights."""
+    """The mark of a master in place of a first value: it begins with the weights."""
 
     __slots__ = ()
 
 
 class OfWeights(float):
-    """What stands for the first value of a slot that begins with the weights."""
+    """The mark of a slot that begins with the weights, in place of a first value."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Which elements of a shard's memory are meant: what is copied out of it is named so."""
+"""Names of ranges of a shard's memory, by which elements are copied out of it."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from daskps.kernels.row_split import Split
     from daskps.typing import Array
 
-#: What rows begin as that nobody has made yet: a function of the seed, the table's name
-#: and the id, and of nothing that only some processes have.
+#: The first value of a row: a function of the seed, the table's name and the id, and of
+#: nothing that only some processes have.
 FirstRows: TypeAlias = constant | normal | uniform
 #: Bytes of addresses, about, that the piece of a table of any ids is given in a shard.
 #: Memory comes later, as rows do.
@@ -42,7 +42,7 @@ _KINDS: dict[str, type[FirstRows]] = {
 
 @dataclass(frozen=True, slots=True)
 class AnyIds:
-    """What a table of any ids has in place of a number of rows."""
+    """The definition of a table of any ids, in place of a number of rows."""
 
     init: FirstRows
     #: That of the store.
@@ -101,7 +101,7 @@ class Table:
 
     @property
     def told(self) -> str:
-        """Which rows it has, in words."""
+        """Its rows, in words."""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}"
 
     @property
@@ -171,12 +171,12 @@ class UnboundedTable(Table):
 
     @property
     def told(self) -> str:
-        """Which rows it has, in words."""
+        """Its rows, in words."""
         return f"rows of any ids, {self.dim} {self.dtype} each"
 
     @property
     def hash_seed(self) -> int:
-        """What its ids are hashed with, 64 bits without a sign."""
+        """The seed of the hash of its ids, 64 bits without a sign."""
         return _hash_seed(self.of.seed, self.name)
 
     @property
@@ -268,7 +268,7 @@ class UnboundedPiece(TablePiece):
 
     @property
     def of(self) -> AnyIds:
-        """What its table has in place of a number of rows."""
+        """The definition of its table, in place of a number of rows."""
         table = self.table
         if not isinstance(table, UnboundedTable):
             raise TypeError(f"table {self._name} has a number of rows")
@@ -339,6 +339,6 @@ def _hash_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
 
 
-#: What a table is in a layout: number of rows, their length and dtype; and of any ids
-#: (with 0 rows) what they begin with.
+#: A table in a layout: number of rows, their length and dtype; of any ids (with 0 rows)
+#: also its definition.
 TableShape: TypeAlias = tuple[int, int, str] | tuple[int, int, str, AnyIds]

@@ -9,10 +9,10 @@ import numpy as np
 
 from daskps.errors import LayoutError
 
-#: What parameters lie in; names of a mapping and places of the others are their names.
+#: A tree of parameters, named by the keys of mappings and the places in the others.
 Tree: TypeAlias = Mapping[str, Any] | list[Any] | tuple[Any, ...]
 
-#: Levels of nested mappings and lists; who has more has made a mistake.
+#: Levels of nested mappings and lists; a deeper tree is a mistake.
 MOST_LEVELS = 100
 
 
@@ -29,7 +29,7 @@ def is_future(value: Any) -> bool:
 
 
 class Leaf:
-    """What stands for an array: a list of it is a tree."""
+    """A stand-in for an array: a list of it is a tree."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
 """Flat vectors of parameters, and which part of them each shard has.
 
-All parameters of one dtype that are cut over the same shards form one flat vector, in the
-order they were given. It is cut over these like ``np.array_split``. What a shard has of
-the vectors of one dtype lies in one run of its memory, one part behind the other.
+All parameters of one dtype that are cut over the same shards form one flat vector, in
+the order they were given. It is cut over these like ``np.array_split``. A shard has its
+parts of the vectors of one dtype in one run of its memory, one part behind the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Vector(NamedTuple):
-    """Which parameters form a flat vector."""
+    """The parameters that form a flat vector."""
 
     dtype: str
     #: The shards that it is cut over, ascending; None for all.

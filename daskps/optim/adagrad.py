@@ -91,7 +91,7 @@ class Adagrad(Rule):
 
     @property
     def row_mean(self) -> Callable[..., Any] | None:
-        """What is averaged over a row: the squared gradient."""
+        """The function whose result is averaged over a row: the squared gradient."""
         return _square if self.rowwise else None
 
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What an update rule is.
+"""The base class of update rules.
 
 A rule is written once, as two pure functions: `prepare` turns the hyper-parameters
 and the step count into a few scalars, once per update and in float64; `update` maps

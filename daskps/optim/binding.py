@@ -43,8 +43,8 @@ class Bound:
         )
         self.rows, self.fixed_rows = kernel.rows, kernel.fixed_rows
         self.is_finite = kernel.is_finite
-        #: What was asked for last, and the answer: the parameters of a rule ask for
-        #: the same one after the other.
+        #: The last request for scalars, and the answer: the parameters of a rule ask
+        #: for the same one after the other.
         self._latest: tuple[Asked, tuple[float, ...]] | None = None
         self.goes_by_epoch = rule.goes_by_epoch
         #: How many trainers have slots of their own; 0 where all are alike.

@@ -85,12 +85,12 @@ class Around(Rule):
 
     @property
     def row_mean(self) -> Callable[..., Any] | None:
-        """What is averaged over a row."""
+        """The function whose result is averaged over a row."""
         return self._inner.row_mean
 
     @property
     def before(self) -> tuple[tuple[Callable[..., Any], int], ...]:
-        """What a gradient goes through first."""
+        """The functions that a gradient goes through first."""
         return self._inner.before
 
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:
@@ -153,7 +153,7 @@ class chain(Around):
 
     @property
     def before(self) -> tuple[tuple[Callable[..., Any], int], ...]:
-        """What a gradient goes through first, the last one first."""
+        """The functions that a gradient goes through first, the last one first."""
         return (*self._inner.before, *[(_clip, 2)] * (len(self.parts) - 1))
 
     def prepare(self, step: int, lr: float) -> tuple[float, ...]:

@@ -83,6 +83,6 @@ class Ftrl(Rule):
         # The difference of the roots, without what their subtraction loses.
         sigma = g * g / np.maximum(before + after, 1e-30) * rate
         z = z + (g - sigma * w)
-        # What is left of z above l1, 0 up to there; by nothing where nothing has come.
+        # The part of z above l1, 0 up to there; the divisor is never 0.
         left = z - np.minimum(np.maximum(z, -l1), l1)
         return 0.0 - left / np.maximum((beta + after) * rate + l2, 1e-30), z, n

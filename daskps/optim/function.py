@@ -74,7 +74,7 @@ class Function(Rule):
 
     @property
     def update(self) -> Callable[..., Any]:
-        """What is compiled for it: nothing that is ever used."""
+        """A function to compile in its place, which is never called."""
         return _unchanged
 
     def scalars(

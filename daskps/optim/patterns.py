@@ -1,4 +1,4 @@
-"""Which rule updates which parameter."""
+"""The choice of the rule that updates each parameter, by patterns of names."""
 
 from __future__ import annotations
 
