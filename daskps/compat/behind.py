@@ -1,4 +1,4 @@
-"""What a program does not wait for: one thread, which does one thing after the other."""
+"""Calls that a program does not wait for: one thread makes them one after the other."""
 
 from __future__ import annotations
 

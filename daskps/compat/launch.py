@@ -1,4 +1,4 @@
-"""What all front-ends share: one program in every trainer, which knows where it is."""
+"""The base of all front-ends: one program in every trainer, which knows where it is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Participant:
 
     def __init__(self, system: str, name: str, trainer: Trainer) -> None:
         self.system, self.name, self.trainer = system, name, trainer
-        #: What the front-end keeps for this trainer.
+        #: Objects that the front-end keeps for this trainer.
         self.kept: dict[str, Any] = {}
         #: Names of stores that are this trainer's alone.
         self.own: list[str] = []
@@ -135,7 +135,8 @@ class Participant:
         make : callable
             ``make(name) -> store``.
         what : str
-            What it is, the same for all: who brings another one is refused.
+            The name of the thing, the same for all: trainers with another one are
+            refused.
 
         Returns
         -------
@@ -181,7 +182,7 @@ class Participant:
         return store
 
 
-#: What is brought along where all that counts is who comes, and what says who does.
+#: A payload for meetings where only the presence of a trainer counts, and its name.
 _NOTHING = np.zeros(1, "u1")
 _THERE = "trainers"
 

@@ -30,7 +30,7 @@ _ids = itertools.count()
 
 @dataclass
 class _Slice:
-    """What a trainer has of one parameter."""
+    """A trainer's part of one parameter."""
 
     store: ParameterStore
     #: Number of the parameter among those of its launch.
@@ -44,7 +44,7 @@ class _Slice:
 
     @property
     def stamp(self) -> int:
-        """What blocks of the last gradients end with; others are not counted."""
+        """The number that ends blocks of the last gradients; others do not count."""
         return 1 + self.puts % 60_000
 
 

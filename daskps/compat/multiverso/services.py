@@ -1,4 +1,4 @@
-"""Who is there, and what all workers do together."""
+"""The launch of workers, their numbers, and the calls that they make together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYSTEM = "multiverso"
 
 
 class TableWorker:
-    """What a worker knows of its launch, and what it has not waited for.
+    """A worker's place in its launch, and the adds that it has not waited for.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def launch(  # noqa: PLR0913 - the public contract
     Parameters
     ----------
     main : callable
-        ``main()``, which calls :func:`init` first. What it needs of its own it finds by
+        ``main()``, which calls :func:`init` first. It finds its own part of the data by
         :func:`worker_id`.
     n_workers : int
         How many.

@@ -20,7 +20,7 @@ _DTYPES = ("float32", "float64", "int32", "int64")
 
 
 class TableHandler:
-    """What all tables have: workers `add` to it, and `get` what all have added.
+    """The base of all tables: workers `add` to it, and `get` the sum of all adds.
 
     A subclass makes one; all workers make their tables in the same order. A table is
     freed when the launch ends.
@@ -108,8 +108,8 @@ class ArrayTableHandler(TableHandler):
         data : array_like
             As many numbers as the table has; copied.
         sync : bool
-            Whether to wait until it is added. What goes wrong later is raised by this
-            worker's next call that waits.
+            Whether to wait until it is added. This worker's next call that waits raises
+            errors that come later.
 
         Raises
         ------
@@ -189,8 +189,8 @@ class MatrixTableHandler(TableHandler):
         row_ids : sequence of int, optional
             Which; an id that is named twice gets the sum of both. All by default.
         sync : bool
-            Whether to wait until it is added. What goes wrong later is raised by this
-            worker's next call that waits.
+            Whether to wait until it is added. This worker's next call that waits raises
+            errors that come later.
 
         Raises
         ------
@@ -282,8 +282,8 @@ class KVTableHandler(TableHandler):
         values : array_like
             One for each key; copied.
         sync : bool
-            Whether to wait until it is added. What goes wrong later is raised by this
-            worker's next call that waits.
+            Whether to wait until it is added. This worker's next call that waits raises
+            errors that come later.
 
         Raises
         ------

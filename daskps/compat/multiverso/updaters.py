@@ -1,4 +1,4 @@
-"""What becomes of a difference that is added: Multiverso's updaters, as rules."""
+"""Multiverso's updaters as rules: they change a table by a difference that is added."""
 # ruff: noqa: PLR0917  (an update takes its slots and scalars one by one)
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a group is bound to: inputs, their shapes, and which rows each executor gets."""
+"""Inputs that a group is bound to, their shapes, and the rows of each executor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from daskps.training.data.rows import split_batch
 if TYPE_CHECKING:
     from daskps.typing import Array
 
-#: What may be done with gradients: replace those before, add to them, or compute none.
+#: Uses of gradients: replace those before, add to them, or compute none.
 REQUESTS = ("write", "add", "null")
 
 

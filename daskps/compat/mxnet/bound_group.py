@@ -1,4 +1,4 @@
-"""What a group of executors is bound to, and the parameters that it holds."""
+"""A group of executors, bound to shapes of inputs, and the parameters that it holds."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class BoundGroup:
             inputs = [*self._data, *self._labels]
             zeros = {one.name: np.zeros(one.shape, one.dtype) for one in inputs}
             ran = self._ran[0] or self._forward_on(0, zeros, is_train=False)
-            # What the network keeps for its backward stays where it is.
+            # The state that the network keeps for its backward stays where it is.
             outs = self.states.submit(0, executors.item, ran, 0)
             [outputs] = self.states.gather([outs])
             mine = self._rows[0].stop - self._rows[0].start

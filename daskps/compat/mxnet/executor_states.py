@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorStates:
-    """What executors hold between two calls, as futures that are pinned to their workers.
+    """The state of executors between two calls, as futures pinned to their workers.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class ExecutorStates:
             )
         #: (parameters, auxiliary states) of each executor, or None before they are set.
         self.held: list[Any] = [None] * len(self.contexts)
-        #: What was computed by the last backward.
+        #: The results of the last backward.
         self.ran_back: list[Any] = [None] * len(self.contexts)
-        #: What executors held before their last forward, and what that has left.
+        #: The state of executors before their last forward, and that which it has left.
         self._before: list[Any] = [None] * len(self.contexts)
         #: Shape of each parameter and auxiliary state.
         self.shapes: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""What runs on the worker of one executor: tasks of Dask's, each a pure function."""
+"""Tasks of Dask's that run on the worker of one executor, each a pure function."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Forward(NamedTuple):
-    """What a forward leaves on its worker."""
+    """The results of a forward, which stay on its worker."""
 
     outputs: list[Array]
-    #: What the network keeps for its backward.
+    #: The state that the network keeps for its backward.
     saved: Any
     aux: dict[str, Array]
 
 
 class Backward(NamedTuple):
-    """What a backward leaves on its worker."""
+    """The results of a backward, which stay on its worker."""
 
     grads: dict[str, Array]
     input_grads: dict[str, Array]

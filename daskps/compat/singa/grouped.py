@@ -1,4 +1,4 @@
-"""What a group of workers is made of, and which of them a program runs in."""
+"""The workers of a group, and the place of the one that a program runs in."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _side_by_side(calls: Sequence[Callable[[], Any]], stack: ExitStack) -> list[
 
 
 class _Program:
-    """What the workers of one group run.
+    """The program that the workers of one group run.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class _Program:
                 group.sync_freq,
                 group.warmup_steps,
             )
-        # What a group says of this worker it says here.
+        # A group answers questions about this worker from here.
         rows = group.rows
         worker = Worker(
             participant.trainer, group.owned, rows.stop - rows.start, following

@@ -20,7 +20,7 @@ _NEVER = 2**62
 
 @dataclass
 class Following:
-    """What one worker does so that its group and the others come together.
+    """One worker's part in bringing its group and the others together.
 
     Only worker 0 of a group talks to the store of all groups; the others are there for
     the rounds in which the group takes over what comes from it.

@@ -1,4 +1,4 @@
-"""What one worker of a group has, and what it exchanges with the group's server."""
+"""The state of one worker of a group, and its exchange with the group's server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Worker:
     owned: list[str]
     n_rows: int
     following: Following | None = None
-    #: What was put, and is not on the server yet.
+    #: Parameters that were put, and are not on the server yet.
     puts: dict[str, Array] = field(default_factory=dict)
     #: Gradients that the group has not averaged yet.
     grads: dict[str, Array] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Worker:
     #: How many updates there were, of whatever parameters.
     n_updates: int = 0
     has_begun: bool = False
-    #: What is being fetched, and of which version.
+    #: Fetches under way, and the version of each.
     fetches: dict[str, tuple[int, Operation]] = field(default_factory=dict)
 
     def sent(self, name: str) -> int:

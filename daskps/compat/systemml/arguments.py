@@ -1,4 +1,4 @@
-"""What `paramserv` is given, or the error that says what it takes."""
+"""The arguments of `paramserv`, or the error that says which ones it takes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CALLS = {
     "agg": "agg(model, hyperparams, gradients)",
     "val": "val(model, hyperparams, features, labels)",
 }
-#: What our words for their schemes are.
+#: Our words for their schemes.
 SCHEMES = {
     "DISJOINT_CONTIGUOUS": "contiguous",
     "DISJOINT_ROUND_ROBIN": "round_robin",
     "DISJOINT_RANDOM": "random",
     "OVERLAP_RESHUFFLE": "reshuffle",
 }
-#: What is theirs, and why it is refused here.
+#: Values that only SystemML takes, and why they are refused here.
 REFUSED = {
     "mode": {
         "REMOTE_SPARK": "there is no Spark here; LOCAL has workers on all of the cluster",

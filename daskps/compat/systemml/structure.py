@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Structure:
     """Names and shapes of a list of matrices, all of them float64 as theirs are."""
 
-    #: Whose it is, for messages.
+    #: The owner's name, for messages.
     what: str
     #: None where they have places in a list and no names.
     names: tuple[str, ...] | None
@@ -29,7 +29,7 @@ class Structure:
         Parameters
         ----------
         what : str
-            Whose it is, for messages.
+            The owner's name, for messages.
         given : sequence or mapping of str to array_like
             The matrices.
 

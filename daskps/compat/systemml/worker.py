@@ -1,4 +1,4 @@
-"""What a worker of `paramserv` does, and what its server does with what it is sent."""
+"""The worker of `paramserv`, and the function by which its server changes the model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all workers do."""
+    """The functions and settings of all workers."""
 
     upd: Callable[..., Any]
     aggregate: Aggregate
