@@ -31,7 +31,7 @@ def address(ctx: click.Context, param: click.Parameter, value: str | None) -> An
     type=click.Choice(tuple(module.TASKS)),
     default="digits",
     show_default=True,
-    help="What to train: softmax regression, or vectors of words.",
+    help="The task to train: softmax regression, or vectors of words.",
 )
 @click.option(
     "--scheduler",

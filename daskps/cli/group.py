@@ -1,4 +1,4 @@
-"""How commands fail: one line on standard error, and a status that says which way."""
+"""Failures of commands: one line on standard error, and a status for the kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``daskps demo`` does: softmax regression on handwritten digits, or words.
+"""The command ``daskps demo``: softmax regression on handwritten digits, or words.
 
 The digits are trained through a store on a cluster, then in this process with plain NumPy
 on the same batches, and both are printed. The words are in :mod:`daskps.demo.words`.

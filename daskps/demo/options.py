@@ -1,4 +1,4 @@
-"""What the demo can be asked for."""
+"""Options of the demo."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Options:
 
     @property
     def policy(self) -> Any:
-        """What `daskps.train` takes as ``sync=``."""
+        """The argument ``sync=`` of `daskps.train`."""
         if self.staleness is None:
             return self.sync
         return daskps.SSP(self.staleness)
 
 
-#: What each task begins with.
+#: The defaults of each task.
 TASKS = {
     "digits": Options(),
     "words": Options(

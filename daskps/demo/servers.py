@@ -44,7 +44,8 @@ def cluster(scheduler: str | None) -> Iterator[Any]:
     Yields
     ------
     distributed.Client
-        The client. What was started ends with the context, and leaves no file.
+        The client. A cluster that was started ends with the context, and leaves no
+        file.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def _two_processes(stack: ExitStack) -> LocalCluster:
                 "local_directory": folder,
             },
             local_directory=folder,
-            # What fails is raised here; a task that Ctrl-C cuts off is no news.
+            # Errors are raised here; a task that Ctrl-C cuts off needs no log.
             silence_logs=logging.CRITICAL,
         )
         stack.callback(_close, cluster)

@@ -1,4 +1,4 @@
-"""What the demo says while nothing else is seen of it."""
+"""Lines that the demo prints while it waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAY_SECONDS = 10.0
 
 
 class WaitNotice:
-    """Says every ten seconds what is waited for, until that is there.
+    """Prints every ten seconds what the demo waits for, until that is there.
 
     Parameters
     ----------
