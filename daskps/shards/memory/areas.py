@@ -1,4 +1,4 @@
-"""Where everything is in the memory of a shard: one table, from which all else follows."""
+"""The areas of a shard's memory: one table, from which all else follows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _UNDO_WORDS = 8
 MORE_WORDS = 64
 #: Entries of an index: at least, and for each row that there may ever be.
 FEWEST_SLOTS = 1024
-#: What a table of any ids begins with: bytes of rows, and entries of its log.
+#: The first size of a table of any ids: bytes of rows, and entries of its log.
 FIRST_NBYTES = 2**16
 FIRST_LOG = 256
 MOST_SLOTS = 4

@@ -9,7 +9,7 @@ force; the next one writes over those of one that was rolled back.
 
 Before either ring is written over, a word says so, and no rollback takes that back: then
 some of the past is gone that might have been kept, and nothing is read that is not there.
-Who asks for changes since a version that the rings have lost gets all rows instead.
+A reader that asks for changes since a version that the rings have lost gets all rows.
 
 Nothing here is freed. A feed that nobody has asked for a whole ring of entries is off again:
 whatever anybody has seen of it is gone by then.
@@ -52,7 +52,7 @@ _ROWS_AN_ID: Final = 4
 #: Entries: one for so many ids.
 _IDS_AN_ENTRY: Final = 16
 _FEWEST_ENTRIES: Final = 16
-#: What a table of any ids has room for to begin with.
+#: Entries of the first ring of ids of a table of any ids.
 FIRST_IDS: Final = 1024
 #: Of how many entries a reader looks at first, and how many times as many then.
 _LOOKED_AT: Final = 64

@@ -38,9 +38,9 @@ the record says for each piece which of the two buffers, or *sides*, holds its w
 A *publication* writes the pieces that it changes to the side that the record in force
 does not name, writes the other record, and adds one to the flip word: everything an
 update changes becomes visible in that one store, and what it leaves alone stays where
-it is. The *writing word* is set to the coming flip before its first byte. What record
-*f* names is written again by publication *f* + 2 at the earliest, as that record is, so
-a copy taken at flip *f* is whole iff ``writing <= f + 1`` afterwards. Where nobody
+it is. The *writing word* is set to the coming flip before its first byte. Publication
+*f* + 2 is the first to write again what record *f* names, as it writes that record, so
+a copy taken at flip *f* is whole iff ``writing <= f + 1`` afterwards. Where no process
 writes and the two words differ, a publication stopped half-way: the record that is not
 current, and all that the current one does not name, are worthless.
 
@@ -80,7 +80,8 @@ ENDED = 16
 #: differs from the other record, where that is whole; 0 where it may be any rows.
 CHANGED_ROW = 17
 #: How many tables there are, and the row sequence: odd while rows are changed in place.
-#: What a publication does to tables as its last thing, with its flip above the lower bits.
+#: Last, the word for the changes that a publication makes to tables after all others,
+#: with its flip above the lower bits.
 N_TABLES_AT, ROWS_SEQUENCE, FORWARD = 18, 19, 20
 #: Of the last run that measures delays, counted after the flip too: gradients that were
 #: too old, and all of them by their delay, see `delay_bucket`.
@@ -110,7 +111,7 @@ HEAD = 16
     DAMPING,
     N_KEPT,
 ) = range(HEAD)
-#: What SIDE says, where not all weights lie in one buffer.
+#: The value of SIDE where not all weights lie in one buffer.
 MIXED = -1
 #: Words of a record per piece, and per table.
 PIECE_WORDS, TABLE_WORDS = 5, 5

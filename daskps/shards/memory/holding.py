@@ -1,4 +1,4 @@
-"""Whose memory it is: whether a shard is in it, and whether that is the one meant."""
+"""Checks of a memory: that it holds a shard, and that this is the expected one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Identity(NamedTuple):
-    """What a header says of the shard that it begins, and must not say of another."""
+    """The numbers in a header that tell its shard from another one."""
 
     n_pieces: int
     n_sides: int

@@ -192,7 +192,7 @@ class Publication:
             for i, update in enumerate(self._rows[ordinal]):
                 named, gone = update, _NONE
                 if table.any_rows is not None:
-                    # What was found of them is what the first of several updates finds.
+                    # Rows that were looked up before hold for the first update only.
                     known = update if not i else update._replace(rows=None)
                     clock += not update.forget
                     to = known, table.buffers, self.flip, clock
@@ -350,7 +350,7 @@ def _tell(feed: Feed, record: Record, named: RowUpdate, gone: Array) -> None:
     """Have a feed tell of rows that an update changes, and of those that it takes away."""
     feed.note(record, gone if named.forget else named.ids, named.by)
     if not named.forget:
-        # Whose push that was did not name them.
+        # The trainer that pushed did not name these rows.
         feed.note(record, gone, 0)
 
 
@@ -375,7 +375,7 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
 def _plain(operations: Sequence[PieceUpdate], n: int) -> Bound | None:
     """Return the rule, where this is one update of a whole piece in one part."""
     data, start, binding, _, replace, _ = operations[0]
-    # What a function of whole arrays has made replaces the weights.
+    # The result of a function of whole arrays replaces the weights.
     fits = len(operations) == 1 and start == 0 and len(data) == n and not replace
     in_one = isinstance(data, np.ndarray) or n <= data.step
     return binding if fits and in_one else None

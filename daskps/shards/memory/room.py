@@ -73,7 +73,7 @@ class Own:
 
 
 class Need(NamedTuple):
-    """What updates of a table take: rows that are named, and those that are not there."""
+    """The room that updates of a table take: their rows, and those that are new."""
 
     n: int
     n_new: int

@@ -89,7 +89,7 @@ class Segment:
         self.is_durable = durable
         #: Whether the store has no other shard.
         self.is_alone = layout.n_shards == 1
-        #: What is where; everything else follows from it.
+        #: The place of each area; everything else follows from it.
         self.areas = areas_of(layout, shard, slots, durable=durable)
         self.nbytes = self.areas[-1].stop
         self.buffer = private(self.nbytes) if buffer is None else buffer
@@ -122,8 +122,8 @@ class Segment:
         #: Whether its first slot is a master.
         firsts = [slots.get(p.parameter.index, ()) for p in self.pieces]
         self.has_master = [*map(has_master, firsts)]
-        #: Which of its slots begin with the weights, and which do so whenever optimizer
-        #: state begins anew.
+        #: The numbers of its slots that begin with the weights, and of those that do so
+        #: whenever optimizer state begins anew.
         self.copied = [*map(of_weights, firsts)]
         self.copied_anew = [of_weights(first, anew=True) for first in firsts]
         at = len(weights) + sum(map(len, self.slot_init))
@@ -142,9 +142,10 @@ class Segment:
         #: that was given it is the owner who says what has.
         self.memory: Memory | None = Own() if buffer is None else None
         self._cache_dir: str | None = None
-        #: What copies, adds, fills and looks at its arrays.
+        #: The functions that copy, add, fill and check its arrays.
         self.payload = NUMPY
-        #: What :mod:`daskps.shards.memory.publication` makes ready once, by piece and buffers.
+        #: Updates that :mod:`daskps.shards.memory.publication` makes ready once, by
+        #: piece and buffers.
         self.updates: dict[tuple[int, int, int, bool], Any] = {}
         #: A word: until when who sends weights in this process copies them first, as an
         #: update has run into them; milliseconds of the clock that never goes back.
@@ -250,7 +251,7 @@ class Segment:
     def single_slots(self) -> None:
         """Free the second buffer of slots that had one to begin with."""
         if not self.is_durable and self.n_sides == 2:
-            # Which keeps what was made ready for that buffer.
+            # Updates made ready for that buffer would keep it.
             self.updates.clear()
             self.slots, self.n_sides = self.slots[:1], 1
 

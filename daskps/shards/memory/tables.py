@@ -31,9 +31,9 @@ class TableMemory(NamedTuple):
     buffers: RowBuffers
     #: The initial value of each slot.
     slot_init: tuple[float, ...]
-    #: Which of its rows were changed when.
+    #: The changes of its rows, by version.
     feed: Feed
-    #: Which rows there are, where it is a table of any ids.
+    #: The rows there are, where it is a table of any ids.
     any_rows: AnyRows | None = None
     #: Its number among the tables of the store.
     ordinal: int = 0

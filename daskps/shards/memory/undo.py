@@ -1,4 +1,4 @@
-"""Changing rows in place: who is at it, and what becomes of what a dead writer left.
+"""Changes of rows in place: the marks of a writer, and the recovery from a dead one.
 
 Rows and slots have one buffer and are changed in place, under the undo log of
 :mod:`daskps.shards.arrays.rows`. A publication that changes rows
@@ -8,25 +8,25 @@ Rows and slots have one buffer and are changed in place, under the undo log of
 3. logs and changes rows, a few at a time;
 4. stores the flip word, and the next multiple of 4 as the row sequence.
 
-Readers take no lock. What they have gathered is whole where the sequence was even and is
-the same afterwards. Where one publication has begun to change rows since, or was at it, its
-log has what those rows were before: with that put over what was gathered it is whole too,
-as long as no other one has begun (:func:`is_logged`). Whoever finds the sequence odd, with
-the lock, has found a writer that died, and settles what that has left: tables whose undo
-word is of the coming flip are rolled back. That ends with the same flip and no entries, so
-it can be cut off and begun again; and as it empties the log of whoever reads meanwhile, the
-sequence says so first, in its second bit, and ends one further.
+Readers take no lock. A reader's copy is whole where the sequence was even and is the
+same afterwards. Where one publication was changing rows, or has begun to since, its log
+has the old values of those rows: with these put over the copy it is whole too, as long
+as no other publication has begun (:func:`is_logged`). A process that holds the lock and
+finds the sequence odd has found a writer that died, and rolls back the tables whose
+undo word is of the coming flip. The rollback ends with the same flip and no entries, so
+it can be cut off and begun again; and as it empties a log that readers may need, it
+first sets the second bit of the sequence, and ends one further.
 
 After the flip the log *is* the publication before, of the tables whose undo word has the
 flip in force; those of an earlier flip have not changed since, and those of a later one,
 which was given up, are gone.
 
-Two kinds of publication go *forward* instead. One that gives all slots their first values
-would need a log as long as the table, and one that withdraws the publication in force has
-that one's log in use. They change tables last: the record is whole by then, and a word says
-what is left to do. From the odd row sequence on, whoever comes next does all of that, again
-where it was begun, and stores the flip. No log tells readers of these: the second bit of the
-sequence is set from the beginning.
+Two kinds of publication go *forward* instead. One that gives all slots their first
+values would need a log as long as the table, and one that withdraws the publication in
+force has that one's log in use. They change tables last: the record is whole by then,
+and a word says what is left to do. From the odd row sequence on, the next process with
+the lock does all of that, again where it was begun, and stores the flip. No log tells
+readers of these: the second bit of the sequence is set from the beginning.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
 
 
-#: What is left to do: fill slots, or take back the rows of the publication in force.
+#: Work that is left: fill slots, or take back the rows of the publication in force.
 RESET: Final = 1
 WITHDRAW: Final = 2
 _KIND_BITS: Final = 2
@@ -55,8 +55,8 @@ UNTOLD: Final = 3
 def is_logged(began: int, now: int) -> bool:
     """Return whether logs have all that has happened to rows since a row sequence.
 
-    That is so where nothing has, where one publication is at them, and where that one is
-    done: from one multiple of 4 to the next. Who has taken back changes goes further.
+    That is so where nothing has happened, where one publication is changing them, and
+    where that one is done: from one multiple of 4 to the next. A rollback goes further.
     """
     return now & UNTOLD != UNTOLD and now <= (began | UNTOLD) + 1
 
