@@ -1,4 +1,4 @@
-"""What goes with what, and what does not: said here, and only here.
+"""The only place that says which choices go together, and which do not.
 
 Wherever one choice forbids another one, :func:`find_refusal` is asked: by `train` and
 `run`, by verbs of trainers and handles, and where "auto" looks whether the task graph
@@ -27,7 +27,7 @@ GRADIENTS = ("train", "push", "pushpull")
 
 @dataclass(frozen=True)
 class Combination:
-    """What was chosen together, as far as one choice can forbid another one.
+    """Choices made together, as far as one of them can forbid another one.
 
     Parameters
     ----------

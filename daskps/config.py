@@ -45,7 +45,7 @@ class _Default(enum.Enum):
 
 #: A timeout that was not given: the configured one.
 DEFAULT: Final = _Default.DEFAULT
-#: What a verb takes as ``timeout=``.
+#: The values that a verb takes as ``timeout=``.
 Timeout: TypeAlias = float | str | Literal[_Default.DEFAULT] | None
 
 
@@ -201,7 +201,7 @@ _PARSERS = {
     f.metadata["key"]: (f.metadata["parse"], f.metadata["allowed"])
     for f in fields(Config)
 }
-#: What every call of a verb reads, and the values of these that were parsed last.
+#: Settings that every call of a verb reads, and their values that were parsed last.
 _OFTEN = ("timeout", "finite")
 _PARSED: dict[str, tuple[object, Any]] = {}
 #: Values that are not changed in place.

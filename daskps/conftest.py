@@ -1,4 +1,4 @@
-"""What the examples of docstrings start with; no part of the installed package.
+"""Fixtures for the examples of docstrings; no part of the installed package.
 
 It lies here, as NumPy's does, so that the examples of one module can be run alone.
 """

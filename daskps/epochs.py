@@ -1,4 +1,4 @@
-"""How far a store is in its epochs: pure arithmetic over counted rounds."""
+"""The position of a store in its epochs: pure arithmetic over counted rounds."""
 
 from __future__ import annotations
 

@@ -564,10 +564,10 @@ class WorkerUnreachableError(DaskPSError, RuntimeError):
         _, scheduler, reason = self.args
         return (
             f"worker {self.worker} cannot be reached from this client ({reason}), but "
-            f"from the scheduler at {scheduler}, which it answers. What was sent to it "
-            f"before, each shard has applied once or not at all. Let this process connect "
-            f"to the addresses and ports of the workers, or make the call inside the "
-            f"cluster, in a task: client.submit(...). snapshot() and run() need the "
+            f"from the scheduler at {scheduler}, which it answers. Each of its shards "
+            f"has applied each earlier call once or not at all. Let this process "
+            f"connect to the addresses and ports of the workers, or make the call in a "
+            f"task of the cluster: client.submit(...). snapshot() and run() need the "
             f"scheduler alone. The worker is called again in a minute"
         )
 

@@ -1,7 +1,7 @@
-"""How large a store and a run may be, told by arithmetic before anything is built.
+"""The limits of a store and a run, checked by arithmetic before anything is built.
 
-A client asks first and says so to its user; the scheduler asks again, for messages come
-from others too: what it built for an absurd request would keep it from everybody.
+A client checks first and tells its user; the scheduler checks again, for messages come
+from others too: building the answer to an absurd request would keep it from everybody.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def check_placed(placed: Iterable[tuple[Sequence[int], Sequence[int]]], n: int) 
     LayoutError
         Naming what they come to and the limit.
     """
-    # What is cut over the same shards is cut as one vector for each of the 12 dtypes.
+    # Parameters cut over the same shards are cut as one vector for each of the 12
+    # dtypes.
     found = n + sum(
         len(indices) + len(shards) * min(len(indices), 12) for shards, indices in placed
     )

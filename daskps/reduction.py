@@ -28,7 +28,7 @@ Reducer = Callable[[Array, Array], Array]
 Empty = Callable[[int, Any], Array]
 
 REDUCTIONS = ("mean", "sum")
-#: What an all-reduce does with two arrays; a mean divides at the root.
+#: The operation of an all-reduce on two arrays; a mean divides at the root.
 OPERATIONS: Mapping[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,

@@ -1,4 +1,4 @@
-"""Where code of the user's runs: whatever it raises is an error of that one call.
+"""Calls of the user's code: whatever it raises is an error of that one call.
 
 A process of the cluster serves others too. An exception that is no `Exception` would
 leave its thread, its event loop and the process with it: `SystemExit` of a call of
