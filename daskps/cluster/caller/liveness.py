@@ -273,10 +273,13 @@ class Reach:
         return ""
 
     async def _answers_scheduler(self, worker: str) -> bool:
-        about: Any = {"msg": {"op": "echo", "data": True}, "workers": [worker]}
-        asked = self._client.scheduler.broadcast(**about, on_error="return")
+        about: Any = {"msg": {"op": "echo", "data": True}, "on_error": "return"}
+        scheduler = self._client.scheduler
         try:
-            said = await asyncio.wait_for(asked, SCHEDULER_SECONDS)
+            async with asyncio.timeout(SCHEDULER_SECONDS):
+                # One that it has let go it would try to reach for 30 s, and log an error.
+                listed = list(await scheduler.ncores(workers=[worker]))
+                said = await scheduler.broadcast(**about, workers=listed)
         except OSError:
             return False
         return said.get(worker) is True

@@ -34,11 +34,13 @@ class Network:
     def __init__(self, direct: list[Any], scheduler: Any = 0.0) -> None:
         self.direct, self.scheduler = direct, scheduler
         self.connected = 0
+        self.sent_to: list[str] = []
+        self.listed = {WORKER: 1, OTHER: 1}
         self.forgotten: list[str] = []
-        client: Any = SimpleNamespace(
-            connection_args={},
-            scheduler=SimpleNamespace(addr="tcp://gate:8786", broadcast=self.broadcast),
+        scheduler = SimpleNamespace(
+            addr="tcp://gate:8786", broadcast=self.broadcast, ncores=self.ncores
         )
+        client: Any = SimpleNamespace(connection_args={}, scheduler=scheduler)
         self.reach = Reach(client, self.forgotten.append)
 
     @asynccontextmanager
@@ -52,9 +54,15 @@ class Network:
     async def echo(self, data: Any) -> Any:
         return data
 
+    async def ncores(self, workers: list[str]) -> dict[str, int]:
+        return {
+            worker: self.listed[worker] for worker in workers if worker in self.listed
+        }
+
     async def broadcast(self, msg: Any, workers: list[str], on_error: str) -> Any:
         assert on_error == "return"
         assert msg == {"op": "echo", "data": True}
+        self.sent_to += workers
         try:
             await after(self.scheduler)
         except OSError as error:
@@ -140,6 +148,17 @@ def test_a_worker_that_is_only_slow_is_waited_for(
 
     virtual.run(calls())
     assert not one.forgotten
+
+
+def test_the_scheduler_is_not_sent_to_a_worker_that_it_has_let_go(network):
+    one = network([NEVER])
+    del one.listed[WORKER]
+
+    async def calls() -> None:
+        assert await one.call(answer=30.0) == 30.0
+
+    virtual.run(calls())
+    assert (one.connected, one.sent_to, one.forgotten) == (1, [], [])
 
 
 def test_an_error_of_the_connection_says_who_is_out_of_reach(network):
