@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.training.data.addresses import addresses
-from daskps.training.data.rows import n_rows, take_rows
+from daskps.training.data.rows import n_rows, take_rows, why_unusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,6 +132,9 @@ def _from_zero(index: Array, n: int) -> Array:
 
 def joined(blocks: Sequence[Any]) -> Any:
     """Return the blocks of a part as one thing with rows: the block itself if one."""
+    # A dask array may say otherwise of its blocks.
+    if why := next(filter(None, map(why_unusable, blocks)), ""):
+        raise TypeError(f"a block of the data {why}")
     given = [b if hasattr(b, "shape") else np.asarray(b) for b in blocks]
     full = [block for block in given if n_rows(block)] or given[:1]
     return full[0] if len(full) == 1 else Blocks(full)

@@ -740,6 +740,15 @@ def test_a_chunk_that_is_not_what_it_says(client):
         assert store.version == 0
 
 
+@pytest.mark.parametrize("kind", [sparse.coo_matrix, sparse.dok_matrix])
+def test_blocks_without_rows_to_take_are_refused(train, client, kind):
+    blocks = da.from_array(X, chunks=(16, 3)).map_blocks(kind)
+    with sgd_store() as store:
+        with pytest.raises(TypeError, match=rf"{kind.__name__}, .*; pass \.tocsr\(\)"):
+            train(store, regression, blocks, Y)
+        assert store.version == 0
+
+
 def test_plain_lists_stay_what_they_were(client):
     with sgd_store() as store:
         expected = daskps.train(store, regression, X, Y, trainers=2)
