@@ -87,7 +87,7 @@ PACKAGES = {
 ALSO = {
     "checkpoint.storage": {"fsspec"},
     "store.picture": {"graphviz"},
-    "training.bars": {"tqdm"},
+    "training.callbacks": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
 }
 

@@ -34,7 +34,7 @@ ALLOWED = {
     "shards/rounds": 6,
     "simulator": 13,
     "store": 7,
-    "training": 12,
+    "training": 11,
     "training/overlap": 1,
 }
 #: What users may call, although its name begins with an underscore.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from daskps.cluster.upstream import current_task
-from daskps.training import bars
 from daskps.training.monitoring import Monitor
 from daskps.training.plateau import ReduceOnPlateau as ReduceOnPlateau
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-    from daskps.training.bars import State, Text, Tqdm
     from daskps.training.result import Epoch, RunStatus
 
 __all__ = [
@@ -26,14 +26,13 @@ __all__ = [
     "ReduceOnPlateau",
     "check",
     "chosen",
-    "end",
     "notify",
-    "step_aside",
 ]
 
 #: The methods a callback may have, each called with the run.
 EVENTS = ("on_data", "on_start", "on_round", "on_epoch", "on_failover", "on_stop")
 logger = logging.getLogger(__name__)
+_Kind = TypeVar("_Kind")
 
 
 def chosen(callbacks: str | Iterable[object]) -> tuple[object, ...]:
@@ -65,7 +64,7 @@ def chosen(callbacks: str | Iterable[object]) -> tuple[object, ...]:
             f"objects, or () for silence"
         )
     # A worker's standard error may be the terminal it was started in.
-    if current_task() or bars.in_tests() or not bars.is_watched(sys.stderr):
+    if current_task() or _in_tests() or not is_watched(sys.stderr):
         return ()
     return (ProgressBar(),)
 
@@ -108,20 +107,22 @@ def check(callbacks: Iterable[object]) -> tuple[object, ...]:
     return checked
 
 
-def monitors(callbacks: Iterable[object]) -> tuple[Monitor, ...]:
-    """Return the monitors among callbacks, in order.
+def of_kind(callbacks: Iterable[object], kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Return the callbacks of one kind.
 
     Parameters
     ----------
     callbacks : iterable of object
         What `check` has let through.
+    kind : type
+        Such as Monitor.
 
     Returns
     -------
-    tuple of Monitor
-        The monitors.
+    tuple
+        Those, in order.
     """
-    return tuple(one for one in callbacks if isinstance(one, Monitor))
+    return tuple(one for one in callbacks if isinstance(one, kind))
 
 
 def notify(callbacks: Iterable[object], event: str, run: RunStatus) -> None:
@@ -143,45 +144,19 @@ def notify(callbacks: Iterable[object], event: str, run: RunStatus) -> None:
                 method(run)
 
 
-def end(callbacks: Iterable[object]) -> None:
-    """End the lines of progress bars, also of a run that has failed.
-
-    Parameters
-    ----------
-    callbacks : iterable of object
-        What `check` has let through.
-    """
-    for callback in callbacks:
-        if isinstance(callback, ProgressBar):
-            callback.close()
-
-
-def step_aside(callbacks: Iterable[object]) -> None:
-    """Have progress bars leave their line, so that a message can be printed.
-
-    Parameters
-    ----------
-    callbacks : iterable of object
-        What `check` has let through.
-    """
-    for callback in callbacks:
-        if isinstance(callback, ProgressBar):
-            callback.clear()
-
-
 class ProgressBar:
     """Show the progress of a run: round, epoch, loss, rounds per second, time left.
 
     ``callbacks="auto"`` of :func:`train` and :func:`run` is one of these where a
-    person looks. The rounds are those that the slowest trainer has ended, the loss is
-    the mean over the epoch so far.
+    person looks. tqdm draws it (``pip install tqdm``); without tqdm nothing is shown.
+    The rounds are those that the slowest trainer has ended, the loss is the mean over
+    the epoch so far.
 
     Parameters
     ----------
     file : text stream, optional
-        Where a line of text is written again and again. By default the bar is on
-        standard error, drawn by tqdm where that is installed, and nothing is shown
-        where that is neither a terminal nor a notebook's.
+        Where the bar is drawn. By default it is on standard error, and nothing is
+        shown where that is neither a terminal nor a notebook's.
 
     Examples
     --------
@@ -189,45 +164,42 @@ class ProgressBar:
     >>> from types import SimpleNamespace
     >>> file = io.StringIO()
     >>> run = SimpleNamespace(
-    ...     slowest=5, rounds=20, loss=0.25, history=[], first=0, epochs=2
+    ...     slowest=5, rounds=20, loss=0.25, history=[], following=0, epochs=2
     ... )
     >>> ProgressBar(file).on_round(run)
-    >>> print(file.getvalue().strip())
-    [#####               ]  25% | round 5/20 | epoch 1/2 | loss 0.25
+    >>> "5/20" in file.getvalue()
+    True
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self._given = file
-        self._bar: Text | Tqdm | None = None
-        self._broken = self._waits = False
+        self._file = file
+        #: The bar of tqdm's, and the one that stands in its place before.
+        self._bar: Any = None
+        self._note: Any = None
+        self._broken = False
 
     def on_data(self, run: RunStatus) -> None:
         """Say what comes before the first round."""
         self.close()
-        self._broken, self._waits = False, True
-        if (bar := self._made()) is not None:
-            self._guarded(bar.say, "computing the data")
+        self._guarded(self._say)
 
     def on_start(self, run: RunStatus) -> None:
         """Draw the empty bar."""
-        if not self._waits:
-            self.close()
-            self._broken = False
-        self._draw(describe(run))
+        self.close()
+        self._guarded(self._draw, run)
 
     def on_round(self, run: RunStatus) -> None:
         """Draw the bar with the latest round."""
-        self._draw(describe(run))
+        self._guarded(self._draw, run)
 
     def on_epoch(self, run: RunStatus) -> None:
         """Draw the bar with the epoch that has ended."""
-        self._draw(describe(run))
+        self._guarded(self._draw, run)
 
     def on_stop(self, run: RunStatus) -> None:
         """Draw the bar for the last time and end its line."""
-        state = describe(run)
         # A run that was told to stop is over too.
-        self._draw(replace(state, rounds=state.done) if state.rounds else state)
+        self._guarded(self._draw, run, run.slowest if run.rounds else 0)
         self.close()
 
     def clear(self) -> None:
@@ -237,8 +209,9 @@ class ProgressBar:
         --------
         >>> ProgressBar().clear()
         """
-        if self._bar is not None and not self._broken:
-            self._guarded(self._bar.clear)
+        for shown in (self._note, self._bar):
+            if shown is not None:
+                self._guarded(shown.clear)
 
     def close(self) -> None:
         """End the line of the bar, if it has one; of a run that has failed, too.
@@ -247,27 +220,70 @@ class ProgressBar:
         --------
         >>> ProgressBar().close()
         """
-        bar, self._bar, self._waits = self._bar, None, False
-        if bar is not None and not self._broken:
-            self._guarded(bar.close)
+        for shown in (self._note, self._bar):
+            if shown is not None:
+                self._guarded(shown.close)
+        self._note = self._bar = None
+        self._broken = False
 
-    def _draw(self, state: State) -> None:
-        if (bar := self._made()) is not None:
-            self._guarded(bar.draw, state)
+    def _say(self) -> None:
+        how = {"desc": "computing the data", "bar_format": "{desc}", "leave": False}
+        self._note = self._made(**how)
 
-    def _made(self) -> Text | Tqdm | None:
-        """Return the bar, made by now; None where nobody would see it."""
-        if self._broken:
-            return None
+    def _draw(self, run: RunStatus, rounds: int | None = None) -> None:
+        """Show rounds, rate and time left, with epoch and loss beside them."""
+        if self._note is not None:
+            self._note.close()
+            self._note = None
+        total = (run.rounds if rounds is None else rounds) or None
+        done = run.history[-1].epoch + 1 if run.history else run.first
+        title = (
+            f"epoch {min(done + 1, run.epochs)}/{run.epochs}" if run.epochs else None
+        )
         if self._bar is None:
-            if self._given is not None:
-                self._bar = bars.Text(self._given)
-            elif bars.is_watched(sys.stderr):
-                self._bar = bars.make_bar()
-        return self._bar
+            # Of rates of the last seconds: news of rounds come in bursts.
+            often = {"smoothing": 0.05, "mininterval": 0.0, "miniters": 1}
+            how = {"desc": title, "total": total, "unit": " rounds", **often}
+            self._bar = self._made(**how)
+        if (bar := self._bar) is None:
+            return
+        bar.total = total
+        bar.set_description(title, refresh=False)
+        bar.set_postfix_str(_values(run.history[-1:], run.loss), refresh=False)
+        if run.slowest and not bar.n:
+            # What comes before the first round is the start, and no round's time.
+            bar.n = bar.last_print_n = run.slowest
+            bar.last_print_t = time.time()
+        elif run.slowest > bar.n:
+            bar.update(run.slowest - bar.n)
+            return
+        bar.refresh()
+
+    def _made(self, **how: Any) -> Any:
+        """Return a bar of tqdm's; None without it, and where nobody would see it."""
+        file = self._file or sys.stderr
+        if self._file is None and not is_watched(file):
+            return None
+        try:
+            with warnings.catch_warnings():
+                # A notebook without ipywidgets gets tqdm's text, and need not be told.
+                warnings.simplefilter("ignore")
+                from tqdm.auto import tqdm
+        except ImportError:
+            return None
+        # It would believe a terminal of no columns, and find no room.
+        room = {"ncols": 80, "nrows": 24} if _columns(file) == 0 else {}
+
+        class Quiet(tqdm):  # type: ignore[misc] # tqdm has no types
+            # Its monitor is a thread that looks after bars that are drawn seldom.
+            monitor_interval = 0
+
+        return Quiet(**how, **(room or {"dynamic_ncols": True}), file=self._file)
 
     def _guarded(self, method: Callable[..., None], *args: Any) -> None:
         """Draw; where that fails, a terminal that went for one, draw no more."""
+        if self._broken:
+            return
         try:
             method(*args)
         except Exception:
@@ -317,7 +333,7 @@ class Log:
             self._level,
             "epoch %d: %s, %.2f s, staleness %s",
             entry.epoch,
-            _text(_values(entry)) or "no loss",
+            _values([entry]) or "no loss",
             entry.seconds,
             entry.staleness,
         )
@@ -337,28 +353,40 @@ class Log:
         )
 
 
-def describe(run: RunStatus) -> State:
-    """Return what a bar shows of a run."""
-    done = run.history[-1].epoch + 1 if run.history else run.first
+def is_watched(file: TextIO | None) -> bool:
+    """Return whether a person sees what is written: a terminal or a notebook."""
+    try:
+        return _in_notebook() or (file is not None and file.isatty())
+    except ValueError:  # it is closed
+        return False
+
+
+def _in_notebook() -> bool:
+    """Return whether this process runs the cells of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _in_tests() -> bool:
+    """Return whether pytest runs this process, or started it."""
+    return not {"PYTEST_VERSION", "PYTEST_CURRENT_TEST"}.isdisjoint(os.environ)
+
+
+def _columns(file: TextIO) -> int | None:
+    """Return what a terminal says of its width, which may be 0; None for others."""
+    try:
+        return os.get_terminal_size(file.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _values(ended: Iterable[Epoch], loss: float | None = None) -> str:
+    """Return loss and metrics of an epoch; the loss is that of the next, if it has one."""
     values: dict[str, float] = {}
-    if run.history:
-        values = _values(run.history[-1])
-    if run.loss is not None:
-        values["loss"] = run.loss
-    return bars.State(
-        done=run.slowest,
-        rounds=run.rounds,
-        epoch=min(done + 1, run.epochs),
-        epochs=run.epochs,
-        values=_text(values),
-    )
-
-
-def _values(entry: Epoch) -> dict[str, float]:
-    """Return loss and metrics of an epoch."""
-    loss = {} if entry.loss is None else {"loss": entry.loss}
-    return {**loss, **entry.metrics}
-
-
-def _text(values: Mapping[str, float]) -> str:
+    for entry in ended:
+        values = {} if entry.loss is None else {"loss": entry.loss}
+        values |= entry.metrics
+    if loss is not None:
+        values["loss"] = loss
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

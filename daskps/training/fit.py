@@ -27,7 +27,7 @@ from daskps.training.data.tables import array_of
 from daskps.training.ending import check_metrics
 from daskps.training.fit_job import FitJob
 from daskps.training.functions import check_function
-from daskps.training.monitoring import Interest
+from daskps.training.monitoring import Interest, Monitor
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.retrying import Retries
 from daskps.training.row_ids import checked_functions
@@ -271,7 +271,7 @@ def train(  # noqa: PLR0913 - the public contract
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
     called = callbacks_module.chosen(callbacks)
-    watches = tuple(map(Interest.of, callbacks_module.monitors(called)))
+    watches = tuple(map(Interest.of, callbacks_module.of_kind(called, Monitor)))
     chosen = Combination(
         "train",
         policy=policy(sync),

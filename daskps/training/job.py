@@ -28,10 +28,12 @@ from daskps.errors import SchedulerLostError, UnsavedRunError
 from daskps.layout.chunks import ARRAYS
 from daskps.store.store import ParameterStore
 from daskps.training import advice
-from daskps.training import callbacks as callbacks_module
+from daskps.training.callbacks import ProgressBar, notify, of_kind
 from daskps.training.data.lazy import computed_parts, is_lazy
 from daskps.training.ending import EarlyEnd
 from daskps.training.functions import metrics_of
+from daskps.training.monitoring import Monitor
+from daskps.training.plateau import ReduceOnPlateau
 from daskps.training.result import Epoch, RunStatus
 from daskps.training.retrying import Retries
 from daskps.training.saves import FINISH_SECONDS, Saves
@@ -115,10 +117,9 @@ class Job:
         return any(one is not None for one in looks) or bool(self.plateaus)
 
     @property
-    def plateaus(self) -> list[callbacks_module.ReduceOnPlateau]:
+    def plateaus(self) -> tuple[ReduceOnPlateau, ...]:
         """What may reduce learning rates at the end of an epoch."""
-        kind = callbacks_module.ReduceOnPlateau
-        return [one for one in self.callbacks if isinstance(one, kind)]
+        return of_kind(self.callbacks, ReduceOnPlateau)
 
     def start(self, work: Callable[[], Awaitable[Any]], timeout: Any) -> Any:
         """Drive the work from here, or return an awaitable of it."""
@@ -155,7 +156,7 @@ class Job:
             raise
         finally:
             # Here: what is drawn from now on belongs to the caller.
-            callbacks_module.end(self.callbacks)
+            self._end_bars()
 
     async def _ended(self, work: Awaitable[Any]) -> Any:
         try:
@@ -164,7 +165,11 @@ class Job:
             self._note_saved(error)
             raise
         finally:
-            callbacks_module.end(self.callbacks)
+            self._end_bars()
+
+    def _end_bars(self) -> None:
+        for bar in of_kind(self.callbacks, ProgressBar):
+            bar.close()
 
     async def _conclude(
         self, link: Link, error: BaseException, deadline: Deadline
@@ -312,7 +317,7 @@ class Job:
             await self._save(epoch=True)  # which is due of an epoch that has ended
             raise
         self.spent.add(reports)
-        watching = callbacks_module.monitors(self.callbacks)
+        watching = of_kind(self.callbacks, Monitor)
         for report in reports:
             for number, *record in report.get("records", ()):
                 step, name, value = record
@@ -362,7 +367,8 @@ class Job:
 
     def _say(self, text: str) -> None:
         """Log a warning, where no bar is in its way."""
-        callbacks_module.step_aside(self.callbacks)
+        for bar in of_kind(self.callbacks, ProgressBar):
+            bar.clear()
         logger.warning("daskps: %s", text)
 
     async def _save(self, *, epoch: bool = False) -> None:
@@ -386,5 +392,4 @@ class Job:
 
     async def _notify(self, event: str) -> None:
         if self.callbacks:
-            notify = callbacks_module.notify
             await self._call(notify, self.callbacks, event, self.status)

@@ -17,6 +17,7 @@ from daskps.training import callbacks as callbacks_module
 from daskps.training.choices import described, reduced_by
 from daskps.training.functions import check_function
 from daskps.training.job import Job
+from daskps.training.monitoring import Monitor
 from daskps.training.overlap.background import Background
 from daskps.training.trainer import Trainer
 from daskps.usercode import user_code
@@ -113,7 +114,7 @@ def run(  # noqa: PLR0913 - the public contract
         raise ValueError("parts is empty; give one part per trainer")
     check_trainers(len(given), graph=False)
     called = callbacks_module.chosen(callbacks)
-    if callbacks_module.monitors(called):
+    if callbacks_module.of_kind(called, Monitor):
         raise ValueError(
             "a Monitor watches train; in a loop of your own, whose gradients only it "
             "knows, call trainer.allreduce and note what you like"

@@ -140,8 +140,8 @@ MUTANTS = (
     Mutant(
         "bar-in-a-task",
         "daskps.training.callbacks:chosen",
-        "if current_task() or bars.in_tests() or not bars.is_watched(sys.stderr):",
-        "if bars.in_tests() or not bars.is_watched(sys.stderr):",
+        "if current_task() or _in_tests() or not is_watched(sys.stderr):",
+        "if _in_tests() or not is_watched(sys.stderr):",
         (
             "tests/training/test_callbacks.py::test_auto_is_silent_in_tests_and_in_tasks",
         ),

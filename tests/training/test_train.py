@@ -494,7 +494,9 @@ def test_progress_bar_and_log_with_a_run(train, client, caplog):
             callbacks=[daskps.ProgressBar(file), daskps.Log(logger)],
         )
     last = file.getvalue().rstrip("\n").split("\r")[-1]
-    assert "100% | round 6/6 | epoch 2/2 | loss " in last
+    assert last.startswith("epoch 2/2: 100%|")
+    assert " 6/6 [" in last
+    assert "loss " in last
     assert "accuracy 0.5" in last
     start, *epochs, end = [record.getMessage() for record in caplog.records]
     assert start.endswith("starts")
