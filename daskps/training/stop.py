@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps import config
 from daskps.store.arguments import number, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.training.result import Epoch
 
@@ -47,30 +48,34 @@ class Reached(NamedTuple):
     seconds: float
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Condition:
     """Something that may end a run; ``a & b`` ends it when both hold, ``a | b`` either.
 
     What is called with a history of epochs says whether it holds at the end of the last.
+
+    Parameters
+    ----------
+    text : str
+        How it shows itself.
+    holds : callable
+        Returns whether a run that is so far is to end.
+    limit : int, optional
+        The round at which it holds, whatever else comes; None where nobody knows.
+    is_sudden : bool
+        Whether it may come to hold within an epoch, at a round that nobody knows.
+    metrics : frozenset of str
+        What it wants of `validate`.
+    is_either : bool
+        Whether one of two is enough.
     """
 
-    def holds(self, at: Reached) -> bool:
-        """Return whether the run is to end."""
-        raise NotImplementedError
-
-    @property
-    def limit(self) -> int | None:
-        """The round at which it holds, whatever else comes; None where nobody knows."""
-        return None
-
-    @property
-    def is_sudden(self) -> bool:
-        """Whether it may come to hold within an epoch, at a round that nobody knows."""
-        return False
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        """What it wants of `validate`."""
-        return frozenset()
+    text: str
+    holds: Callable[[Reached], bool]
+    limit: int | None = None
+    is_sudden: bool = False
+    metrics: frozenset[str] = frozenset()
+    is_either: bool = False
 
     def __call__(self, history: Sequence[Epoch]) -> bool:
         """Return whether it holds at the end of a history."""
@@ -80,165 +85,67 @@ class Condition:
         return self.holds(Reached(history, history[-1].step, spent))
 
     def __and__(self, other: object) -> Condition:
-        return _Both(self, other) if isinstance(other, Condition) else NotImplemented
-
-    def __or__(self, other: object) -> Condition:
-        return _Either(self, other) if isinstance(other, Condition) else NotImplemented
-
-
-@dataclass(frozen=True, repr=False)
-class _Pair(Condition):
-    left: Condition
-    right: Condition
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        return self.left.metrics | self.right.metrics
-
-    @property
-    def _limits(self) -> list[int]:
-        """Of those that have one."""
-        limits = self.left.limit, self.right.limit
-        return [n for n in limits if n is not None]
-
-    @property
-    def _is_any_sudden(self) -> bool:
-        return self.left.is_sudden or self.right.is_sudden
-
-
-@dataclass(frozen=True, repr=False)
-class _Both(_Pair):
-    def holds(self, at: Reached) -> bool:
-        return self.left.holds(at) and self.right.holds(at)
-
-    @property
-    def limit(self) -> int | None:
-        return max(self._limits) if len(self._limits) == 2 else None
-
-    @property
-    def is_sudden(self) -> bool:
-        # One side may hold at a round, after the other did at the end of an epoch.
-        return self._is_any_sudden or len(self._limits) == 1
-
-    def __repr__(self) -> str:
-        sides = (self.left, self.right)
-        return " & ".join(
-            f"({of!r})" if isinstance(of, _Either) else repr(of) for of in sides
+        return (
+            _joined(self, other, all)
+            if isinstance(other, Condition)
+            else NotImplemented
         )
 
-
-@dataclass(frozen=True, repr=False)
-class _Either(_Pair):
-    def holds(self, at: Reached) -> bool:
-        return self.left.holds(at) or self.right.holds(at)
-
-    @property
-    def limit(self) -> int | None:
-        return min(self._limits, default=None)
-
-    @property
-    def is_sudden(self) -> bool:
-        return self._is_any_sudden
+    def __or__(self, other: object) -> Condition:
+        return (
+            _joined(self, other, any)
+            if isinstance(other, Condition)
+            else NotImplemented
+        )
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {self.right!r}"
+        return self.text
 
 
-@dataclass(frozen=True, repr=False)
-class _Steps(Condition):
-    n: int
-
-    def holds(self, at: Reached) -> bool:
-        return at.step >= self.n
-
-    @property
-    def limit(self) -> int:
-        return self.n
-
-    def __repr__(self) -> str:
-        return f"steps({self.n})"
-
-
-@dataclass(frozen=True, repr=False)
-class _Epochs(Condition):
-    n: int
-
-    def holds(self, at: Reached) -> bool:
-        return bool(at.history) and at.history[-1].epoch + 1 >= self.n
-
-    def __repr__(self) -> str:
-        return f"epochs({self.n})"
+def _joined(one: Condition, other: Condition, how: Callable[[Any], bool]) -> Condition:
+    """Return what holds where all of two do, or any."""
+    sides, is_either = (one, other), how is any
+    limits = [side.limit for side in sides if side.limit is not None]
+    limit = min(limits, default=None)
+    is_sudden = one.is_sudden or other.is_sudden
+    texts = [side.text for side in sides]
+    if not is_either:
+        texts = [f"({side.text})" if side.is_either else side.text for side in sides]
+        limit = max(limits) if len(limits) == 2 else None
+        # One side may hold at a round, after the other did at the end of an epoch.
+        is_sudden |= len(limits) == 1
+    return Condition(
+        (" | " if is_either else " & ").join(texts),
+        lambda at: how(side.holds(at) for side in sides),
+        limit,
+        is_sudden,
+        one.metrics | other.metrics,
+        is_either,
+    )
 
 
-@dataclass(frozen=True, repr=False)
-class _LossBelow(Condition):
-    loss: float
-
-    def holds(self, at: Reached) -> bool:
-        found = at.history[-1].loss if at.history else None
-        return found is not None and found < self.loss
-
-    def __repr__(self) -> str:
-        return f"loss_below({self.loss:g})"
-
-
-@dataclass(frozen=True, repr=False)
-class _ScoreAbove(Condition):
-    score: float
-    name: str
-
-    def holds(self, at: Reached) -> bool:
-        if not at.history:
-            return False
-        metrics = at.history[-1].metrics
-        if self.name not in metrics:
-            raise ValueError(
-                f"validate returned no metric {self.name!r}, which stop={self!r} looks "
-                f"at; it returned {sorted(metrics)}"
-            )
-        return metrics[self.name] > self.score
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        return frozenset([self.name])
-
-    def __repr__(self) -> str:
-        return f"score_above({self.score:g}, {self.name!r})"
+def _has_score(score: float, name: str, text: str, at: Reached) -> bool:
+    if not at.history:
+        return False
+    metrics = at.history[-1].metrics
+    if name not in metrics:
+        raise ValueError(
+            f"validate returned no metric {name!r}, which stop={text} looks "
+            f"at; it returned {sorted(metrics)}"
+        )
+    return metrics[name] > score
 
 
-@dataclass(frozen=True, repr=False)
-class _Seconds(Condition):
-    seconds: float
-
-    def holds(self, at: Reached) -> bool:
-        return at.seconds >= self.seconds
-
-    @property
-    def is_sudden(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return f"seconds({self.seconds:g})"
-
-
-@dataclass(frozen=True, repr=False)
-class _NoImprovement(Condition):
-    patience: int
-    min_delta: float
-
-    def holds(self, at: Reached) -> bool:
-        best, since = math.inf, 0
-        for epoch in at.history:
-            if epoch.loss is None:
-                continue
-            if epoch.loss < best - self.min_delta:
-                best, since = epoch.loss, 0
-            else:
-                since += 1
-        return since >= self.patience
-
-    def __repr__(self) -> str:
-        return f"no_improvement({self.patience}, {self.min_delta:g})"
+def _is_stuck(patience: int, min_delta: float, at: Reached) -> bool:
+    best, since = math.inf, 0
+    for epoch in at.history:
+        if epoch.loss is None:
+            continue
+        if epoch.loss < best - min_delta:
+            best, since = epoch.loss, 0
+        else:
+            since += 1
+    return since >= patience
 
 
 def steps(n: int) -> Condition:
@@ -260,7 +167,8 @@ def steps(n: int) -> Condition:
     >>> daskps.stop.steps(100) | daskps.stop.loss_below(0.1)
     steps(100) | loss_below(0.1)
     """
-    return _Steps(whole(n, "n", least=1))
+    n = whole(n, "n", least=1)
+    return Condition(f"steps({n})", lambda at: at.step >= n, limit=n)
 
 
 def epochs(n: int) -> Condition:
@@ -281,7 +189,10 @@ def epochs(n: int) -> Condition:
     >>> daskps.stop.epochs(5) & daskps.stop.loss_below(0.5)
     epochs(5) & loss_below(0.5)
     """
-    return _Epochs(whole(n, "n", least=1))
+    n = whole(n, "n", least=1)
+    return Condition(
+        f"epochs({n})", lambda at: bool(at.history) and at.history[-1].epoch + 1 >= n
+    )
 
 
 def loss_below(loss: float) -> Condition:
@@ -302,7 +213,13 @@ def loss_below(loss: float) -> Condition:
     >>> daskps.stop.loss_below(0.01)
     loss_below(0.01)
     """
-    return _LossBelow(number(loss, "loss"))
+    bound = number(loss, "loss")
+
+    def holds(at: Reached) -> bool:
+        found = at.history[-1].loss if at.history else None
+        return found is not None and found < bound
+
+    return Condition(f"loss_below({bound:g})", holds)
 
 
 def score_above(score: float, name: str) -> Condition:
@@ -327,7 +244,10 @@ def score_above(score: float, name: str) -> Condition:
     """
     if not isinstance(name, str):
         raise TypeError(f"name is that of a metric of validate, found {name!r:.60}")
-    return _ScoreAbove(number(score, "score"), name)
+    bound = number(score, "score")
+    text = f"score_above({bound:g}, {name!r})"
+    holds = partial(_has_score, bound, name, text)
+    return Condition(text, holds, metrics=frozenset([name]))
 
 
 def seconds(duration: float | str) -> Condition:
@@ -353,7 +273,8 @@ def seconds(duration: float | str) -> Condition:
     found = config.deadline(duration, "duration")
     if found is None or found <= 0:
         raise ValueError(f"duration is above 0 seconds, found {duration!r}")
-    return _Seconds(found)
+    text = f"seconds({found:g})"
+    return Condition(text, lambda at: at.seconds >= found, is_sudden=True)
 
 
 def no_improvement(patience: int, min_delta: float = 0.0) -> Condition:
@@ -377,4 +298,5 @@ def no_improvement(patience: int, min_delta: float = 0.0) -> Condition:
     no_improvement(3, 0.0001)
     """
     delta = number(min_delta, "min_delta", least=0)
-    return _NoImprovement(whole(patience, "patience", least=1), delta)
+    n = whole(patience, "patience", least=1)
+    return Condition(f"no_improvement({n}, {delta:g})", partial(_is_stuck, n, delta))
