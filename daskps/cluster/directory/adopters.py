@@ -1,6 +1,6 @@
-"""How a worker is asked to adopt shards, and told what has ended meanwhile.
+"""Asks a worker to adopt shards, and tells it what has ended meanwhile.
 
-Who is asked is in `candidates`, when and what follows in `move`.
+`candidates` chooses that worker; `move` decides when it is asked, and what follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which workers are asked to adopt the shards of one that died, or to look for them.
+"""Workers to ask to adopt the shards of one that died, or to look for them.
 
 Those of its machine, as far as addresses tell, and a few others: a worker that can map
 the memory is on that machine whatever its address says. First comes a worker that may
@@ -35,7 +35,7 @@ MOST_FAR = 3
 
 @dataclass(slots=True)
 class _Asked:
-    """What workers were asked of one shard, and what they have said."""
+    """The questions that workers got about one shard, and their answers."""
 
     nbytes: int
     #: Since when which worker is asked to adopt it, and which to look for it.

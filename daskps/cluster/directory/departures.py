@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from daskps.cluster.directory.adopters import MoveContext
     from daskps.cluster.directory.entry import StoreEntry
 
-#: What is said of a shard that nobody else of its machine can map.
+#: Ends the message about a shard that no other process of its machine can map.
 WAS_PRIVATE = (
     "; its memory was private, so that nobody could adopt it: daskps.ways.machine is "
     "false there or where the store was created, or the worker's log says why it shares "
@@ -46,8 +46,9 @@ class Departures:
     def on_leaving(self, worker: str) -> list[str]:
         """Hear that a worker closes, and return of which stores others may have shards.
 
-        It lets go of those when it knows, and frees what it has of other stores. What
-        it has adopted just now may be nobody's yet, as far as is known here.
+        It lets go of those when it knows, and frees what it has of other stores. A
+        shard that it has adopted just now may have no owner yet, as far as the
+        directory knows.
         """
         self.worker_left(worker, "was closed", in_order=True)
         # Also what was given up is looked for: a worker may have hung for long.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Keeping(Protocol):
-    """What keeps shared memory on the scheduler's machine until it is left."""
+    """Keeps shared memory on the scheduler's machine until it is left."""
 
     def leave(self) -> Any:
         """Keep it no more."""

@@ -61,7 +61,7 @@ class StoreEntry:
     away: dict[int, str] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
-    #: What run with epochs has trained it last, or does: opaque text of its client's.
+    #: The run with epochs that trained it last, or does: opaque text of its client's.
     trained_by: str = ""
     #: The uid of the first store that others have taken the place of; "" for its own.
     origin: str = ""
@@ -74,7 +74,7 @@ class StoreEntry:
     asked_shards: int | None = None
     asked_servers: str | Sequence[str] = "auto"
     asked_placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
-    #: Whose turn it is to do that.
+    #: The turn to do that, which one client or worker has at a time.
     lease: Lease = field(default_factory=Lease)
     #: Set while no shard is away.
     settled: asyncio.Event = field(default_factory=asyncio.Event)

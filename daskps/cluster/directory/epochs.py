@@ -1,4 +1,4 @@
-"""Where stores are in their epochs, asked of their hosts."""
+"""Asks the hosts of a store how far it is in its epochs."""
 
 from __future__ import annotations
 

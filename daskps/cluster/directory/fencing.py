@@ -1,4 +1,4 @@
-"""How a run ends with the same round on all shards of its store.
+"""Ends a run with the same round on all shards of its store.
 
 A trainer sends its step to all hosts at once, so what one shard has applied may still
 be on its way to the rest; or it never comes, for its trainer died, or one of them
@@ -110,7 +110,7 @@ class Ending:
     async def _caught_up(self, to: int, finished: list[int]) -> None:
         """Wait a moment for shards that are behind.
 
-        What they lack may be that a trainer has finished: others have heard of it.
+        They may lack the news that a trainer has finished: others have heard of it.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE_SECONDS

@@ -1,4 +1,4 @@
-"""Who restores a store that has lost a shard: one at a time, and for as long as it lives."""
+"""The turn to restore a store that lost a shard: of one process, while that lives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lease:
     def failure(self, now: float, tried: int) -> str:
         """Return why the last one to try has failed, "" where one may try.
 
-        Who has waited for number `tried`, or not long enough, hears of it.
+        A caller that has waited for number `tried`, or not long enough, hears of it.
         """
         heard = now < self._again_at or 0 < tried <= self._failed
         return self._why if heard else ""

@@ -66,7 +66,7 @@ class Move:
         self._context, self._hosts = context, context.hosts
         self._candidates = Candidates(context, entry, self.worker)
         settings, now = config.load(), time_now()
-        #: What is known of each shard that has no owner yet.
+        #: The verdict on each shard that has no owner yet.
         self._left = {
             shard: Verdict(
                 now,

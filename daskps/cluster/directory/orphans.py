@@ -31,7 +31,7 @@ ANSWER_SECONDS = 15.0
 
 
 class Orphans:
-    """What dead workers left on their machines, until a worker there removes it.
+    """Memory that dead workers left on their machines, until a worker there removes it.
 
     Parameters
     ----------

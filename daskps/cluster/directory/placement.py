@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class StoreRequest:
-    """What a client asks the directory to make room for."""
+    """A store that a client asks the directory to make room for."""
 
     uid: str
     name: str
@@ -81,7 +81,7 @@ def reserve(
 ) -> StoreEntry:
     """Lay a store out over workers, or refuse it for want of memory.
 
-    What takes it may be older `sessions` of the same client: they are named then.
+    Older `sessions` of the same client may take that memory: they are named then.
     """
     n_shards = wanted.shards or len(workers)
     check_shards(n_shards)

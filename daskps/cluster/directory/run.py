@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What a trainer says of an epoch."""
+    """The report of a trainer on an epoch."""
 
     rank: int
     rows: int
@@ -40,7 +40,7 @@ class EpochReport:
     waiting_seconds: float = 0.0
     #: Messages that were sent again.
     retries: int = 0
-    #: What monitors watch: the number of the monitor, step, name and value.
+    #: Values that monitors watch: the number of the monitor, step, name and value.
     records: Sequence[tuple[int, int, str, float]] = ()
     #: How often the slowest trainer was so many clocks behind.
     lags: Sequence[tuple[int, int]] = ()
@@ -77,7 +77,7 @@ class RunState:
     restartable: bool
     #: Whether trainers wait for the client's verdict after each epoch.
     gated: bool
-    #: What its client wants to be known of it once it is over.
+    #: The client's text that describes it to others once it is over.
     described: str = ""
     #: The workers its trainers may be on; all, where it names none.
     workers: Sequence[str] = ()
@@ -105,7 +105,7 @@ class RunState:
     holders: set[str] = field(default_factory=set)
     #: Attempt and round of the newest gradient task the scheduler has forgotten.
     forgotten: tuple[int, ...] = ()
-    #: What the gradient tasks of each round have said that the client has yet to hear of.
+    #: By round the receipts of gradient tasks that the client has yet to hear of.
     receipts: dict[int, Sequence[Any]] = field(default_factory=dict)
     #: Its all-reduces, and the workers that keep what these have come to.
     collectives: CountedCalls = field(default_factory=CountedCalls)
@@ -119,7 +119,7 @@ class RunState:
     events: list[dict[str, Any]] = field(default_factory=list)
     first_event: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    #: What its hosts were asked to begin it, each by itself.
+    #: By host the request to begin it: each host is asked by itself.
     begun: dict[str, asyncio.Future[Any]] = field(default_factory=dict)
     #: Whether all shards have begun it.
     began: bool = False
@@ -193,7 +193,7 @@ class RunState:
 
     @property
     def codec(self) -> tuple[str, bytes]:
-        """What messages call its codec, and it pickled."""
+        """The name of its codec in messages, and the codec pickled."""
         name, pickled = self.mailboxes.get("codec", ("", b""))
         return name, pickled
 
@@ -204,7 +204,7 @@ class RunState:
 
     @property
     def rounds(self) -> dict[str, Any] | None:
-        """What an adopter needs to know of its rounds, once they have begun."""
+        """The facts that an adopter needs of its rounds, once they have begun."""
         if not self.mailboxes:
             return None
         return {"run": self.id, "graph": self.graph, **self.mailboxes}

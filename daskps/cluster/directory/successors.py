@@ -31,7 +31,7 @@ class Loaded:
 
 
 class Successors:
-    """What has become of stores that others have the place of."""
+    """The stores that others have the place of, and what became of each."""
 
     def __init__(self) -> None:
         self._known: dict[str, StoreRestoredError] = {}

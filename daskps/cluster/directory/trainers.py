@@ -1,4 +1,4 @@
-"""What trainers, and the client that watches them, say to the directory of a run.
+"""Hears of a run from its trainers, and from the client that watches them.
 
 Nothing here happens per step: a trainer talks to the directory when it registers, at
 the end of an epoch, when it ends, and where its loop calls a barrier.
@@ -275,7 +275,7 @@ class TrainerMessages:
                 "loss": None,
                 "error": pack_error(error),
             }
-        # What the client has seen need not be kept.
+        # Events that the client has seen need not be kept.
         n_seen = min(max(0, seen - entry.first_event), len(entry.events))
         del entry.events[:n_seen]
         entry.first_event += n_seen

@@ -1,4 +1,4 @@
-"""Whether a shard without an owner is away or lost: what was seen of it decides.
+"""Decides if a shard without an owner is away or lost, by what was seen of it.
 
 Away while there is evidence of its memory, which is asked for again and again; lost
 without. Nothing here knows a clock or a worker: who leads an adoption says what it
@@ -22,7 +22,7 @@ PATIENCE = 0.125
 
 
 class Due(enum.Enum):
-    """What a verdict asks for, each once."""
+    """An action that a verdict asks for, each once."""
 
     #: Say that the shard is away, and why.
     SAY = enum.auto()
@@ -33,7 +33,7 @@ class Due(enum.Enum):
 
 
 class Verdict:
-    """What is known of one shard that its worker left.
+    """The evidence of one shard that its worker left, and what follows from it.
 
     Parameters
     ----------
