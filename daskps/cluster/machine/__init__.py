@@ -1,1 +1,1 @@
-"""What processes of one machine share: membership, memory, locks, accounts."""
+"""Things that processes of one machine share: membership, memory, locks, accounts."""

@@ -1,4 +1,4 @@
-"""What Dask counts as a worker's memory, without the blocks of other processes.
+"""The memory that Dask counts for a worker, without the blocks of other processes.
 
 The system charges every process for the pages of shared memory it has touched: one
 block of ours would count once in each process that reads it, and Dask would pause and
@@ -54,12 +54,12 @@ class Charge(NamedTuple):
     """That Dask charges a worker for blocks of others."""
 
     why: str
-    #: What would change that; "" where its nanny has not answered yet, which may.
+    #: The way to end that; "" where the nanny has yet to answer, which may end it.
     remedy: str
 
 
 class _Asked(NamedTuple):
-    """What a nanny was asked."""
+    """A question to a nanny, and how long callers wait for its answer."""
 
     #: That its worker is charged, None if it is not.
     answer: Future[Charge | None]
@@ -269,7 +269,7 @@ class _Watch:
         try:
             pages = int((_PROC / str(pid) / "statm").read_bytes().split()[1])
         except OSError:
-            # What cannot be told is left to Dask.
+            # Without these figures Dask decides alone.
             self.monitor()
             return
         allowed: float = manager.memory_limit * manager.memory_terminate_fraction

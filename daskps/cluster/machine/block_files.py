@@ -47,8 +47,9 @@ def new_block(
     remove : callable
         Removes a file of that folder by its name.
     later : sequence of (int, int), optional
-        What of these parts gets its pages by :meth:`Block.take_later`. Whoever says so is
-        about to write all the rest: the page faults are left to that.
+        Those of these parts that get their pages by :meth:`Block.take_later`. A caller
+        that names some is about to write all the rest: the page faults are left to
+        that.
 
     Returns
     -------

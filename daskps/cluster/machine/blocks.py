@@ -76,7 +76,7 @@ class BlockAddress(NamedTuple):
     #: Of the file; it is another one once somebody has adopted the block.
     name: str
     nbytes: int
-    #: What the header says, as the maker of the block told.
+    #: The nonce in the header, as the maker of the block told it.
     nonce: int
 
 
@@ -118,7 +118,7 @@ class Block:
 
     @property
     def proof(self) -> tuple[int, ...]:
-        """What its header says: magic, format and nonce."""
+        """The magic, the format and the nonce that its header has."""
         words = self.buffer[:HEADER_NBYTES].view(np.int64)
         return tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
 

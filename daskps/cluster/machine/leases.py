@@ -1,4 +1,4 @@
-"""What ends anywhere: memory whose last array is gone, and memberships that are over."""
+"""Ends that come in any thread: of memory with its last array, and of memberships."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class DeferredEnds(Generic[T]):
-    """A lock, and what is over and yet to be undone under it.
+    """A lock, and the things that are over and yet to be undone under it.
 
     The garbage collector may end something anywhere, also in a thread that holds the
     lock: it is noted, and the next thread that has had the lock undoes it.
@@ -61,7 +61,7 @@ class DeferredEnds(Generic[T]):
 
 
 class _Lease:
-    """What all views of some memory have as their base."""
+    """The base of all views of some memory."""
 
     __slots__ = ("__array_interface__", "_end", "_held")
 

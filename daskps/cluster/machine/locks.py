@@ -5,10 +5,10 @@ however that happens, and a fork does not inherit it. It is only ever tried, nev
 waited for in the kernel. A process that waits spins a little, then sleeps.
 
 Two words of the segment's header pass the turn on. ``HOLDER`` is the process that got
-the lock last and stays when it is released; ``WANTED`` is a process that waits. Who
-finds itself the last holder while another one waits puts its own number there, as the
-next to wait, and lets somebody else have the lock first, for :data:`GRACE` seconds at
-most: who waited may have died.
+the lock last and stays when it is released; ``WANTED`` is a process that waits. A
+process that finds itself the last holder while another one waits puts its own number
+there, as the next to wait, and lets somebody else have the lock first, for
+:data:`GRACE` seconds at most: the process that waited may have died.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process asks of the machine that it is on: memory it shares with others there.
+"""The access of a process to its machine: memory that it shares with others there.
 
 Hosts and links reach the machine by this and by nothing else. Processes with memory of
 their own join; those that only use memory of others visit.

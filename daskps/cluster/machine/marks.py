@@ -1,7 +1,8 @@
-"""What a registry says of its folder once no member of it lives.
+"""Marks in a registry that describe its folder once no member of it lives.
 
-It is in the file's size and time, not in bytes: also where the directory is full a
-folder must be found to be abandoned. Who has not locked the file must not change them.
+They are in the file's size and time, not in bytes: also where the directory is full a
+folder must be found to be abandoned. Only a process that has locked the file may
+change them.
 """
 
 from __future__ import annotations

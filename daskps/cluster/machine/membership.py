@@ -1,15 +1,15 @@
-"""Which processes share memory on this machine: one folder per user and cluster.
+"""The processes that share memory on this machine: one folder per user and cluster.
 
 Every member of the cluster keeps the folder's file ``registry`` open and holds two
 POSIX record locks on it: a shared one on the first byte, for being there at all, and
 an exclusive one on a byte of its own, whose offset is its *owner number*. So the
-kernel itself knows who lives, also after ``kill -9``. What a process makes is named
-``<owner>-<random>``; files of an owner that does not live are orphans, and so is a
-folder without members. A *visitor* uses memory of others and has none there: the
+kernel itself knows who lives, also after ``kill -9``. A block that a process makes is
+named ``<owner>-<random>``; files of an owner that does not live are orphans, and so is
+a folder without members. A *visitor* uses memory of others and has none there: the
 folder goes without it, and what it has mapped stays its own to read. A *keeper* is the
-cluster's scheduler, where it is on this machine: the workers may all be away. Every host of
-the cluster is a member from its start, also without a shard: while one is there, what
-a dead one left can be adopted, and nobody else takes it for abandoned.
+cluster's scheduler, where it is on this machine: the workers may all be away. Every
+host of the cluster is a member from its start, also without a shard: while one is
+there, what a dead one left can be adopted, and nobody else takes it for abandoned.
 
 A process opens the file once, see :mod:`daskps.cluster.machine.registry`.
 """

@@ -1,9 +1,9 @@
 """Memory that is used again once nobody looks at it.
 
-What comes fresh from the system is zeroed page by page as it is written to, which
-takes several times as long as the copy into it; and Dask's nanny has malloc return
-every larger array at once (``MALLOC_TRIM_THRESHOLD_``). Here an array goes back by
-itself when the last view of it is gone, whoever held that: a frame on its way out, a
+Memory that comes fresh from the system is zeroed page by page as it is written to,
+which takes several times as long as the copy into it; and Dask's nanny has malloc
+return every larger array at once (``MALLOC_TRIM_THRESHOLD_``). Here an array goes back
+by itself when the last view of it is gone, whoever held that: a frame on its way out, a
 user's function, a traceback. So it never changes under a reader.
 """
 

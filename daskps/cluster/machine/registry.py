@@ -59,7 +59,7 @@ class Registry:
         self.path, self.folder_fd, self.fd = path, folder_fd, fd
         self.pid, self.inode = os.getpid(), inode_of(folder_fd)
         self.n: dict[Role, int] = dict.fromkeys(Role, 0)
-        #: What went with this process, where it was the last member to leave.
+        #: Files that went with this process, where it was the last member to leave.
         self.removed: list[str] = []
         #: Whether it leaves what is there also as the last one, for members to come.
         self.keeps = False
@@ -124,7 +124,7 @@ class Registry:
         if not self.keeps:
             removed = remove_without_members(self.path, self.folder_fd, self.fd)
             self.removed = removed or self.removed
-        # What this process leaves there is nobody's, also while it lives on.
+        # Files that this process leaves there are nobody's, also while it lives on.
         unlock(self.fd, self.owner)
         self.lock_owner()
 

@@ -34,7 +34,7 @@ LEAST_SECONDS = 60.0
 
 
 class Fate(Enum):
-    """What became of a folder."""
+    """The fate of a folder."""
 
     REMOVED = 1
     #: It has no members; it goes once that has been so for long enough.
@@ -44,7 +44,7 @@ class Fate(Enum):
 
 
 class Swept(NamedTuple):
-    """What became of all of them: paths of those that went, and whether some wait."""
+    """The fate of all folders: paths of those that went, and whether some wait."""
 
     removed: list[str]
     waits: bool
@@ -78,7 +78,7 @@ def sweep_abandoned(
     seconds = patience() if seconds is None else seconds
     pattern = re.compile(rf"daskps-{os.getuid()}-[0-9a-f]{{16}}")
     found = dict[str, Fate]()
-    # What is somebody else's, or just goes, is left alone.
+    # A folder of somebody else's, or one that just goes, is left alone.
     with suppress(OSError):
         for entry in os.listdir(base):
             path = os.path.join(base, entry)
