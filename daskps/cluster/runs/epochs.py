@@ -1,4 +1,4 @@
-"""Where the epochs of a run begin, and why it cannot begin yet."""
+"""Finds where the epochs of a run begin, and says why it cannot begin yet."""
 
 from __future__ import annotations
 

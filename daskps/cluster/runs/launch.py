@@ -180,7 +180,7 @@ async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) ->
 
 
 class _News:
-    """What the directory says of a run, told to who listens, all of it and once."""
+    """Tells a listener all that the directory says of a run, each event once."""
 
     def __init__(self, link: Link, run: int, listen: Listener) -> None:
         self.link, self.run, self.listen = link, run, listen

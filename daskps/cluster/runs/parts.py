@@ -1,4 +1,4 @@
-"""Where a trainer's data lies on the cluster, and how it is sent to workers."""
+"""Finds where a trainer's data lies on the cluster, and sends it to workers."""
 
 from __future__ import annotations
 

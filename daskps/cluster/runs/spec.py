@@ -1,4 +1,4 @@
-"""What a run is, before it begins."""
+"""The description of a run before it begins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Launch:
     restartable: bool
     gated: bool
     body: Body
-    #: What each trainer trains on: a `DataPart`, a future of it, or itself.
+    #: The data of each trainer: a `DataPart`, a future of it, or the data itself.
     parts: Sequence[Any]
     name: str
     #: Whether somebody wants to hear how far its trainers are.
@@ -41,7 +41,7 @@ class Launch:
     graph: Schedule | None = None
     #: Where in the store's epochs it begins; None where it has none.
     epochs: Epochs | None = None
-    #: What whoever goes on with them needs to know of it.
+    #: Text about it for a caller that goes on with these epochs.
     described: str = ""
     #: The workers its trainers may be on; all, where it names none.
     workers: Sequence[str] = ()

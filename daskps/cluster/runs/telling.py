@@ -1,4 +1,4 @@
-"""How far a trainer is, told to the directory beside its loop, for those who watch.
+"""Tells the directory how far a trainer is, beside its loop, for those who watch.
 
 A task on the worker's event loop looks at the session now and then: the loop that
 trains does nothing for it, and where the scheduler is slow to answer less is told.

@@ -52,7 +52,7 @@ def run_trainer(
     session: Session | None = None
     try:
         session = _join(link, place, wait_seconds)
-        # What it takes from the part may be the user's code too.
+        # Code that takes data from the part may be the user's too.
         with telling(session, watched=place["watched"]), user_code("the trainer"):
             result = loads(body)(session, part)
             if not link.node.address.startswith("inproc://"):
@@ -64,7 +64,7 @@ def run_trainer(
         rank, clock = place["rank"], session.clock if session else 0
         error.add_note(f"raised in trainer {rank} of {place['size']} at clock {clock}")
         reason = f"trainer {rank} raised {type(error).__name__}: {error}"
-        # Whose error it is should be heard of before the fence has come to its end.
+        # Others should hear whose error it is before the fence has come to its end.
         told = {"run": place["run"], "reason": sendable(reason[:500]), "wait": False}
         fence = link.directory("fence_run", worker=link.node.address, **told)
         link.run(lambda: fence)

@@ -1,4 +1,4 @@
-"""What a thread of a worker keeps for the graph tasks of one run."""
+"""The state that a thread of a worker keeps for the graph tasks of one run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphWork:
-    """What all tasks of one run have in common; travels to each worker once."""
+    """The facts that all tasks of a run have in common; travels to each worker once."""
 
     uid: str
     run: int
@@ -53,7 +53,7 @@ class GraphWork:
 
 
 class TaskContext:
-    """What one thread of a worker needs for the tasks of a run."""
+    """All that one thread of a worker needs for the tasks of a run."""
 
     def __init__(self, work: GraphWork) -> None:
         self.work = work
@@ -77,13 +77,13 @@ class TaskContext:
 
     @cached_property
     def stepper(self) -> Any:
-        """What calls the user's functions, with buffers of its own for each thread."""
+        """Calls the user's functions, with buffers of its own for each thread."""
         return loads(self.work.body)(self.meta)
 
     def own(self, rank: int) -> Any:
         """Return the copy of the user's functions that a rank has on this worker.
 
-        What they keep between two calls belongs to the rank, whichever thread runs it.
+        State that they keep between calls is the rank's, whichever thread runs it.
         """
         return self.shared(("own", rank), partial(loads, self.work.body))
 

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 MOST_TRIES = 5
 #: Seconds between two reports of progress.
 PROGRESS_SECONDS = 0.1
-#: What a round is begun anew for: a contribution or a part of the data went with a
-#: worker, or a task ran again when its round was long complete.
+#: Errors for which a round is begun anew: a contribution or a part of the data went with
+#: a worker, or a task ran again when its round was long complete.
 RETRIED = (ContributionLostError, ClockError, CancelledError)
 EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
 

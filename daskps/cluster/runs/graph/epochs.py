@@ -1,4 +1,4 @@
-"""What the rounds of a graph run say of its epochs."""
+"""Reports of epochs, made from the receipts of a graph run's rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the data of a graph run's ranks is."""
+"""Keeps track of the workers that hold the data of a graph run's ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DataHomes:
     link : Link
         The client's way to the cluster.
     parts : list of DataPart
-        Data of each rank. Whoever made it may empty it once the run is over.
+        Data of each rank. Its maker may empty the list once the run is over.
     run : int
         The run.
     only : sequence of str
@@ -40,7 +40,7 @@ class DataHomes:
         only: Sequence[str] = (),
     ) -> None:
         self._link, self._parts, self._run, self.only = link, parts, run, only
-        #: What tasks are given of each rank's data.
+        #: By rank its data, in the form in which tasks get it.
         self.payloads: list[Any] = [None] * len(parts)
         #: Worker that holds it, "" where that is anywhere.
         self.workers: list[str] = [part.worker or "" for part in parts]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Reduced(NamedTuple):
-    """What a round comes to in one shard, by position of the piece."""
+    """The result of a round in one shard, by position of the piece."""
 
     arrays: dict[int, Any]
     rows: RowNode

@@ -1,4 +1,4 @@
-"""What is asked of one worker for a reduction, and what it may answer to that."""
+"""The request to one worker for a reduction, and the answers that it may give."""
 
 from __future__ import annotations
 

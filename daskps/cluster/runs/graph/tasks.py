@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # It travels with each task; with slots it would be pickled half as fast.
 @dataclass(frozen=True)
 class Duty:
-    """Whose gradient a task computes, for which round, and where its data should be."""
+    """A task's gradient: its rank, its round, and where its data should be."""
 
     place: RoundId
     rank: int
@@ -69,7 +69,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         began = time.monotonic()
         context.read(place)
         read = time.monotonic()
-        # What it takes from the part may be the user's code too.
+        # Code that takes data from the part may be the user's too.
         with user_code("the trainer"):
             found: Computed = context.stepper(
                 part,

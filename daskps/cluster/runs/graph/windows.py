@@ -32,7 +32,7 @@ MOST_REDUCTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which ranks deliver in which round.
+    """The ranks that deliver in each round.
 
     Parameters
     ----------
