@@ -1,1 +1,1 @@
-"""What travels between processes, and how it is looked at before it is acted on."""
+"""Messages between processes, and the checks of each before it is acted on."""

@@ -1,4 +1,4 @@
-"""What the directory and the hosts are told of a run that begins."""
+"""Messages that tell the directory and the hosts of a run that begins."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Who:
-    """What the directory is told of a run."""
+    """The facts about a run that the directory is told."""
 
     client: str
     size: int
     restartable: bool
     gated: bool
     graph: bool
-    #: What somebody needs to go on with its epochs, for whom the directory keeps it.
+    #: Text for a client that goes on with its epochs, for whom the directory keeps it.
     described: str
     #: The workers its trainers may be on; all, where it names none.
     workers: Sequence[str] = ()
@@ -34,14 +34,14 @@ class Who:
 
 @dataclass(frozen=True)
 class Begin:
-    """What the hosts are told of a run that begins."""
+    """The facts about a run that begins, for the hosts."""
 
     #: As `encoded` has made it.
     policy: tuple[str, int, float]
     n_ranks: int
     reduce: bytes
     reset: bool
-    #: What messages call the run's codec, and it pickled; nothing for none.
+    #: The name of the run's codec in messages, and the codec pickled; empty for none.
     codec: tuple[str, bytes]
     #: Where in the store's epochs it begins, as `Epochs`; None where it has none.
     epochs: tuple[int, int, int] | None

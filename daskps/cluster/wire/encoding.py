@@ -74,7 +74,7 @@ def encoded(
         made = codec.encode_pieces(
             array, cuts, before, empty=empty, cache_dir=cache_dir()
         )
-        # What is left over would never be finite again.
+        # The rest that feedback carries on would never be finite again.
         if not made.finite and (finite or codec.feedback):
             raise _too_large(layout, index, codec)
         for piece, words in zip(pieces, made.words, strict=True):

@@ -1,12 +1,12 @@
-"""Which function serves which message: one table for all hosts, one for the directory.
+"""Tables of the functions that serve messages: one for hosts, one for the directory.
 
 A handler stands where its subject is, under the name that its message has::
 
     @HOST.handles("name")
     async def name(host, *, store, run): ...
 
-What it takes is what its signature says, see :mod:`daskps.cluster.wire.wellformed`. A name
-that two handlers have is found when the second one's module is imported.
+Its signature says what it takes, see :mod:`daskps.cluster.wire.wellformed`. A name that
+two handlers have is found when the second one's module is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Handler:
-    """What serves one message."""
+    """The function that serves one message."""
 
     #: Takes the host, or the part of the directory that has it, and keyword arguments.
     function: Callable[..., Any]
@@ -149,7 +149,7 @@ def _has(kind: type, function: Callable[..., Any]) -> bool:
 
 #: Messages to the host of a worker, from clients, trainers and the directory.
 HOST = Handlers("a host", expected=(DaskPSError, ValueError, TypeError))
-#: What lanes fetch from it; these functions are no coroutines.
+#: Fetches over lanes from a host; these functions are no coroutines.
 FETCHES = Handlers("a host", expected=())
 #: Messages to the directory; its handlers are methods of its parts.
 DIRECTORY = Handlers(

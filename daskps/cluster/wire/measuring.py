@@ -1,4 +1,4 @@
-"""What is measured of a parameter's elements, and which of them a shard says as they are."""
+"""Measures of a parameter's elements, and those that a shard says as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measuring(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a shard has of these elements, numbered from the first of them."""
+    """The part of these elements that a shard has, numbered from the first of them."""
 
     start: int
     stop: int

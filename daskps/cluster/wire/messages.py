@@ -1,4 +1,4 @@
-"""What travels between a caller and a host: frozen values, plain msgpack, arrays.
+"""Messages between a caller and a host: frozen values, plain msgpack, arrays.
 
 Every message carries the protocol version and the identity of what it is about:
 store, shard, generation, run, rank, clock, producer, sequence, kind. A reply that is
@@ -74,7 +74,7 @@ def identity() -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """What one message says to one shard: a step, and what is read after it."""
+    """The part of a message for one shard: a step, and what is read after it."""
 
     shard: int
     step: Step
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
     @property
     def step(self) -> Step:
-        """What it says to all of its shards, and more to the first."""
+        """The step for all of its shards, which says more to the first."""
         return self.parts[0].step
 
     @property
@@ -163,7 +163,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one shard says back."""
+    """The answer of one shard."""
 
     shard: int
     error: Exception | None = None
@@ -178,7 +178,7 @@ class Answer(NamedTuple):
 _KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN, REMOVE)
 _WAITS = (NO_WAIT, READ, BARRIER)
 _NUMBER = (float, int)
-#: What travels once for the steps of all parts, and of which types.
+#: Fields that travel once for the steps of all parts, and their types.
 _STEP: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "run": (int,),
@@ -194,7 +194,7 @@ _STEP: dict[str, tuple[type, ...]] = {
     "whole": (bool,),
     "given_up": (tuple, list),
 }
-#: What travels of a call beside its parts.
+#: Fields of a call beside its parts.
 _HEAD: dict[str, tuple[type, ...]] = {
     "store": (str,),
     **_STEP,
@@ -330,8 +330,8 @@ def _check_head(head: Sequence[Any]) -> None:
 def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     """Refuse a message that says more than there is to say of a store's shards.
 
-    What is read twice would be sent twice: a short message could ask for an answer
-    that no host has the memory for.
+    A host would send twice what is read twice: a short message could ask for an
+    answer that no host has the memory for.
     """
     shards = [part[0] for part in parts]
     if len(set(shards)) < len(shards):

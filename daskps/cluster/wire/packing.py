@@ -1,4 +1,4 @@
-"""What messages are made of: arrays, and what is answered.
+"""The contents of messages: arrays, and answers.
 
 Small arrays travel inside a message, large ones as frames of their own. An answer is an
 acknowledgement, or an error by its name, arguments and notes.

@@ -1,4 +1,4 @@
-"""What is read in words of a codec: which arrays of an answer, and how many words.
+"""The arrays of an answer that travel in words of a codec, and how many words.
 
 Both ends know that before anything is read, so a lane can say how long an answer is.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daskps.reduction import Empty
     from daskps.typing import Array
 
-#: What weights are that a codec may round on their way.
+#: Dtypes of weights that a codec may round on their way.
 CODED: Final = ("float32", "float64")
 
 

@@ -1,4 +1,4 @@
-"""What hosts tell the directory of shards: for a cut, and of one without an owner."""
+"""Hosts' reports to the directory on shards: for a cut, and of one without an owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Sight(enum.StrEnum):
-    """What a worker can say of the memory of a shard that has no owner."""
+    """The answer of a worker about the memory of a shard that has no owner."""
 
     #: It is there, whole, though a process that lives keeps it, or has to take it.
     FOUND = "found"
@@ -27,7 +27,7 @@ class Sight(enum.StrEnum):
 
 @dataclass(frozen=True)
 class OrderWire:
-    """What the shards of a host must have applied before they are copied."""
+    """The steps that the shards of a host must have applied before they are copied."""
 
     #: Shard, owner and sequence.
     missing: Sequence[tuple[int, int, int]]

@@ -29,7 +29,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
 _REST = "**"
 #: The longest that a message may have its handler wait.
 MOST_SECONDS = 86_400.0
-#: What annotations name beside builtins; modules import these for type checkers only.
+#: Names in annotations beside builtins; modules import these for type checkers only.
 _NAMES = {"Any": Any, "Mapping": Mapping, "Sequence": Sequence}
 
 
@@ -162,7 +162,7 @@ def _is_plain(value: Any, kind: Any) -> bool:
     if kind is float:
         return type(value) in (int, float)
     if kind is str and type(value) is str:
-        # What cannot be encoded cannot be sent on, logged or shown.
+        # Text that cannot be encoded cannot be sent on, logged or shown.
         return value.isascii() or _is_text(value)
     return type(value) is kind
 
