@@ -116,7 +116,7 @@ async def _taken(comm: Any, stream: Any, patience: float) -> None:
 
 
 class _Gone:
-    """What a stream has in place of its socket: it takes no descriptor, so never fails."""
+    """Stands in a stream for its socket: it takes no descriptor, so never fails."""
 
     def close(self) -> None:
         """Do nothing: the socket is somebody else's."""
@@ -139,7 +139,7 @@ def _take_socket(comm: Any) -> socket.socket:
 def _check_takeable(comm: Any) -> None:
     """Close a comm that is no idle connection by TCP or TLS, and refuse it."""
     stream = getattr(comm, "stream", None)
-    # Whoever derives from them may do something of its own with the stream.
+    # A class that derives from these may do something else with the stream.
     if type(comm) not in (_tcp.TCP, _tcp.TLS):
         why = f"a {type(comm).__name__} connection has no socket of its own"
     elif stream is None or stream.closed() or stream.reading():

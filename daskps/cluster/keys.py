@@ -23,7 +23,7 @@ _GRADIENT, _REDUCTION = "daskps-gradient", "daskps-reduce"
 
 
 class Anchor:
-    """What a shard's anchor holds: a name, and the shard's size for Dask's books.
+    """The value of a shard's anchor: a name, and the shard's size for Dask's books.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import WorkerState
 
 EXTENSION = "daskps-directory"
-#: What serves the messages of a host: each registers its handlers with `HOST`.
+#: Modules that serve messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
     aggregating,
@@ -66,8 +66,8 @@ _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 def _log_from_info_on(worker: Worker) -> None:
     """Let `client.forward_logging("daskps")` have more than warnings.
 
-    What no logger of a worker lets through, Dask cannot forward. A level that somebody
-    has set stays; so does the level in a process of the user's own.
+    Dask cannot forward records that no logger of a worker lets through. A level that
+    somebody has set stays; so does the level in a process of the user's own.
     """
     ours = logging.getLogger("daskps")
     if ours.level == logging.NOTSET and not worker.address.startswith("inproc"):

@@ -1,4 +1,4 @@
-"""What we use of distributed that is untyped or not public, each behind one name.
+"""The untyped or private parts of distributed that we use, each behind one name.
 
 Also all that changes what distributed does: its servers' handlers and metrics, what
 they measure, what they log. A change in a release of distributed is mended here.
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from distributed import Nanny, Scheduler, Worker
     from distributed.utils import SyncMethodMixin
 
-#: What Dask raises of a task whose worker, or what was there, is gone.
+#: Errors that Dask raises of a task whose worker, or what was there, is gone.
 LOSSES = (CancelledError, KilledWorker)
 _RUNNING = (Status.running, Status.paused, Status.closing_gracefully)
 
@@ -100,9 +100,9 @@ def frame(array: Any) -> Any:
     """Wrap an array so that it travels as a frame of its own, without a copy.
 
     And in one piece: Dask cuts what is longer than ``distributed.comm.shard``, and its
-    receiver joins the pieces by copying, save those of a message's first array. What
-    is serialized already it sends as it is, also uncompressed: where connections
-    compress, such an array is left to Dask.
+    receiver joins the pieces by copying, save those of a message's first array. Dask
+    sends a value that is serialized already as it is, also uncompressed: where
+    connections compress, such an array is left to Dask.
     """
     if array.nbytes <= _tcp.TCP.max_shard_size or config.compresses():
         return to_serialize(array)
@@ -301,7 +301,7 @@ def secede() -> None:
 def stepped_aside() -> Iterator[None]:
     """Leave a worker's thread pool for a while, if this is one of its threads.
 
-    What a task waits for may need the very thread it runs in.
+    A task may wait for something that needs the very thread it runs in.
     """
     in_pool = getattr(_pool_state, "proceed", False)
     if in_pool:
@@ -331,7 +331,7 @@ async def connection(
 
 
 class _AtClose:
-    """What a client or worker has among its timers, to hear when it closes."""
+    """Stands among the timers of a client or worker, to hear when it closes."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self.stop = function
@@ -445,8 +445,8 @@ class _Shortened(logging.Filter):
             return True
         key, error = args[0], str(args[3])
         name = key[0] if isinstance(key, tuple) else key
-        # Not at its begin only: Dask joins the names of tasks that it fuses. What nobody
-        # should ever see keeps its frames.
+        # Not at its begin only: Dask joins the names of tasks that it fuses. An
+        # error that nobody should ever see keeps its frames.
         if OURS not in str(name) or error.startswith("IllegalState"):
             return True
         # Another trainer's error ended the run of this one; or the worker is closing,
