@@ -165,6 +165,7 @@ def test_a_stopped_owner_is_named_and_the_next_save_works(tmp_path):
             with pytest.raises(TimeoutError, match="no shard is held") as caught:
                 take(1.0)
             assert f"waited for {victim} to answer" in str(caught.value)
+            assert "timed out after 1 s waiting" in str(caught.value)
             push(s, 50)
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -64,11 +64,8 @@ async def take_cut(
     margin = None if seconds is None else seconds + MARGIN_SECONDS
     found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
     if "waited_for" in found:
-        raise TimeoutError(
-            f"timed out after {seconds:g} s waiting for {deadline.what}, which "
-            f"waited for {found['waited_for']}; no shard is held any more. Pass "
-            f"a larger timeout=, or None to wait for ever"
-        )
+        where = f"it waited for {found['waited_for']}, and no shard is held any more"
+        raise deadline.error(where, changes=False)
     meta.update(found["where"])
     return found
 

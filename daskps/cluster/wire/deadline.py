@@ -50,7 +50,9 @@ class Deadline:
         `changes` says whether what was sent may have changed a shard.
         """
         at = f": {where}" if where else ""
-        after = "" if self.timeout is None else f" after {self.timeout:g} s"
+        # Three digits: what is left of another deadline has more.
+        seconds = float(f"{self.timeout or 0:.3g}")
+        after = "" if self.timeout is None else f" after {seconds:g} s"
         sent = "what was sent, each shard has applied once or not at all. Pass"
         return TimeoutError(
             f"timed out{after} waiting for {self.what}{at}; "

@@ -223,3 +223,17 @@ def test_a_message_that_its_handler_does_not_take(message: dict[str, Any]) -> No
     check(handler, {"n": 2**63 - 1, "wait_seconds": 1}, "a message")
     with pytest.raises(ProtocolError, match="a message"):
         check(handler, message, "a message")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (4.99981, " after 5 s"),
+        (0.05, " after 0.05 s"),
+        (5400.0, " after 5400 s"),
+        (None, ""),
+    ],
+)
+def test_a_time_that_is_over_has_three_digits(seconds, said):
+    error = Deadline(seconds, "a pull").error()
+    assert str(error).startswith(f"timed out{said} waiting for a pull; ")
