@@ -83,6 +83,10 @@ def _why_not(value: Any) -> str:
         why = "is a dask collection; call .compute() on it first"
     elif is_future(value):
         why = NO_RESULT
+    elif isinstance(value, (list, tuple)) and any(map(is_future, value)):
+        why = f"is a {kind}, of which one element {NO_RESULT}"
+    elif hasattr(value, "toarray"):
+        why = f"is a {kind}, and stores hold dense arrays; pass .toarray()"
     elif getattr(value, "requires_grad", False):
         why = "is a tensor that requires grad; pass .detach().numpy()"
     elif isinstance(value, (list, tuple)) and holds_arrays(value):

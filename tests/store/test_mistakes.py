@@ -58,7 +58,8 @@ def no_client() -> Iterator[None]:
 )
 @pytest.mark.usefixtures("no_client")
 def test_without_a_client_it_says_how_to_make_one(call):
-    with pytest.raises(ValueError, match=r"make one with client = distributed\.Client"):
+    said = r"scheduler is gone has closed; make one with client = distributed\.Client"
+    with pytest.raises(ValueError, match=said):
         call()
 
 
@@ -247,6 +248,16 @@ def loop(trainer, part):
             lambda s: s.push({s.names[0]: Client.current().scatter(1.0)}),
             PushRejectedError,
             r"is a Future; give what it stands for, by client\.gather",
+        ),
+        (
+            lambda s: s.add({"w": [Client.current().scatter(1.0)] * 2}),
+            PushRejectedError,
+            r"'w' is a list, of which one element is a Future; give .* client\.gather",
+        ),
+        (
+            lambda s: s.add({"w": SimpleNamespace(toarray=None)}),
+            PushRejectedError,
+            r"'w' is a SimpleNamespace, and .*; pass \.toarray\(\)",
         ),
         (
             lambda s: s.pull(NESTED),

@@ -417,7 +417,7 @@ def current_link(client: Client | None = None) -> Link:
         if len(hosts) == 1:
             return link_of(hosts[0].worker.server)
         raise ValueError(
-            "there is no Dask client here to reach a cluster with; make one with "
-            "client = distributed.Client(), or Client(address) for a cluster that runs "
-            "already"
+            "there is no Dask client here to reach a cluster with, and one whose scheduler "
+            "is gone has closed; make one with client = distributed.Client(), or "
+            "Client(address) for a cluster that runs already"
         ) from None
