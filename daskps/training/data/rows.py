@@ -250,9 +250,9 @@ def check_index(X: Any, y: Any) -> None:
         raise ValueError(f"y {NOT_ALIKE}")
 
 
-#: Formats of sparse matrices that cannot be indexed, or slowly, and kinds of dtypes: objects, text,
-#: dates and spans of time.
-_WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia", "dok"), {*"OSUMm"}
+#: Formats of sparse matrices that cannot be indexed, or slowly, and kinds of dtypes:
+#: objects, text, dates and spans of time, named fields.
+_WITHOUT_ROWS, _NO_NUMBERS = ("bsr", "coo", "dia", "dok"), {*"OSUMmV"}
 NOT_ALIKE = (
     "has another index than X, and rows are paired by position; bring it into the order "
     "of X with .loc[X.index], or, if its row i belongs to row i of X, pass .to_numpy() of "
@@ -297,13 +297,21 @@ def why_unusable(data: Any) -> str:
             f"is a {kind} of columns; pass numpy.column_stack([*columns.values()]), or a "
             f"pandas DataFrame of it"
         )
+    if isinstance(data, list):
+        try:
+            data = np.asarray(data)
+        except ValueError:
+            return (
+                "is a list of rows of unequal shapes; pad them, or pass arrays of one"
+            )
     dtype = getattr(data, "dtype", None)
     if "bfloat16" in str(dtype):
         return f"is a {kind} of bfloat16, which cannot be sent to trainers; {as_float32(data)}"
     if getattr(dtype, "kind", "") in _NO_NUMBERS:
         return (
-            f"has dtype {dtype}, which holds no numbers; encode it first, or give objects "
-            f"that are numbers one of NumPy's dtypes with .astype(float)"
+            f"has dtype {dtype}, which holds no numbers; encode it first, give objects "
+            f"that are numbers one of NumPy's dtypes with .astype(float), or make columns "
+            f"of fields with numpy.lib.recfunctions.structured_to_unstructured"
         )
     return ""
 

@@ -130,11 +130,12 @@ def array_of(data: Any, name: str, beside: Any = None) -> Any:
     """
     if isinstance(data, np.ndarray):
         return data
-    if isinstance(data, (list, tuple)) and any(map(is_table, data[:1])):
+    first = data[0] if isinstance(data, (list, tuple)) and data else None
+    if is_table(first) or hasattr(type(first), "tocsr"):
         raise TypeError(
-            f"{name} is a list of {type(data[0]).__name__}; join them, for example with "
-            f"pandas.concat or pyarrow.concat_tables, or give a list of futures, one for "
-            f"each trainer, as client.scatter returns it"
+            f"{name} is a list of {type(first).__name__}; join them, for example with "
+            f"pandas.concat, pyarrow.concat_tables or scipy.sparse.vstack, or give a list "
+            f"of futures, one for each trainer, as client.scatter returns it"
         )
     if (lazy := _from_dask(data, name, beside)) is not None:
         return lazy

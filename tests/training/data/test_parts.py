@@ -653,6 +653,30 @@ REFUSED: dict[str, Any] = {
         TypeError,
         r"X is a dok_matrix, which has no rows to take out; pass \.tocsr\(\)",
     ),
+    "rows of unequal length": (
+        lambda c: ([np.zeros(2), *np.zeros((N - 1, 3))], Y),
+        {},
+        TypeError,
+        "X is a list of rows of unequal shapes; pad",
+    ),
+    "a part of unequal rows": (
+        lambda c: ([delayed([[1], [2, 3]], traverse=False)], None),
+        {},
+        TypeError,
+        "part 0 of X is a list of rows of unequal shapes",
+    ),
+    "rows of sparse matrices": (
+        lambda c: ([sparse.csr_matrix(row) for row in X], Y),
+        {},
+        TypeError,
+        r"X is a list of csr_matrix; join them, .* scipy\.sparse\.vstack",
+    ),
+    "named fields": (
+        lambda c: (np.zeros(N, [("a", "f4"), ("b", "f8")]), Y),
+        {},
+        TypeError,
+        r"X has dtype \[\('a', .*fields with numpy.*structured_to_unstructured",
+    ),
     "text": (lambda c: (X.astype("U"), Y), {}, TypeError, "X has dtype <U32, which"),
     "objects": (lambda c: (X, Y.astype(object)), {}, TypeError, "y has dtype object,"),
     "dates in chunks": (
