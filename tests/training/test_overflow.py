@@ -34,6 +34,16 @@ def test_rows_of_a_round(train, way, rows):
         assert not store["e"].pull(IDS).any()
 
 
+@mostly_inside("rows", [2], train=True)
+def test_a_gradient_times_the_rows_of_its_batch(train, way, rows):
+    with daskps.create({"w": np.zeros(3, "f4")}, optimizer=optim.SGD(0.1)) as store:
+        with pytest.raises(
+            daskps.PushRejectedError, match=r"the sum of what .* for 'w'"
+        ):
+            train(store, gradient, np.zeros((2 * rows, 1)), trainers=2)
+        assert store.version == 0
+
+
 @mostly_inside("rows", [8, None])
 @pytest.mark.parametrize("verb", ["push", "add"])
 def test_ids_that_repeat(way, rows, verb):

@@ -306,7 +306,8 @@ def contribution(
     for index, array in arrays.items():
         own = empty(len(array), array.dtype)
         if reduce == "mean" and weight != 1.0:
-            np.multiply(array, weight, out=own)
+            with np.errstate(all="ignore"):  # the shard looks at what it applies
+                np.multiply(array, weight, out=own)
         else:
             np.copyto(own, array)
         own.flags.writeable = False
