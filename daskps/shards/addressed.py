@@ -1,9 +1,10 @@
 """Reads of a shard by the addresses of its words: without a lock, an array or Python.
 
-What :mod:`daskps.shards.reads` decides for a reader with arrays is written here once more
-for one that is compiled and runs beside the interpreter: which flip may be read, the copy,
-and whether it was whole. A part of a *table* of numbers says where a shard's words are and
-what of it is read. The table keeps no memory alive: who uses it holds the segments.
+The functions here write down once more, for a reader that is compiled and runs beside
+the interpreter, what :mod:`daskps.shards.reads` decides for one with arrays: which flip
+may be read, the copy, and whether it was whole. A part of a *table* of numbers says
+where a shard's words are and what of it is read. The table keeps no memory alive: who
+uses it holds the segments.
 
 Where processors reorder stores it must not be used: writers are other threads.
 """
@@ -82,7 +83,7 @@ def part_of(
     reader : (int, int)
         Run and rank of a trainer; 0 and -1 outside runs.
     ranges : sequence of (str, int, int)
-        What is read: elements of its vector of a dtype.
+        The elements to read, of its vector of a dtype.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a cut (all shards at one moment) asks of a shard, under the shard's mutex."""
+"""Requests of a cut (all shards at one moment) to a shard, under the shard's mutex."""
 
 from __future__ import annotations
 

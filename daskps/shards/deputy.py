@@ -1,9 +1,10 @@
 """Acting for a shard in a process that does not own it: a *deputy*.
 
-Whoever maps a shard's segment and has its lock may advance it: all that a shard knows
-lies in there. What the owner alone keeps (why a run has ended, what a cut holds back,
-which steps were not meant for all shards) a deputy cannot answer for; it hands the
-step back untouched (:mod:`daskps.shards.refusals`), and its caller sends it to the owner.
+A process that maps a shard's segment and has its lock may advance it: all that a shard
+knows lies in there. A deputy cannot answer for what the owner alone keeps (why a run
+has ended, what a cut holds back, which steps were not meant for all shards); it hands
+the step back untouched (:mod:`daskps.shards.refusals`), and its caller sends it to the
+owner.
 
 The owner says in the segment's *gate* how far deputies may go.
 """

@@ -1,8 +1,8 @@
 """A state that is installed in the segment of a new shard, before anybody sees it.
 
 It comes in pieces, as it was cut for other shards: :class:`Installation` puts each where it
-belongs. What has been pushed to the shard since is bit-equal to what it would have been in
-the shards that the state was taken from.
+belongs. All that has been pushed to the shard since is bit-equal to what it would have
+been in the shards that the state was taken from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a shard counts, at one flip; of a store but for the version all shards the same.
+    """A shard's counts at one flip; but for the version all shards of a store agree.
 
     Of arrays only those that the shard has a piece of.
     """
@@ -170,7 +170,7 @@ class Installation:
         Parameters
         ----------
         span : Span
-            Which ones; rows of any ids count in the order of their hashes.
+            Their place; rows of any ids count in the order of their hashes.
         values : ndarray
             As many, of the area's dtype.
 

@@ -38,7 +38,7 @@ class ParkedTickets:
     segment : Segment
         The memory.
     run_state : ShardRun
-        What becomes of the run in progress.
+        The state of the run in progress.
     """
 
     def __init__(self, segment: Segment, run_state: ShardRun) -> None:
@@ -47,7 +47,7 @@ class ParkedTickets:
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._live_at = segment.records[0].ranks_at + LIVE
-        #: What they were asked at last.
+        #: The sight of the shard at which they were asked last.
         self._asked: object = None
 
     def park(self, ticket: Ticket, generation: int) -> bool:

@@ -97,7 +97,7 @@ def note_push(
     record : Record
         The record.
     producer, sequence : int
-        Whose push, and which.
+        The producer of the push, and its number.
     floor : int
         All pushes of the producer below this number were answered or given up.
     meant : runs of shards, optional

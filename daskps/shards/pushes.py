@@ -1,8 +1,8 @@
 """Pushes that are updates of their own: outside a run, and under ASP and SSP.
 
 They are applied one after the other and never summed; those that queued up share one
-pass over memory and become visible together. What is refused for its generation or its
-run never comes here: `Shard.submit` looks first.
+pass over memory and become visible together. A push that is refused for its
+generation or its run never comes here: `Shard.submit` looks first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a read may read: at which flip, whether it must wait, and the copy itself.
+"""Finds the flip at which a read may read, or that it must wait, and copies.
 
 The bound of every policy is written once, in :meth:`TrainerReads.find_bound`. A trainer
 that maps the memory asks without the lock, by :meth:`TrainerReads.find_flip`; for a
@@ -148,7 +148,7 @@ class LatestReads(TrainerReads):
 def find_outcome(segment: Segment, ticket: Ticket) -> Ready | Exception | None:
     """Return how a ticket ends whose arrays, if any, were accepted; None to wait.
 
-    What it says depends on the flip word alone: a ticket that waits at one flip need
+    The outcome depends on the flip word alone: a ticket that waits at one flip need
     not be asked about again before the next.
     """
     step, flip = ticket.step, segment.flip
@@ -223,14 +223,14 @@ def copy_parts(
     ready : Ready
         Where to read.
     parts : sequence of (dtype, start, stop, out)
-        What to copy, in elements of the shard's vector of that dtype.
+        The elements to copy, of the shard's vector of that dtype.
     copy : callable
         Copies to the first array what the second one holds.
 
     Returns
     -------
     Ready or None
-        What was read, or None when an update ran into the copy.
+        The read that was made, or None when an update ran into the copy.
     """
     record = segment.record(ready.flip)
     for dtype, start, stop, out in parts:

@@ -1,4 +1,4 @@
-"""Which steps a shard does not serve: where a push is fenced, or is another's to take."""
+"""Finds steps that a shard does not serve: they are fenced, or another's to take."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What has changed in a table of a shard since a version: ids, and their rows as they are.
+"""The changes of a shard's table since a version: ids, and their rows as they are.
 
-Who has the memory of the shard looks without the lock first (:func:`changes`); the owner of
-the shard says the rest under it (:func:`changes_locked`): what is too new for a look, and
-that the past is gone. It is also the owner who begins to keep it.
+A process that has the memory of the shard looks without the lock first
+(:func:`changes`); the owner of the shard says the rest under it
+(:func:`changes_locked`): what is too new for a look, and that the past is gone. It is
+also the owner who begins to keep it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NEVER = -1
 
 
 class ChangesAsked(NamedTuple):
-    """What is asked of one table of a shard."""
+    """The question to a shard about one of its tables."""
 
     #: Of its piece in the shard.
     position: int
@@ -39,7 +40,7 @@ class ChangesAsked(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What one shard says."""
+    """The answer of one shard."""
 
     #: All changes up to this version are told.
     version: int

@@ -34,7 +34,7 @@ class RowsRead(NamedTuple):
     ids: Array
     #: Where they go: flat, in C order; of no elements where only `found` is wanted.
     out: Array
-    #: Which row of `out` is meant for each, None for one after the other.
+    #: The row of `out` that is meant for each, None for one after the other.
     at: Array | None = None
     #: Of a table of any ids: becomes 1 for each id that has a row, uint8. Where it is 0,
     #: `out` is left as it is.
@@ -51,7 +51,7 @@ def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
     flip : int
         That which was in force when the read began.
     wanted : sequence of RowsRead
-        Which rows, of pieces that have them.
+        The rows, of pieces that have them.
 
     Returns
     -------
@@ -116,7 +116,7 @@ def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) ->
     for one in wanted:
         table = table_at(segment, one.position)
         word = table.buffers.undo[0]
-        # What has not changed in the last publication is what it was before.
+        # A row that has not changed in the last publication is as it was before.
         has_log = not is_last and flip_of(word) == now
         one = _by_row(table, one, table.since(segment.record(flip)), before=has_log)
         rows = _gather(table, one, segment.cache_dir)

@@ -1,4 +1,4 @@
-"""What a run is in a shard's record, and who may take part in it."""
+"""The words of a run in a shard's record, and the check of who may take part in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING, Step, Tick
 
-#: What a round says to a step.
+#: The answers of a round to a step.
 NEW: Final = "new"
 REPEAT: Final = "repeat"
 EARLY: Final = "early"
@@ -54,7 +54,7 @@ _STEP_BITS = 40
 MOST_ATTEMPTS = 1 << 20
 
 
-#: What trainers send, in words.
+#: Names of the kinds that trainers send, for messages.
 _WORDS = {
     GRADIENT: "gradients (push)",
     MODEL: "values (assign, or average='models')",
@@ -101,7 +101,7 @@ def epochs_of(record: Record) -> Epochs:
     if words[POLICY] == CODES["bsp"]:
         return epochs._replace(clock=epochs.clock + words[ROUNDS])
     ranks, live = record.ranks[: words[N_RANKS], CLOCK], record.live[:, CLOCK]
-    # Who has finished is at the end of the last epoch, or had no data.
+    # A rank that has finished is at the end of the last epoch, or had no data.
     ticks = int(live.min() if len(live) else ranks.max())
     return epochs._replace(clock=epochs.clock + ticks)
 
@@ -239,7 +239,7 @@ def judge_step(
     Parameters
     ----------
     step : Step
-        What a trainer sends.
+        The step that a trainer sends.
     state : (int, bool, bool)
         The open round, and whether the trainer's rank has ticked in it, or finished.
     following, uncommitted : int

@@ -1,6 +1,6 @@
 """The run in progress in one shard, and the one that ended last: begin, hold, end, resume.
 
-What others may go on with is in the memory and in the mailboxes: which run is in
+The memory and the mailboxes hold what others may go on with: which run is in
 progress, which ended last, how far a fenced one may go. Why a run ended is the
 directory's to say, and beside it this process knows; that one cannot go on here its
 next owner finds out by the same round.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class ShardRun:
-    """What a shard knows of its runs.
+    """All that a shard knows of its runs.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class ShardRun:
 
     @property
     def why_stopped(self) -> Exception | None:
-        """What steps of the run in progress get, where it can only be ended here."""
+        """The error for steps of the run in progress, if it can only be ended here."""
         run, error = self.stopped
         return error if run and run == self.run else None
 
@@ -270,10 +270,10 @@ class ShardRun:
     def resume_rank(self, run: int, rank: int, attempt: int = 0) -> tuple[int, int]:
         """Return (clock, next sequence) of a rank that starts again.
 
-        `attempt` counts its trainers. What one before it left of an unfinished BSP step
-        is dropped, and its steps are refused from here on; of an unfinished step under
-        ASP and SSP the pushes that were applied are told from new ones. With 0 nothing
-        changes.
+        `attempt` counts its trainers. The shard drops what one before it left of an
+        unfinished BSP step, and refuses its steps from here on; of an unfinished step
+        under ASP and SSP the pushes that were applied are told from new ones. With 0
+        nothing changes.
         """
         if self.run != run:
             raise self.why_over(run)

@@ -4,9 +4,9 @@ Every race is a plain sequence of calls here. The owner of the segment's lock ca
 :meth:`Shard.submit` with tickets and gets back those that are done; a ticket that
 must wait stays parked inside, as data, until a later call completes it.
 
-Which steps are refused is in `refusals`, what a step's arrays become in `planning`, when
-its wait is over in `reads`, what becomes of a run in `run_state`, the contributions to a
-round in `rounds`, what a cut holds back in `cuts`.
+`refusals` says which steps are refused, `planning` what a step's arrays become, `reads`
+when its wait is over, `run_state` what becomes of a run; `rounds` keeps the
+contributions to a round, `cuts` what a cut holds back.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Shard:
             error is not None or is_for_owner(ticket.step, segment, state, generation)
         ):
             error = NotHereError()
-        # Who raises one that others get too adds nothing to what these have of it.
+        # Others may get the same error: a caller that raises it adds nothing to theirs.
         ticket.outcome = error and error.with_traceback(None)
         return error is not None
 
@@ -484,8 +484,8 @@ class Shard:
         settle(self.segment)
         if self.run_state.run != run:
             return []
-        # A fence settles in less time than a cut may take. What that kept from being
-        # applied is complete on all shards: it was answered.
+        # A fence settles in less time than a cut may take. A round that the cut
+        # kept from being applied is complete on all shards: it was answered.
         released = self.release_cut("a run is being fenced")
         if error is not None and self.run_state.why_stopped is None:
             self.run_state.stop(run, error)

@@ -1,4 +1,4 @@
-"""What goes into a shard and what comes out: plain values, no I/O."""
+"""The values that go into a shard and come out of it: plain ones, no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: Shards, as runs [start, stop).
 Intervals = tuple[tuple[int, int], ...]
 
-#: What the arrays of a step are. GRADIENT goes through the optimizer, MODEL is a
+#: Kinds of the arrays of a step. GRADIENT goes through the optimizer, MODEL is a
 #: trainer's own weights for model averaging.
 NOTHING: Final = "nothing"
 GRADIENT: Final = "gradient"
@@ -25,7 +25,7 @@ REMOVE: Final = "remove"
 #: Learning rates of pieces are multiplied by the step's: items without data. Its clock is
 #: the run in rounds whose trainers wait for it, 0 for none.
 SCALE: Final = "scale"
-#: What a step waits for after its arrays were accepted.
+#: Kinds of the wait of a step after its arrays were accepted.
 NO_WAIT: Final = "no"
 READ: Final = "read"
 BARRIER: Final = "barrier"
@@ -46,7 +46,7 @@ class Item(NamedTuple):
     data: Array
     #: Of rows: which they are, by their numbers in the table; None for elements.
     ids: Array | None = None
-    #: Which row of `data` is meant for each, None where they lie one after the other.
+    #: The row of `data` that is meant for each, None for one after the other.
     at: Array | None = None
 
 
@@ -108,7 +108,7 @@ class Step(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """What a step says besides its arrays, which are of whole pieces; see :class:`Step`.
+    """All that a step says besides its arrays of whole pieces; see :class:`Step`.
 
     Of a trainer's it is one with a tick.
     """

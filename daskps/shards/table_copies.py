@@ -111,8 +111,8 @@ def place_for(
 ) -> AllRows:
     """Return memory for all rows of a table of any ids, and some that may come yet.
 
-    What is for these is taken when it fills. With `whole` there is also place for all else
-    that belongs to rows.
+    The memory for these is taken when it fills. With `whole` there is also place for
+    all else that belongs to rows.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def copy_all_rows(
     Returns
     -------
     list of AllRows or None
-        What was copied; None where rows were being changed, or the flip is not the
+        The copies; None where rows were being changed, or the flip is not the
         last one.
 
     Raises

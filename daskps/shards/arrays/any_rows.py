@@ -1,10 +1,10 @@
 """Rows of a table of any ids: which id has which row, and what a new one begins with.
 
 An index in the shard's memory says which row an id has (:mod:`daskps.kernels.row_index`); the
-rows themselves are changed by number, as those of other tables are. What is known of ids
-(keys, states, what is free, the index) is words, and those that change go to a log of their
-own with an undo word of its own: both words are of the same flip, and what they log is
-different memory.
+rows themselves are changed by number, as those of other tables are. The facts about ids
+(keys, states, what is free, the index) are words, and those that change go to a log of
+their own with an undo word of its own: both words are of the same flip, and what they
+log is different memory.
 
 A row that nobody has had is not in force, so it gets its first values without a log. One that
 another id has lost is logged first: readers of the publication before want it.
@@ -54,7 +54,7 @@ _NOBODY = np.empty(0, np.int64)
 
 
 class Looked(NamedTuple):
-    """What a read has found, for a push of the same ids that comes next."""
+    """The findings of a read, for a push of the same ids that comes next."""
 
     #: The row sequence of the shard, before and after: every change of rows changes it.
     sequence: int
@@ -65,12 +65,12 @@ class Looked(NamedTuple):
 
 
 class AnyRows:
-    """Which rows the piece of a table of any ids has, in the memory of its shard.
+    """The rows that the piece of a table of any ids has, in the memory of its shard.
 
     Parameters
     ----------
     piece : UnboundedPiece
-        Which piece.
+        The piece.
     words : ndarray, int64
         All of the memory.
     places : ndarray, shape (10,), int64
@@ -96,7 +96,7 @@ class AnyRows:
         self.piece, self.of = piece, piece.of
         self.own, self.places = own, places
         self._words, self.log, self._slot_init = words, log, slot_init
-        #: What the last read by this process has found; whoever uses it takes it.
+        #: Found by the last read of this process; the push that uses it takes it.
         self.looked: Looked | None = None
         self.keys, self.state = (
             self._area(area) for area in (index_probe.KEYS, index_probe.STATE)
@@ -129,13 +129,13 @@ class AnyRows:
 
     @property
     def hash_seed(self) -> int:
-        """What the ids of its table are hashed with."""
+        """The seed with which the ids of its table are hashed."""
         table = self.piece.table
         return table.hash_seed if isinstance(table, UnboundedTable) else 0
 
     @property
     def side(self) -> int:
-        """Which side of the index is in force."""
+        """The side of the index that is in force."""
         return int(self.head[index_probe.SIDE]) & 1
 
     @property
@@ -235,7 +235,7 @@ class AnyRows:
         Returns
         -------
         update : RowUpdate
-            What is left to do, by numbers of rows.
+            The update that is left to do, by numbers of rows.
         gone : ndarray, int64
             The ids that have lost their rows.
 
@@ -289,7 +289,7 @@ class AnyRows:
             rows,
             log,
             stamp=clock if self.is_stamped else 0,
-            # What a row is assigned it has from then on.
+            # A row has the values that are assigned to it from then on.
             admit=1 if update.replace else self.of.admit_after,
             since=since,
         )

@@ -1,4 +1,4 @@
-"""How often the rule of each piece was applied."""
+"""Counts how often the rule of each piece was applied."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class PieceBuffers(NamedTuple):
 
     @property
     def written(self) -> PieceBuffers:
-        """What was written, to go on with in place."""
+        """The buffers that were written, to go on with in place."""
         w, slots = self.w_out, self.slots_out
         return PieceBuffers(w, w, slots, slots, self.payload, self.master)
 

@@ -1,4 +1,4 @@
-"""What is done to the arrays of a segment, by the kind of memory that they are in.
+"""Operations on the arrays of a segment, by the kind of memory that they are in.
 
 Weights, slots and what comes for them are touched by these functions and by the loops of
 the update rules, and by nothing else in a shard; a segment has them as

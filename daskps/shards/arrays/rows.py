@@ -2,8 +2,9 @@
 
 The log of a table is written a few rows at a time: their numbers and what they hold, then
 the *undo word*, then the rows themselves. The word says in one store whose log it is and
-how much of it holds: a flip and a number of entries. What is changed in place therefore
-always stands in the log below that number, and what stands above it is untouched.
+how much of it holds: a flip and a number of entries. A row that is changed in place
+therefore always stands in the log below that number, and one that stands above it is
+untouched.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RowBuffers(NamedTuple):
     log: UndoLog
     #: The undo word, which is that of the log.
     undo: memoryview[int]
-    #: What updates these rows, by the rule that does.
+    #: By rule the object that updates these rows by it.
     made: dict[Bound, FixedRows]
 
     @property
@@ -67,11 +68,11 @@ class RowBuffers(NamedTuple):
 class RowUpdate(NamedTuple):
     """Rows on their way into one piece of a table."""
 
-    #: Which, by their ids in the table; none twice.
+    #: The ids of these rows in the table; none twice.
     ids: Array
     #: One for each, of shape (n, dim).
     data: Array
-    #: Which row of `data` is meant for each, None for one after the other.
+    #: The row of `data` that is meant for each, None for one after the other.
     at: Array | None = None
     #: None for a plain `+=` or, with `replace`, an assignment.
     binding: Bound | None = None

@@ -57,7 +57,7 @@ _BITS = (1 << WINDOW) - 1
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What one shard has applied when a cut begins."""
+    """The progress that one shard has made when a cut begins."""
 
     shard: int
     run: int = 0
@@ -71,7 +71,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one shard must reach: some steps applied, or a round of a BSP run."""
+    """The state a shard must reach: some steps applied, or a round of a BSP run."""
 
     missing: tuple[StepId, ...] = ()
     run: int = 0
@@ -91,7 +91,7 @@ def report(shard: int, segment: Segment, floors: Floors) -> ShardReport:
 def _newest(record: Record) -> Iterable[tuple[int, int, Intervals]]:
     """Give the newest pushes that are not meant for all shards.
 
-    Who took the shard over from another process knows of no others.
+    A process that took the shard over from another one knows of no others.
     """
     known = record.producers[: record.fixed[N_PRODUCERS]]
     for row in known[(known[:, CLOSED] == 0) & (known[:, MEANT] != 0)]:
@@ -195,17 +195,17 @@ class Cut:
     Parameters
     ----------
     name : str
-        Which cut.
+        The name of the cut.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         #: Steps that wait for the cut, in the order in which they came.
         self.held: list[Ticket] = []
-        #: Whoever waits for the shard to reach the cut.
+        #: The ticket of the cut itself, which waits for the shard to reach it.
         self.ticket: Ticket | None = None
         self._order = Order()
-        #: What it has heard of floors, also of owners that have no row here.
+        #: The floors that it has heard of, also of owners that have no row here.
         self._floors: dict[int, int] = {}
         #: Steps of the order that are still to be applied.
         self.missing: set[StepId] = set()

@@ -1,4 +1,4 @@
-"""Which steps may not have reached all shards: what their producers say of them.
+"""Steps that may not have reached all shards: what their producers say of them.
 
 A producer says with each step below which number all its steps were answered or given
 up (its *floor*), and which shards the step goes to if not to all. The record has the

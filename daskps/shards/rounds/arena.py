@@ -1,10 +1,11 @@
-"""RankRows that ranks bring to a round: an *arena* beside the mailboxes of each table.
+"""Rows that ranks bring to a round: an *arena* beside the mailboxes of each table.
 
-RankRows are not added up as they come: a row that one rank brings, another does not. They are
-written behind those of the ranks that are in, where the table in force names nothing, and
-the same store that takes the rank in (see :mod:`daskps.shards.rounds.mailbox`) names them.
-So a process that dies on the way has brought nothing. Who completes the round adds them up
-by id, along the tree over the ranks.
+Rows are not added up as they come: a row that one rank brings, another does not. They
+are written behind those of the ranks that are in, where the table in force names
+nothing, and the same store that takes the rank in (see
+:mod:`daskps.shards.rounds.mailbox`) names them. So a process that dies on the way has
+brought nothing. The process that completes the round adds them up by id, along the tree
+over the ranks.
 
 An arena has room for :data:`~daskps.limits.MOST_PUSHED_ROWS` rows, or for all of a smaller
 piece from each rank: what they come to then fits the undo log of their table.

@@ -1,4 +1,4 @@
-"""What complete rounds of any arrays and rows come to, and how that takes effect.
+"""The results of complete rounds of any arrays and rows, and how they take effect.
 
 Those of small shards, whose sums are formed at once, need none of it.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Completion:
-    """What publishes complete rounds of any arrays and rows.
+    """Publishes complete rounds of any arrays and rows.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Completion:
     arenas : Arenas
         The rows that ranks have brought.
     found : memoryview
-        What was found last of the slices that meet what came.
+        The last findings about the slices that meet what came.
     check : bool
         Whether sums that are not finite are refused.
     """

@@ -19,11 +19,12 @@ of an arena, that the table in force does not name, then the table that is not i
 and then adds one to the *turn word*, whose parity selects the table: a process that dies
 anywhere before that store has delivered nothing.
 
-What a rank pushes before its tick stays in the process that got it. Its bit in the
-table in force says so: whoever takes the shard over does not have these arrays.
+Arrays that a rank pushes before its tick stay in the process that got them. The rank's
+bit in the table in force says so: whoever takes the shard over does not have these
+arrays.
 
 A table of another round than the open one counts as empty, so the one store that
-publishes a round in the segment also empties the mailboxes. Whoever calls holds the
+publishes a round in the segment also empties the mailboxes. The caller holds the
 segment's lock.
 """
 
@@ -125,7 +126,7 @@ class MailboxTable:
 
 
 class Slice:
-    """What one slice holds: an array and a weight per piece."""
+    """The contents of one slice: an array and a weight per piece."""
 
     def __init__(self, buffer: Array, pieces: Sequence[Piece]) -> None:
         self.weights: memoryview[float] = buffer[: 8 * len(pieces)].data.cast("d")

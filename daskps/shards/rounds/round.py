@@ -62,8 +62,8 @@ _NONE: Final[Mapping[int, RankRows]] = MappingProxyType({})
 class Round:
     """The round of one run that is open now, and those that follow it.
 
-    What any of its steps needs compiled is ready when it is made, not when the first
-    one comes, which would keep all others from the shard meanwhile.
+    All functions that its steps need compiled are ready when it is made, not when the
+    first step comes, which would keep all others from the shard meanwhile.
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ class Round:
         self._sizes = self.size, mailbox.n_slices
         self._paths: dict[int, Array] = {}
         self.work = words.compiled(cache_dir)
-        #: What was found last, see :mod:`words`; the same as plain integers.
+        #: The last findings, see :mod:`words`; the same as plain integers.
         self._found = np.zeros(words.SLICES + 2 * self.size.bit_length(), np.int64)
         self.found = integers(self._found)
         #: The table of the open round, as it was found last.
         self._table = mailbox.tables[0]
-        #: What each rank has pushed in the open round before its tick.
+        #: The pushes of each rank in the open round before its tick.
         self._unticked = Unticked()
-        #: What arrays of whole pieces are like.
+        #: The dtypes and shapes of arrays of whole pieces.
         dtypes = [np.dtype(compute_dtype(p.parameter.dtype)) for p in segment.pieces]
         shapes = [(p.size,) for p in segment.pieces]
         self._wanted = list(zip(dtypes, shapes, strict=True))
@@ -155,7 +155,7 @@ class Round:
         """Return how many slices a step meets that joins as it is; -1 for any other.
 
         Not -1 only where :func:`judge_step` says NEW, the kind fits and nothing was
-        pushed before the tick. What else is found is in :attr:`found`.
+        pushed before the tick. All else that it finds is in :attr:`found`.
         """
         rank, code = tick.rank, CODES.get(tick.kind, words.FREE) if arrays else 0
         if self._unticked or code < 0 or not 0 <= rank < self.size:
@@ -323,8 +323,8 @@ class Round:
         if step.tick and not takes_ticks:
             return EARLY
         if step.tick and not may_apply and self.size == 1:
-            # What a round of the task graph brings is in no memory that others have:
-            # it is accepted when it is applied.
+            # A contribution from the task graph is in no memory that others have: it is
+            # accepted when it is applied.
             return EARLY
         self._check(step)
         held = None if step.whole else self._unticked.find(rank, state[0])
@@ -410,9 +410,9 @@ class Round:
     def restart_rank(self, rank: int, attempt: int) -> tuple[int, int]:
         """Let a trainer take the place of a lost one; return its clock and next number.
 
-        What that one left of an unfinished step is dropped, and what it sends from here
-        on is refused. `attempt` is which of the rank's trainers asks, as the directory
-        counts them; asked again, or with 0, nothing changes.
+        The round drops what that one left of an unfinished step, and refuses what it
+        sends from here on. `attempt` is which of the rank's trainers asks, as the
+        directory counts them; asked again, or with 0, nothing changes.
         """
         table, first = self.find_table(), run_record.first_of(attempt)
         ticked = table.ranks[rank] & words.TICKED

@@ -85,7 +85,7 @@ class LazySum:
     weight: float
     #: The other arrays, going up the tree; whether each is the left part of its node.
     others: list[tuple[Array, bool]] = field(default_factory=list)
-    #: What the sum is divided by at the end.
+    #: The sum is divided by it at the end.
     divisor: float = 1.0
     _tile: Array | None = None
 

@@ -1,6 +1,7 @@
-"""What ranks have pushed in the open round before their ticks.
+"""The pushes of ranks in the open round before their ticks.
 
-It is with one process alone, and goes with it: a rank's table says that there was some.
+They are with one process alone, and go with it: the bit of a rank in the table says
+that there were some.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """What a rank has pushed in the open round."""
+    """The pushes of a rank in the open round."""
 
-    #: What its pushes are together, as the tick says it.
+    #: All its pushes as one step, as the tick says it.
     tick: Tick
     arrays: dict[int, Array]
     #: By position.
@@ -34,7 +35,7 @@ class Pushed(NamedTuple):
 
 
 class Unticked(dict[int, Pushed]):
-    """By rank what it has pushed. What belongs to another round counts for nothing."""
+    """By rank its pushes. Those that belong to another round count for nothing."""
 
     def find(self, rank: int, now: int) -> Pushed | None:
         """Return what a rank has pushed."""

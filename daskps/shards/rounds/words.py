@@ -1,4 +1,4 @@
-"""What a step changes in a round's table and in a record, word by word.
+"""The changes that a step makes in a round's table and in a record, word by word.
 
 Functions of plain integers, compiled. They only read, or write words that nothing in
 force names: the stores that put these in force (the turn of a mailbox, the flip of a
