@@ -36,14 +36,14 @@ async def ask_for_socket(
     address : str
         The server's.
     message : mapping
-        What is asked, as a handler that ends with :func:`give_socket` takes it.
+        The request, as a handler that ends with :func:`give_socket` takes it.
     seconds : float
         How long all of it may take.
 
     Returns
     -------
     reply : object
-        What the server has answered.
+        The answer of the server.
     socket : socket.socket or None
         None where it has not agreed.
 
@@ -90,7 +90,7 @@ async def send_reply(comm: Any, reply: Any, patience: float) -> Status:
     Returns
     -------
     Status
-        What the handler returns in place of the reply.
+        The value that the handler returns in place of the reply.
     """
     with contextlib.suppress(OSError):
         await comm.write(reply)

@@ -30,8 +30,8 @@ class Anchor:
     store, shard : str, int
         The shard it stands for.
     nbytes : int
-        What Dask should charge for it. Never the true size of a large shard: a
-        future that claims more than Dask's spill target goes straight to disk.
+        The bytes that Dask should charge for it. Never the true size of a large shard:
+        a future that claims more than Dask's spill target goes straight to disk.
     """
 
     def __init__(self, store: str, shard: int, nbytes: int) -> None:
@@ -131,7 +131,7 @@ def group_key(
     versions : sequence of (int, int)
         Shard and version of each copy.
     edges : sequence
-        What it has of other shards.
+        The edges that it has of other shards.
     """
     first = copy_key(store, index, *versions[0])
     if len(versions) == 1 and not edges:

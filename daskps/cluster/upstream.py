@@ -184,7 +184,7 @@ async def computed(*futures: Future[Any]) -> None:
     Raises
     ------
     Exception
-        What the first task that failed raised, or that it was cancelled.
+        The error of the first task that failed, or that it was cancelled.
     """
     for future in futures:
         # Not None: only a future that was unpickled without a client has no state.
@@ -392,7 +392,7 @@ def add_handlers(server: Any, handlers: Mapping[str, Callable[..., Any]]) -> Non
     server : Worker or Scheduler
         The server.
     handlers : mapping of str to callable
-        What answers each kind of message, by the name of its operation.
+        The handler of each kind of message, by the name of its operation.
     """
     server.handlers.update(handlers)
 

@@ -39,7 +39,7 @@ def new_block(
     Parameters
     ----------
     address : BlockAddress
-        What it is called, and how large it is.
+        Its name and its size.
     parts : sequence of (int, int)
         From where to where it has memory.
     at : int
@@ -119,7 +119,7 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
     Parameters
     ----------
     address : BlockAddress
-        What was told of it.
+        Its address, as told by its maker.
     at : int
         Descriptor of the folder.
     path : str

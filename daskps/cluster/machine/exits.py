@@ -32,7 +32,7 @@ def quicken(worker: Worker) -> None:
 def settle() -> None:
     """Look for cycles once more, and from here on leave alone what is in use.
 
-    What nobody holds is finalized as ever, and so is what is held without cycles.
+    Python finalizes objects that nobody holds as ever, and those held without cycles.
     """
     gc.collect()
     gc.freeze()

@@ -40,7 +40,7 @@ def folder_of(base: str | os.PathLike[str], cluster_id: str) -> str:
     base : path-like
         Where the folders of all clusters are.
     cluster_id : str
-        What the processes of one cluster agree on, such as the scheduler's id.
+        Text that the processes of one cluster agree on, such as the scheduler's id.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def check_file(status: os.stat_result, path: str) -> None:
     Parameters
     ----------
     status : os.stat_result
-        What the file is.
+        The status of the file.
     path : str
         Its name, for the message.
 

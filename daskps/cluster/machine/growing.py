@@ -50,7 +50,7 @@ class Growing:
     Parameters
     ----------
     file : Mapped or PrivateMemory
-        What the segment is in.
+        The memory that the segment is in.
     buffer : ndarray, uint8
         All of it.
     ask : callable

@@ -84,6 +84,6 @@ def leased(memory: Array, end: Callable[[Any], None], held: Any) -> Array:
     end : callable
         Gets `held` when no view is left, in whatever thread that happens.
     held : object
-        What is to be given back.
+        The object to be given back.
     """
     return np.asarray(_Lease(memory, end, held))

@@ -73,7 +73,7 @@ class Files:
         Parameters
         ----------
         inode : tuple of int
-            Which file.
+            The file.
         open_file : callable
             Opens it.
 

@@ -61,7 +61,7 @@ class Membership:
         base : path-like
             Where the folders of all clusters are.
         cluster_id : str
-            What the processes of one cluster agree on, such as the scheduler's id.
+            Text that the processes of one cluster agree on, such as the scheduler's id.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class Membership:
             From where to where it has memory, all of it by default; for the rest it has
             addresses only, see :mod:`daskps.cluster.machine.growing`.
         later : sequence of (int, int), optional
-            Which of it :meth:`Block.take_later` is for.
+            The parts that :meth:`Block.take_later` is for.
 
         Returns
         -------
@@ -259,7 +259,7 @@ class Membership:
         Parameters
         ----------
         address : BlockAddress
-            What its maker told of it.
+            Its address, as its maker told it.
 
         Returns
         -------
@@ -296,7 +296,7 @@ class Membership:
         Parameters
         ----------
         address : BlockAddress
-            What its maker told of it.
+            Its address, as its maker told it.
         released : bool
             Whether its owner has let go of it; else it must not live.
 

@@ -14,13 +14,13 @@ def warn_once(logger: logging.Logger, key: str, text: str, *args: object) -> Non
     Parameters
     ----------
     logger : logging.Logger
-        Whose warning it is; keys of others are other keys.
+        The logger that warns; keys of others are other keys.
     key : str
-        What counts as the same, such as the reason.
+        The reason or the like: warnings with the same key count as one.
     text : str
-        What to log, with the places of `args`.
+        The text to log, with the places of `args`.
     *args : object
-        What goes there.
+        The values that go there.
     """
     if (found := (logger.name, key)) not in _said:
         _said.add(found)

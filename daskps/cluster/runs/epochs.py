@@ -34,7 +34,7 @@ async def epochs_of(link: Link, uid: str, name: str) -> tuple[Epochs, str]:
     Epochs
         Where the run that ended last has left it.
     str
-        What `Launch.described` said of that, "" where there was none.
+        The text of its `Launch.described`, "" where there was none.
 
     Raises
     ------

@@ -39,7 +39,7 @@ async def launch(
     link : Link
         The client's way to the cluster.
     spec : Launch
-        What to run.
+        The run to launch.
     listen : callable
         Awaited with every event of the run and with new clocks.
     began : callable
@@ -48,7 +48,7 @@ async def launch(
     Returns
     -------
     list
-        What each trainer's body returned, in rank order.
+        The values that the trainers' bodies returned, in rank order.
 
     Raises
     ------

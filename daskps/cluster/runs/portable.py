@@ -25,7 +25,7 @@ def sends_errors(task: Callable[P, T]) -> Callable[P, T]:
     Parameters
     ----------
     task : callable
-        Which may raise what code of the user's does.
+        The task, which may raise errors of the user's code.
 
     Returns
     -------

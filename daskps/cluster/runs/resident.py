@@ -35,8 +35,8 @@ MOST_RESTARTS = 5
 class WorkerLosses:
     """Workers that one trainer has lost without a step between them.
 
-    What its shards say counts: a run may lose as many workers as it likes, as long as
-    it gets on.
+    Its shards' word counts: a run may lose as many workers as it likes, as long as it
+    gets on.
     """
 
     def __init__(self) -> None:

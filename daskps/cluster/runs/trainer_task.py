@@ -45,7 +45,7 @@ def run_trainer(
     Returns
     -------
     object
-        What the body returns.
+        The value that the body returns.
     """
     secede()
     link = task_link()

@@ -17,7 +17,7 @@ class Deadline:
     timeout : float or None
         Seconds from now; None for ever.
     what : str
-        What is waited for.
+        The name of the thing that is waited for.
     """
 
     def __init__(self, timeout: float | None, what: str) -> None:

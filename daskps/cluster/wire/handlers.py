@@ -47,7 +47,7 @@ class Handlers:
     whose : str
         The receiver, as errors name it.
     to : str
-        What they say beside a message of its.
+        Text that errors put behind the name of a message.
     expected : tuple of type
         Errors that refuse a message and are not worth a line in the log.
     """

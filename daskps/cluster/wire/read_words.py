@@ -77,11 +77,11 @@ def words_of(
     Parameters
     ----------
     codec : Codec
-        Whose words weights travel in.
+        The codec in whose words weights travel.
     ranges : sequence of Range
-        What is read of its arrays.
+        The elements that are read of its arrays.
     rows : sequence of RowsAsked
-        What is read of its tables.
+        The rows that are read of its tables.
     """
     asked = [(dtype, stop - start) for dtype, start, stop in ranges]
     asked += [(one.dtype, len(one.ids) * one.dim) for one in rows]

@@ -43,7 +43,7 @@ def check(function: Callable[..., Any], message: Mapping[str, Any], what: str) -
     message : mapping of str to object
         Its keyword arguments.
     what : str
-        What the message is, for the error.
+        The name of the message, for the error.
 
     Raises
     ------
@@ -181,9 +181,9 @@ def refused(error: Exception, what: str) -> Exception:
     Parameters
     ----------
     error : Exception
-        What the handler raised.
+        The error that the handler raised.
     what : str
-        What the message is.
+        The name of the message.
 
     Returns
     -------

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 MOST_TRIES = 5
 #: Seconds between two reports of progress.
 PROGRESS_SECONDS = 0.1
-#: Errors for which a round is begun anew: a contribution or a part of the data went with
-#: a worker, or a task ran again when its round was long complete.
+#: Errors for which a round is begun anew: a contribution or a part of the data went
+#: with a worker, or a task ran again when its round was long complete.
 RETRIED = (ContributionLostError, ClockError, CancelledError)
 EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
 
@@ -49,11 +49,11 @@ class GraphDriver:
     link : Link
         The client's way to the cluster.
     work : GraphWork
-        What all its tasks have in common.
+        The facts that all its tasks have in common.
     homes : DataHomes
         The data of each rank, and where it is.
     schedule : Schedule
-        Which ranks deliver when.
+        The ranks that deliver in each round.
     listen : callable
         Awaited with every event; says of an epoch whether to stop.
     """

@@ -90,7 +90,7 @@ class WindowGraph:
     work : Future
         Of the run's `GraphWork`.
     label : str
-        What keys call the store.
+        The name of the store in keys.
     hosts : mapping of str to list of int
         Shards of each host.
     anchors : sequence of Future
