@@ -34,7 +34,7 @@ ROOMS = {
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
 GRANTED: list[tuple[str, int, int, str]] = [
-    ("cluster", 2, 4, "a worker that the scheduler does not list is not asked"),
+    ("cluster", 1, 5, "a worker that the scheduler does not list is not asked"),
     ("store", 4, 4, "sparse matrices and futures as values are named"),
     ("training", 9, 5, "lists and fields that hold no rows are named"),
 ]
@@ -96,8 +96,8 @@ FIGURES = {
     "modules of cluster/ that know rows": 51,
     "modules of cluster/ that import shards.memory": 29,
     "modules that look for torn reads": 14,
-    "docstrings of modules that open with a relative word": 94,
-    "sentences with a relative clause as subject": 387,
+    "docstrings of modules that open with a relative word": 82,
+    "sentences with a relative clause as subject": 321,
 }
 
 
