@@ -88,9 +88,7 @@ _jit = njit(
 #: Without these, functions take less time than to give the interpreter to another thread.
 _ALONE = """\
 from daskps.kernels.ahead import fetch, fetch_to_read
-from daskps.kernels.intrinsics import (
-    copy, epoll_wait, errno, hold, load, monotonic, poll, recv, send, settle, store
-)
+from daskps.kernels.intrinsics import hold, store
 
 """
 

@@ -311,8 +311,8 @@ class Readable(Handle):
             has and the table's "steps" ("tables"), whether readers take its lock
             ("locked_reads"), pushes, duplicates and parked calls, and what its host has
             served for all its shards and all who call, trainers too: messages
-            ("calls"), calls by lane ("lane_calls"), and of these reads
-            that it has answered without Python ("plain_reads"). "handle":
+            ("calls") and calls by lane ("lane_calls"; "plain_reads" is 0 and goes
+            with the next release). "handle":
             of this handle in this process, the way that verbs take from here to each
             worker ("ways": "process" is a call, "machine" acts on the shards' memory,
             "message" goes over the network, "lane" too, by a socket of its own), of each

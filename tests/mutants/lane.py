@@ -14,8 +14,7 @@ TLS = "tests/cluster/lane/test_tls.py"
 CALLS = "tests/cluster/lane/test_lane_calls.py"
 TAIL = "tests/cluster/lane/test_tail.py"
 SAME = "tests/cluster/lane/test_same_answers.py"
-BATCH = "tests/cluster/lane/test_batch.py"
-WAITING = "tests/cluster/lane/test_waiting.py"
+SMALL = "tests/cluster/lane/test_small_reads.py"
 ROWS = "tests/cluster/lane/test_row_forms.py"
 
 MUTANTS = (
@@ -51,9 +50,9 @@ MUTANTS = (
     ),
     Mutant(
         "slow-caller-keeps-threads",
-        "daskps.cluster.lane.connection:Connection.go_on",
-        "waits = seconds > 0 and not self.is_slow",
-        "waits = seconds > 0",
+        "daskps.cluster.lane.connection:Connection._gather",
+        "waits = not self.is_slow and (seconds or (self.is_long and leave())) > 0",
+        "waits = (seconds or (self.is_long and leave())) > 0",
         (
             "tests/cluster/lane/test_serving.py::"
             "test_no_thread_waits_twice_for_a_slow_caller",
@@ -229,37 +228,93 @@ MUTANTS = (
     Mutant(
         "two-threads-claim-a-call",
         "daskps.cluster.lane.connection:Connection.claim",
-        "self._waiting, self._is_claimed = None, True",
-        "self._is_claimed = True",
+        "self.is_owned, self.waiting = True, None",
+        "self.waiting = waiting",
         (f"{CONNECTION}::test_who_claims_a_call_is_alone_with_its_lane",),
+    ),
+    Mutant(
+        "two-threads-hear-of-a-lane",
+        "daskps.cluster.lane.connection:Connection.own",
+        "is_free, self.is_owned = not self.is_owned, True",
+        "is_free, self.is_owned = True, True",
+        (f"{CONNECTION}::test_a_lane_has_one_event_and_one_owner",),
     ),
     Mutant(
         "call-of-another-frame-is-claimed",
         "daskps.cluster.lane.connection:Connection.claim",
-        "if found is None or (waiting is not None and found is not waiting):",
-        "if found is None:",
+        "if self.is_owned or self.waiting is not waiting:",
+        "if self.is_owned:",
         (f"{CONNECTION}::test_who_claims_a_call_is_alone_with_its_lane",),
     ),
     Mutant(
-        "home-that-missed-a-lane-is-not-told",
-        "daskps.cluster.lane.connection:Connection.miss",
-        "self._is_missed = self._is_claimed",
-        "self._is_missed = False",
-        (f"{CONNECTION}::test_a_home_that_has_missed_a_lane_is_told",),
+        "missed-event-does-not-come-again",
+        "daskps.cluster.lane.connection:Connection.own",
+        "self._event = 0",
+        "self._event = self._event or 0",
+        (f"{CONNECTION}::test_an_event_that_its_owner_has_missed_comes_again",),
+    ),
+    Mutant(
+        "call-that-is-done-while-it-is-parked-waits",
+        "daskps.cluster.lane.serving:LaneServer._serve",
+        "if waiting is not None and waiting.done:",
+        "if waiting is not None and not waiting:",
+        (f"{SERVING}::test_what_is_done_while_it_is_parked_is_answered",),
+    ),
+    Mutant(
+        "late-event-ends-a-call",
+        "daskps.cluster.lane.serving:LaneServer._hear",
+        "elif connection.channel.has_come:",
+        "elif connection.channel.is_open:",
+        (f"{SERVING}::test_an_event_of_another_lane_with_that_number_ends_no_call",),
+    ),
+    Mutant(
+        "nobody-leads-after-a-long-frame",
+        "daskps.cluster.lane.serving:LaneServer._follow",
+        "has_lead = has_lead or self._lead.acquire(blocking=False)",
+        "has_lead = has_lead or False",
+        (f"{SERVING}::test_a_thread_whose_time_is_over_leads_where_it_is_counted_on",),
+    ),
+    Mutant(
+        "last-thread-waits",
+        "daskps.cluster.lane.serving:LaneServer._let_lead",
+        "return 0.0",
+        "return LOCK_SECONDS",
+        (f"{SERVING}::test_the_last_thread_waits_for_nobody",),
+    ),
+    Mutant(
+        "push-is-taken-for-a-read",
+        "daskps.cluster.host.lane_calls:LaneCalls.read_now",
+        "if known is None or said != _READ or min(clock, sequence, floor) < -1:",
+        "if known is None or min(clock, sequence, floor) < -1:",
+        (f"{SMALL}::test_a_frame_that_is_no_plain_read_is_looked_at_closely",),
+    ),
+    Mutant(
+        "released-shard-is-read-at-once",
+        "daskps.cluster.host.lane_forms:HostForm.read_now",
+        "if not (self._may_read_now and self._is_current() and self._tries):",
+        "if not (self._may_read_now and self._tries):",
+        (f"{CALLS}::test_a_released_shard_serves_nobody",),
+    ),
+    Mutant(
+        "second-lane-before-each-has-one",
+        "daskps.cluster.host.lanes:HostLanes._check",
+        "if 2 * n >= most and self._has(token):",
+        "if n >= most and self._has(token):",
+        (f"{LANES}::test_each_process_has_a_lane_before_any_has_a_second",),
     ),
     Mutant(
         "rest-of-an-answer-is-forgotten",
         "daskps.cluster.lane.served:ServedChannel.send_some",
         "return None if self.try_send(views, waits=waits) else views",
         "return None",
-        (f"{CONNECTION}::test_an_answer_that_its_caller_does_not_read",),
+        (f"{SERVING}::test_a_slow_caller_has_no_thread_to_itself[True]",),
     ),
     Mutant(
-        "selector-serves-what-takes-long",
-        "daskps.cluster.lane.connection:Connection._gather",
-        "if self.is_long and not may_be_long:",
-        "if self.is_long and waits < 0:",
-        (f"{CONNECTION}::test_what_takes_long_is_left_to_a_thread_that_may_wait",),
+        "leader-serves-what-takes-long",
+        "daskps.cluster.lane.serving:LaneServer._let_lead",
+        "if not self._is_leading:",
+        "if self._is_leading:",
+        (f"{SERVING}::test_what_takes_long_keeps_no_other_lane",),
     ),
     Mutant(
         "ended-lane-leaves-its-call-behind",
@@ -313,44 +368,23 @@ MUTANTS = (
     Mutant(
         "torn-shard-is-sent-again",
         "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:",
+        "if flip > seen + 1 or time.monotonic() < self._segment.copied_until:",
         "if flip > seen + 1:",
         (f"{TAIL}::test_after_an_answer_without_an_end_copies_are_sent_for_a_while",),
     ),
     Mutant(
         "weights-are-sent-while-others-push",
         "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:",
-        "if time.monotonic_ns() < 1_000_000 * self._copied[0]:",
+        "if flip > seen + 1 or time.monotonic() < self._segment.copied_until:",
+        "if time.monotonic() < self._segment.copied_until:",
         (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
     ),
     Mutant(
-        "batch-without-its-shards",
-        "daskps.cluster.lane.batch:FrameBatch.serve",
-        "for queue in queues:",
-        "for queue in ():",
-        (f"{BATCH}::test_pushes_of_a_batch_are_applied_in_one_pass",),
-    ),
-    Mutant(
-        "batch-that-collects-garbage",
-        "daskps.cluster.lane.batch:FrameBatch.is_full",
-        "return len(self._asked) >= MOST_FRAMES",
-        "return len(self._asked) >= 2 * MOST_FRAMES",
-        (f"{BATCH}::test_a_full_batch_brings_no_collection_of_garbage",),
-    ),
-    Mutant(
-        "call-of-a-batch-is-answered-early",
-        "daskps.cluster.lane.connection:Connection.reply",
-        "if found.done:",
-        "if not found.done:",
-        (f"{BATCH}::test_what_another_one_is_at_is_answered_by_that_one",),
-    ),
-    Mutant(
-        "answered-calls-are-kept",
-        "daskps.cluster.lane.ends:Ends.add",
-        "if len(self._ends) > 2 * self._n_waiting + FEW:",
-        "if len(self._ends) > 20 * self._n_waiting + FEW * FEW:",
-        (f"{WAITING}::test_calls_that_were_answered_are_not_kept",),
+        "calls-never-end",
+        "daskps.cluster.lane.serving:LaneServer._look_around",
+        "elif waiting.end > now:",
+        "elif waiting.end > 0:",
+        (f"{SERVING}::test_a_call_whose_time_is_up_is_told_so[set]",),
     ),
     Mutant(
         "burst-excuses-a-stall",

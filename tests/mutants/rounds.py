@@ -334,6 +334,33 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "copy-of-a-flip-to-come",
+        "daskps.shards.reads:TrainerReads.is_whole",
+        "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
+        "return header[WRITING] <= flip + 1",
+        (
+            "tests/shards/test_reads.py::test_a_copy_of_a_flip_that_was_taken_back_is_not_whole",
+        ),
+    ),
+    Mutant(
+        "read-of-another-generation",
+        "daskps.shards.reads:LatestReads.find_flip",
+        "if header[GATE] == CLOSED or header[GENERATION] != self._generation:",
+        "if header[GATE] == CLOSED:",
+        (
+            "tests/shards/test_reads.py::test_outside_runs_a_shard_that_is_gone_is_asked[adopt]",
+        ),
+    ),
+    Mutant(
+        "read-of-a-shard-that-is-freed",
+        "daskps.shards.reads:LatestReads.find_flip",
+        "if header[GATE] == CLOSED or header[GENERATION] != self._generation:",
+        "if header[GENERATION] != self._generation:",
+        (
+            "tests/shards/test_reads.py::test_outside_runs_a_shard_that_is_gone_is_asked[close]",
+        ),
+    ),
+    Mutant(
         "ticks-before-all-know-who-has-finished",
         "daskps.shards.run_state:ShardRun.takes_ticks",
         "return self.may_apply or not self._segment.awaits_word",

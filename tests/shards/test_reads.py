@@ -12,7 +12,13 @@ from daskps.consistency import ASP, SSP
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory.format import CLOCK, GENERATION
 from daskps.shards.memory.publication import Publication
-from daskps.shards.reads import ASK, NOT_YET, TrainerReads, find_outcome
+from daskps.shards.reads import (
+    ASK,
+    NOT_YET,
+    LatestReads,
+    TrainerReads,
+    find_outcome,
+)
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.shards.making import RUN, bsp, make, send, step
@@ -97,6 +103,27 @@ def test_the_shard_says_whatever_else_there_is_to_say(change: Callable[[Shard], 
     assert reads.find_flip(0) >= 0
     change(shard)
     assert reads.find_flip(0) == ASK
+
+
+@pytest.mark.parametrize("change", [close, adopt])
+def test_outside_runs_a_shard_that_is_gone_is_asked(change: Callable[[Shard], None]):
+    shard = make()
+    reads = LatestReads(shard.segment, 0, -1)
+    assert reads.find_flip(0) >= 0
+    assert reads.find_flip(1) == ASK
+    change(shard)
+    assert reads.find_flip(0) == ASK
+
+
+def test_a_copy_of_a_flip_that_was_taken_back_is_not_whole():
+    """Its writer has died before all of it was there."""
+    shard = make()
+    reads = LatestReads(shard.segment, 0, -1)
+    Publication(shard.segment).commit()
+    flip = reads.find_flip(0)
+    assert reads.is_whole(flip)
+    shard.segment.flip -= 1
+    assert not reads.is_whole(flip)
 
 
 def test_a_copy_is_whole_until_a_second_publication_begins():

@@ -61,6 +61,8 @@ class Lanes:
         self._is_closed = False
         #: How often none could be opened, by the reason.
         self.failures: dict[str, int] = {}
+        #: By which hosts know that two lanes are of one process.
+        self._token = uuid.uuid4().hex
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self, worker: str, store: str) -> Lane | None:
@@ -171,7 +173,7 @@ class Lanes:
             "op": "daskps_lane",
             "protocol": PROTOCOL,
             "store": store,
-            "token": uuid.uuid4().hex,
+            "token": self._token,
         }
         taken: socket.socket | None = None
         try:

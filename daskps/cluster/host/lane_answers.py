@@ -50,13 +50,19 @@ class FormAnswers:
         )
         #: Whether any of it is answered in words of a codec.
         self._is_coded = any(part.words for part in parts)
-        self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
+        self.is_small = self._is_small = (
+            self._nbytes <= SMALL_NBYTES and not self._is_coded
+        )
         answered = sum(part.answer_nbytes for part in parts)
         self._head = AnswerHead(len(parts), answered)
         #: Bytes that an answer takes here, unless it is sent from the weights.
         self.read_nbytes = sum(part.read_nbytes for part in parts)
         #: What reads of each shard, as they were found last.
         self._reads: list[ShardRead | None] = []
+        #: Small answers to calls that only read: head, rows, and what was read.
+        self._whole = bytearray(self._head.nbytes + self._nbytes * self._is_small)
+        self._head.pack_into(self._whole, 0, 4 * len(parts) * (0,))
+        self._out = np.frombuffer(self._whole, np.uint8)[self._head.nbytes :]
 
     def find(self, shards: Sequence[HostedShard]) -> None:
         """Read of these shards from here on."""
@@ -67,6 +73,19 @@ class FormAnswers:
                 read = ShardRead(hosted.shard.segment, part.step, part.ranges, at)
                 at += read.nbytes
             self._reads.append(read)
+
+    def read_now(self, number: int, bound: int) -> bytearray | None:
+        """Return the small frame that answers a call which only reads.
+
+        It is another one's after the next call. None where a shard must be asked.
+        """
+        rows, out = list[int](), self._out
+        for shard, read in zip(self._shards, self._reads, strict=False):
+            if read is None or (version := read.read(bound, out)) < 0:
+                return None
+            rows += (shard, version, read.looks.lag, APPLIED)
+        self._head.pack_over(self._whole, number, rows)
+        return self._whole
 
     def read(
         self, number: int, bounds: Iterable[int], versions: Iterable[int]

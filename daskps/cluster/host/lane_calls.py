@@ -5,7 +5,6 @@ Whichever thread serves the lane calls this; the sockets and the threads are `la
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,25 +18,26 @@ from daskps.cluster.lane.frames import (
     CALL,
     FETCH,
     FORM,
+    HEAD,
+    MAGIC,
     Head,
     pack_head,
     unpack_text,
 )
 from daskps.cluster.lane.row_forms import ID, RowForm, read_any_form
 from daskps.cluster.wire.wellformed import refused
-from daskps.errors import ProtocolError, StaleGenerationError
+from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.host.compiled_reads import CompiledReads
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.forms import Form
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
+#: What a head says that says nothing but a clock.
+_READ = MAGIC, CALL, 0, 0, 1.0
 #: Bytes of an answer that another thread packs and sends.
 LONG = 65_536
 
@@ -49,15 +49,26 @@ class LaneCalls:
     ----------
     host : ShardHost
         Whose shards they reach.
-    reads : CompiledReads, optional
-        What is answered without Python, where that is possible.
     """
 
-    def __init__(self, host: ShardHost, reads: CompiledReads | None = None) -> None:
-        self._host, self.reads = host, reads
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
         self._forms: dict[int, HostForm] = {}
         #: Around what changes them: the event loop does too.
         self._learning = threading.Lock()
+
+    def read_now(self, data: Any) -> bytearray | None:
+        """Return what answers a frame without a body that only reads, if it is one.
+
+        It is sent before this is asked again.
+        """
+        magic, kind, flags, form, nbytes, clock, sequence, floor, weight, *_, number = (
+            HEAD.unpack_from(data)
+        )
+        known, said = self._forms.get(form), (magic, kind, flags, nbytes, weight)
+        if known is None or said != _READ or min(clock, sequence, floor) < -1:
+            return None
+        return known.read_now(number, clock)
 
     def wanted(self, head: Head) -> list[Any]:
         """Return the buffers for the body of a frame, which its shards may keep.
@@ -91,7 +102,6 @@ class LaneCalls:
         head: Head,
         body: Sequence[Any],
         seconds: float,
-        queues: Queues | None = None,
     ) -> list[Any] | Parked:
         """Return the frame that answers one, or the call that waits.
 
@@ -103,8 +113,6 @@ class LaneCalls:
             Those that it wanted, filled.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
-        queues : dict of shards, optional
-            Those at which tickets were left, for this thread to serve them later.
         """
         try:
             if head.kind == FORM:
@@ -112,7 +120,7 @@ class LaneCalls:
                 return [pack_head(Head(ANSWER, number=head.number))]
             if head.kind == FETCH:
                 return answer_fetch(self._host, body[0], head.number)
-            return self._forms[head.form].begin(head, body, seconds, queues)
+            return self._forms[head.form].begin(head, body, seconds)
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)
 
@@ -125,67 +133,19 @@ class LaneCalls:
             raise refused(error, "a form") from error
         with self._learning:
             self._forms[head.form] = self._at_host(form)
-        if self.reads is not None:
-            call, get = form.template, self._host.get_shard
-            self.reads.forget(head.form)
-            if isinstance(form, RowForm):
-                return
-            with contextlib.suppress(StaleGenerationError):
-                hosted = [get(call.store, part.shard) for part in call.parts]
-                self.reads.learn(head.form, call, hosted)
 
     def _at_host(self, form: Form) -> HostForm:
         if isinstance(form, RowForm):
             return HostRowForm(self._host, form)
         return HostForm(self._host, form)
 
-    @property
-    def has_alone(self) -> bool:
-        """Whether any reads are answered without Python."""
-        return bool(self.reads)
-
-    @property
-    def alone(self) -> int:
-        """The address of the reads that are answered without Python; 0 for none."""
-        reads = self.reads
-        if reads is None or not len(reads):
-            return 0
-        if reads.is_wanted:
-            reads.keep(self._is_there)
-        return reads.address
-
-    @property
-    def n_alone(self) -> int:
-        """How many reads were answered so."""
-        return 0 if self.reads is None else self.reads.counted[0]
-
-    def let_go(self) -> bool:
-        """Let go of shards that are here no more; from any thread.
-
-        Returns
-        -------
-        bool
-            Whether the lane's thread has to, for what it answers without Python.
-        """
+    def let_go(self) -> None:
+        """Let go of shards that are here no more; from any thread."""
         with self._learning:
             for number, form in [*self._forms.items()]:
                 if form.has_gone:
                     # Anew: the lane's thread may be at a call of this one.
                     self._forms[number] = self._at_host(form.form)
-        if self.reads is None or not len(self.reads):
-            return False
-        self.reads.wake()
-        return True
-
-    @property
-    def used(self) -> float:
-        """When one was answered so last, by `time.monotonic`."""
-        return 0.0 if self.reads is None else self.reads.used
-
-    def _is_there(self, hosted: HostedShard) -> bool:
-        """Return whether a shard is still held here."""
-        there = any(hosted is one for one in list(self._host.shards.values()))
-        return there and not hosted.is_released
 
     def _layout(self, store: str, shard: int) -> Layout:
         return self._host.get_shard(store, shard).layout

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.forms import Form
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
@@ -74,6 +73,7 @@ class HostForm:
         self._answers = FormAnswers(parts, host.budget)
         #: Whether what it reads is answered in words of a codec.
         self._is_coded = bool(form.template.read_codec)
+        self._may_read_now = self._only_reads and self._answers.is_small
         #: The shards as they were found last; none before the first call.
         self._found: list[HostedShard] = []
         #: Whether these shards are asked without tickets at first.
@@ -115,6 +115,13 @@ class HostForm:
                 self._tries = False
         self._found = found
 
+    def read_now(self, number: int, clock: int) -> bytearray | None:
+        """Return what answers a call that says nothing but this; None for any other."""
+        if not (self._may_read_now and self._is_current() and self._tries):
+            return None
+        bound = clock + self._step.tick if self._run else 0
+        return self._answers.read_now(number, bound)
+
     # -- a call ------------------------------------------------------------------
 
     def begin(
@@ -122,7 +129,6 @@ class HostForm:
         head: Head,
         body: Sequence[Any],
         seconds: float,
-        queues: Queues | None = None,
     ) -> list[Any] | Parked:
         """Return the frame that answers a call, or the call that waits.
 
@@ -134,8 +140,6 @@ class HostForm:
             Its body.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
-        queues : dict of shards, optional
-            Those at which tickets were left, for this thread to serve them later.
 
         Raises
         ------
@@ -171,7 +175,7 @@ class HostForm:
                 parts = [part if v == ASK else rest for part, rest, v in left]
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
         parked = Parked(self._host, end, partial(self._answer, head, bounds))
-        return self._offer(parked, parts, taken, seconds, queues=queues)
+        return self._offer(parked, parts, taken, seconds)
 
     def _left(self, head: Head, bounds: Iterable[int]) -> list[Part]:
         """Return what is left of a call whose step the shards have taken: to read."""
@@ -240,30 +244,26 @@ class HostForm:
         parts: Sequence[Part],
         taken: Sequence[int],
         seconds: float,
-        *,
-        queues: Queues | None,
     ) -> list[Any] | Parked:
         """Give the shards their parts as tickets; `taken` says what steps have led to."""
         taken = taken or (ASK,) * len(parts)
         asked = zip(self._found, parts, taken, strict=True)
-        return self._offer_all(parked, asked, seconds, queues=queues)
+        return self._offer_all(parked, asked, seconds)
 
     @staticmethod
     def _offer_all(
         parked: Parked,
         asked: Iterable[tuple[HostedShard, Part, int]],
         seconds: float,
-        *,
-        queues: Queues | None,
     ) -> list[Any] | Parked:
         """Give shards what they are asked, and return the answer if it is there."""
         try:
             for hosted, part, version in asked:
-                parked.offer(hosted, part, version, seconds, queues=queues)
+                parked.offer(hosted, part, version, seconds)
         except BaseException:
             parked.cancel()
             raise
-        if queues is None and parked.done:
+        if parked.done:
             # A read whose turn does not come waits as well.
             with contextlib.suppress(ShardBusyError):
                 return parked.finish(seconds)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.row_forms import RowForm, RowsSaid
     from daskps.cluster.wire.messages import Part
@@ -92,7 +91,6 @@ class HostRowForm(HostForm):
         head: Head,
         body: Sequence[Any],
         seconds: float,
-        queues: Queues | None = None,
     ) -> list[Any] | Parked:
         """Return the frame that answers a call, or the call that waits.
 
@@ -126,7 +124,7 @@ class HostRowForm(HostForm):
                 self._host.make_room(hosted, producer, seconds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
         parked = Parked(self._host, end, partial(self._answer_rows, head.number, parts))
-        return self._offer_all(parked, asked, seconds, queues=queues)
+        return self._offer_all(parked, asked, seconds)
 
     def _widened(self, parts: Sequence[Part], codec: Codec) -> Sequence[Part]:
         """Return parts with numbers for the words that have come."""

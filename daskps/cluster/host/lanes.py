@@ -6,7 +6,6 @@ lanes instead of the event loop: the same tickets, in the same inboxes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import resource
@@ -19,9 +18,7 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster import connections
-from daskps.cluster.host.compiled_reads import CompiledReads
 from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.host.warming import load_loops
 from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
@@ -29,7 +26,6 @@ from daskps.cluster.wire.messages import PROTOCOL
 from daskps.cluster.wire.packing import refusal
 from daskps.cluster.wire.wellformed import fits
 from daskps.errors import DaskPSError, ProtocolError, StoreClosedError
-from daskps.kernels import system
 
 if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
@@ -61,12 +57,10 @@ class HostLanes:
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._is_allowed = config.load().lane_way
-        #: Whether plain reads may be answered without Python, and what makes that ready.
-        self._may_be_alone = system.IS_KNOWN and not config.load().locked_reads
-        self._loading: asyncio.Future[None] | None = None
-        self._lanes: dict[Connection, LaneCalls] = {}
-        #: Calls of lanes that have ended, and those of them that were plain reads.
-        self._n_calls = self._n_reads = 0
+        #: What they ask for, and who asks: a calling process says the same each time.
+        self._lanes: dict[Connection, tuple[LaneCalls, str]] = {}
+        #: Calls of lanes that have ended.
+        self._n_ended_calls = 0
         #: Its threads, from the first lane on.
         self._server: LaneServer | None = None
         self._lock = threading.Lock()
@@ -88,15 +82,10 @@ class HostLanes:
         except OSError as error:
             logger.info("no lane for %.60s: %s", token, error)
             return Status.dont_reply
-        channel, reads = ServedChannel(taken, STALL_SECONDS), None
-        if self._may_be_alone and not channel.is_tls:
-            reads = CompiledReads(channel.fileno())
-            self._loading = self._loading or asyncio.ensure_future(
-                load_loops(self._host)
-            )
-        calls = LaneCalls(self._host, reads)
+        channel = ServedChannel(taken, STALL_SECONDS)
+        calls = LaneCalls(self._host)
         logger.debug("%s gives a lane to %s", self._host.worker.address, token)
-        self._serve(Connection(channel, calls), calls)
+        self._serve(Connection(channel, calls), calls, token)
         return Status.dont_reply
 
     def _check(self, protocol: Any, store: Any, token: Any) -> None:
@@ -111,12 +100,22 @@ class HostLanes:
         self._host.of(store)
         if not self._is_allowed or self._host.is_leaving or self._is_closed:
             raise StoreClosedError(f"{where} gives no lanes")
-        most = self._count_room()
-        if len(self._lanes) >= most and not self._end_idle():
+        n, most = len(self._lanes), self._count_room()
+        if 2 * n >= most and self._has(token):
             raise StoreClosedError(
-                f"{where} has {len(self._lanes)} lanes already, all of them busy; with "
+                f"{where} keeps half of its {most} lanes for processes that have none; "
+                f"with more descriptors (ulimit -n) it would give this one a second"
+            )
+        if n >= most and not self._end_idle():
+            raise StoreClosedError(
+                f"{where} has {n} lanes already, all of them busy; with "
                 f"more descriptors (ulimit -n) it would give more than {most}"
             )
+
+    def _has(self, token: str) -> bool:
+        """Return whether a calling process has a lane."""
+        with self._lock:
+            return token in [caller for _, caller in self._lanes.values()]
 
     def _count_room(self) -> int:
         """Return how many lanes there may be; what else is open is counted now and then.
@@ -149,11 +148,11 @@ class HostLanes:
                 f"system gives it nothing to serve them with: {error}"
             ) from error
 
-    def _serve(self, lane: Connection, calls: LaneCalls) -> None:
+    def _serve(self, lane: Connection, calls: LaneCalls, token: str) -> None:
         with self._lock:
             server = None if self._is_closed else self._server
             if server is not None:
-                self._lanes[lane] = calls
+                self._lanes[lane] = calls, token
         if server is None:  # meanwhile
             lane.end()
         else:
@@ -161,47 +160,28 @@ class HostLanes:
 
     def _ended(self, lane: Connection) -> None:
         with self._lock:
-            calls = self._lanes.pop(lane, None)
-            if calls is not None:
-                self._n_reads += calls.n_alone
-                self._n_calls += lane.n_frames + calls.n_alone
+            if self._lanes.pop(lane, None) is not None:
+                self._n_ended_calls += lane.n_frames
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """Calls that came by lane, and of these reads that were answered without Python.
-
-        What is fetched, and forms that are said, count as calls.
-        """
+    def n_calls(self) -> int:
+        """Calls that came by lane; also what is fetched, and forms that are said."""
         with self._lock:
-            n_reads = sum([calls.n_alone for calls in self._lanes.values()])
-            n_frames = sum([lane.n_frames for lane in self._lanes])
-            return self._n_calls + n_frames + n_reads, self._n_reads + n_reads
+            return self._n_ended_calls + sum([lane.n_frames for lane in self._lanes])
 
     def let_go(self) -> None:
         """Have the lanes let go of shards that are here no more, and of their memory."""
         with self._lock:
-            lanes = list(self._lanes.items())
-        for lane, calls in lanes:
-            if calls.let_go() and (home := lane.home) is not None:
-                home.take(lane)
+            lanes = list(self._lanes.values())
+        for calls, _ in lanes:
+            calls.let_go()
 
     def close(self) -> None:
         """End all lanes: none answers any more when this returns."""
         with self._lock:
-            self._is_closed = True
-            lanes, server = list(self._lanes), self._server
-        if self._loading is not None:
-            self._loading.cancel()
-        for lane in lanes:
-            lane.channel.shut()
+            self._is_closed, server = True, self._server
         if server is not None:
             server.close(JOIN_SECONDS)
-        with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            # Nobody has it any more; else who does closes it.
-            if not lane.is_away and not lane.miss():
-                lane.end()
 
     def __len__(self) -> int:
         return len(self._lanes)

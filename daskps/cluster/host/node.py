@@ -18,8 +18,8 @@ class GivenLanes(Protocol):
     """The lanes that a host has given to callers, which end with it."""
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """Calls that came by them, and of these reads that were answered without Python."""
+    def n_calls(self) -> int:
+        """Calls that came by them."""
 
     def let_go(self) -> None:
         """Keep no memory of shards that are here no more."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.lane.calls import Queues
     from daskps.cluster.wire.messages import Part
 
     #: Returns the frame that answers tickets, with the seconds that a read may wait
@@ -52,8 +51,6 @@ class Parked:
         part: Part,
         version: int,
         seconds: float,
-        *,
-        queues: Queues | None,
     ) -> None:
         """Give a shard its part of the call as a ticket.
 
@@ -68,8 +65,6 @@ class Parked:
         seconds : float
             How long to wait for the lock. With 0 the ticket stays there where it is
             taken, for the host to look.
-        queues : dict of shards, optional
-            Where the ticket is only left, for this thread to serve it with others.
 
         Raises
         ------
@@ -83,10 +78,6 @@ class Parked:
             if not part.ranges:
                 ticket.outcome = Ready(0, version)
                 return
-        if queues is not None:
-            hosted.put(ticket)
-            queues[hosted] = None
-            return
         try:
             hosted.offer(ticket, seconds)
         except ShardBusyError:

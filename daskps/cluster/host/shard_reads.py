@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster.host.copy_routine import copier
-from daskps.shards.addressed import COPY_MS, NEVER
-from daskps.shards.memory.format import MIXED, integers
+from daskps.shards.memory.format import MIXED
 from daskps.shards.memory.sides import runs
 from daskps.shards.reads import ASK, LatestReads, TrainerReads
 
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
+#: No flip: another one than the last that was seen and the next is a surprise.
+NEVER = -2
+#: For how long a shard is copied from after an update has run into its weights on their
+#: way.
+COPY_SECONDS = 10.0
 #: How often a copy that updates run into is tried again.
 TRIES = 4
 #: Bytes of the buffer, and the weights that go there.
@@ -52,8 +56,6 @@ class ShardRead:
         self._whole = [self._copies(side) for side in (0, 1)]
         #: The flip that was read last: another one than that and the next is a surprise.
         self._seen = NEVER
-        #: Until when it is copied in any case.
-        self._copied = integers(segment.copied_until)
         self.nbytes = sum(len(source) for _, source in self._whole[0])
         copy = copier(self.nbytes)
         #: None to assign to a slice, which costs half of what a call does.
@@ -100,7 +102,7 @@ class ShardRead:
         if flip < 0:
             return None
         seen, self._seen = self._seen, flip
-        if flip > seen + 1 or time.monotonic_ns() < 1_000_000 * self._copied[0]:
+        if flip > seen + 1 or time.monotonic() < self._segment.copied_until:
             return None
         return flip, [source for _, source in self._sources(flip)]
 
@@ -111,7 +113,7 @@ class ShardRead:
         """
         if self.looks.is_whole(flip):
             return True
-        self._copied[0] = time.monotonic_ns() // 1_000_000 + COPY_MS
+        self._segment.copied_until = time.monotonic() + COPY_SECONDS
         return False
 
     def _sources(self, flip: int) -> list[_Copy]:

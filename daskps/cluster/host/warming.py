@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.lane import plain_reads
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.wellformed import layout_of
 
@@ -35,12 +33,6 @@ async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None
     """
     ready = partial(Rules(layout_of(layout), rules).warm, durable=True)
     await _when_quiet(host, ready)
-
-
-async def load_loops(host: ShardHost) -> None:
-    """Load the loops that answer plain reads of lanes without Python."""
-    if plain_reads.loaded() is None:
-        await _when_quiet(host, partial(plain_reads.compiled, config.cache_dir()))
 
 
 async def _when_quiet(host: ShardHost, ready: Callable[[], object]) -> None:

@@ -10,17 +10,6 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.frames import Head
 
 
-class Queue(Protocol):
-    """A shard, at which tickets wait to be served."""
-
-    def serve(self) -> None:
-        """Serve them, unless somebody does."""
-
-
-#: Shards that are to be served once.
-Queues = dict[Queue, None]
-
-
 class Waiting(Protocol):
     """A call that waits for what others do; it is finished or cancelled, once."""
 
@@ -50,17 +39,11 @@ class Waiting(Protocol):
 class Calls(Protocol):
     """What the frames of one lane ask for."""
 
-    @property
-    def has_alone(self) -> bool:
-        """Whether compiled loops may answer anything by themselves."""
+    def read_now(self, data: memoryview) -> bytearray | None:
+        """Return what answers a frame without a body that only reads, if it is one.
 
-    @property
-    def alone(self) -> int:
-        """The address of what compiled loops answer by themselves; 0 for nothing."""
-
-    @property
-    def used(self) -> float:
-        """When they have done that last, by `time.monotonic`."""
+        It is sent before this is asked again.
+        """
 
     def wanted(self, head: Head) -> list[Any]:
         """Return the buffers for the body of a frame."""
@@ -69,13 +52,6 @@ class Calls(Protocol):
         """Return whether its answer takes long, or has many bytes."""
 
     def begin(
-        self,
-        head: Head,
-        body: Sequence[Any],
-        seconds: float,
-        queues: Queues | None = None,
+        self, head: Head, body: Sequence[Any], seconds: float
     ) -> list[Any] | Waiting:
-        """Return the frame that answers one, or the call that waits.
-
-        With `queues` it may leave tickets there, for who calls it to have them served.
-        """
+        """Return the frame that answers one, or the call that waits."""

@@ -42,6 +42,8 @@ MOST_TEXT = 2**20
 #: Characters of why a call is refused.
 MOST_SAID = 1000
 
+#: What a head ends with.
+_NUMBER = struct.Struct("<I")
 #: One shard of an answer: shard, version, lag, and what else there is to say.
 _ROW = struct.Struct("<qqqq")
 ROW_NBYTES = _ROW.size
@@ -199,6 +201,7 @@ class AnswerHead:
 
     def __init__(self, n: int, nbytes: int) -> None:
         self._struct = struct.Struct(HEAD.format + n * _ROW.format[1:])
+        self._rows = struct.Struct("<" + n * _ROW.format[1:])
         #: Bytes of head and rows.
         self.nbytes = self._struct.size
         body = self.nbytes - HEAD_NBYTES + nbytes
@@ -214,6 +217,11 @@ class AnswerHead:
         return self._struct.pack(
             *said, body + nbytes, a, b, c, weight, lr, ms, number, *rows
         )
+
+    def pack_over(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
+        """Write what another frame has said differently, over that frame."""
+        _NUMBER.pack_into(buffer, HEAD_NBYTES - _NUMBER.size, number)
+        self._rows.pack_into(buffer, HEAD_NBYTES, *rows)
 
     def pack_into(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
         """Write them at the beginning of a buffer."""

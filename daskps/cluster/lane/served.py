@@ -76,6 +76,20 @@ class ServedChannel(Channel):
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
+    def has_come(self) -> bool:
+        """Whether there is something to receive, or the other end has closed it."""
+        if self.has_more:
+            return True
+        try:
+            # Not of an SSLSocket, which has no flags: any byte of a record counts.
+            socket.socket.recv(self._socket, 1, socket.MSG_PEEK | _NOW)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    @property
     def is_within(self) -> bool:
         """Whether bytes were received that no frame has taken."""
         return self._to > self._from
@@ -197,6 +211,19 @@ class ServedChannel(Channel):
             else:
                 views[0] = view[n:]
         return True
+
+    def send_now(self, data: bytearray, *, waits: bool) -> int:
+        """Send what the kernel takes at once, where it sees it; return how much.
+
+        Raises
+        ------
+        OSError
+            Where the other end is gone.
+        """
+        try:
+            return self._socket.send(data, 0 if waits else _NOW)
+        except BlockingIOError:
+            return 0
 
     def send_some(
         self, buffers: Sequence[Any], *, waits: bool

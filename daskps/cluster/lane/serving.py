@@ -1,55 +1,57 @@
-"""Who serves which lane of a host when.
+"""The threads that serve the lanes of a host: a few of them, on one set of sockets.
 
-One thread looks after the sockets of most lanes, and serves small requests itself. What
-takes longer goes to one of a few others. A lane that is busy for a while has one of these
-to itself: it waits in the kernel for the next frame, which is the shortest way.
+One thread leads: it waits for the next event of the set, serves it and looks again. Each
+event comes once, and whoever takes it owns its lane until the lane is left in the set
+again. Before what takes long the leader lets another thread lead, and may wait then; where
+none is left it goes on without waiting. So there is always one that looks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
+import select
 import threading
 import time
+import weakref
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daskps.cluster.lane.channel import BUFFER_NBYTES
-from daskps.cluster.lane.desk import Desk
-from daskps.cluster.lane.plain_reads import loaded
-from daskps.cluster.lane.pool import Pool, PoolJob
-from daskps.cluster.lane.selecting import Selector, is_busy
-from daskps.cluster.lane.staying import Staying
-from daskps.cluster.lane.waits import ANSWERED, BATCH, BYTES, OTHERS, ROOM
+from daskps.cluster.lane.connection import ANSWERED, OTHERS, ROOM
 from daskps.errors import ProtocolError, ShardBusyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from daskps.cluster.lane.batch import FrameBatch
     from daskps.cluster.lane.calls import Waiting
     from daskps.cluster.lane.connection import Connection
 
 logger = logging.getLogger(__name__)
-#: Lanes that have a thread to themselves, and threads for what takes long.
-MOST_STAYING, MOST_THREADS = 4, 12
-#: How long a call waits for the lock of a shard, in a thread that may.
-LOCK_SECONDS = 1.0
-#: How long a thread waits for plain reads that it answers without Python, or for those who
-#: take the answers; and how long these are at most.
-ALONE_MS, ALONE_NBYTES = 200, 2**20 + 2**12
+#: Threads of one host, and how long one that has nothing to do is kept.
+MOST_THREADS, SPARE_SECONDS = 16, 10.0
+#: Events that are looked at in one go.
+MOST_EVENTS = 64
+#: How long a call waits for the lock of a shard, in a thread that may; and in the leader
+#: where no other can lead.
+LOCK_SECONDS, SHORT_SECONDS = 1.0, 0.01
+#: How often those inside of a frame are looked at.
+SWEEP_SECONDS = 0.5
+#: Bytes of bodies that do not come and of answers that are not taken, of all lanes. Where
+#: there are more, who is slowest goes that is behind by so many seconds.
+MOST_HELD, LAG_SECONDS = 2**26, 0.5
+#: With more lanes no thread waits for the next frame of one, nor does a trainer's thread
+#: send answers: it would be kept for long. And after so many frames one does.
+FEW_LANES, QUICK_FRAMES = 8, 4
 
 
 class _OfThread(threading.local):
-    """What a thread that serves lanes has.
+    """What a thread that serves lanes has: calls that it has completed."""
 
-    Its buffer, calls that it has completed, and what it answers plain reads with.
-    """
-
-    buffer: memoryview | None = None
     done: deque[tuple[Connection, Waiting]] | None = None
-    desk: Desk | None = None
 
 
 class LaneServer:
@@ -59,101 +61,226 @@ class LaneServer:
     ----------
     ended : callable
         Told of each connection that was closed.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        Where the system gives no thread, or no descriptor.
     """
 
     def __init__(self, ended: Callable[[Connection], None]) -> None:
         self._ended = ended
         self._mine = _OfThread()
-        self._selector = Selector(self)
-        self._pool = Pool(MOST_STAYING + MOST_THREADS, "daskps-lane")
-        self._n_staying = 0
+        self._events = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._events.register(self._wake, select.EPOLLIN)
+        #: By descriptor.
+        self._here: dict[int, Connection] = {}
+        #: Held by the thread that leads; the others wait for it.
+        self._lead = threading.Lock()
+        self._leader = 0
+        #: Events that came together, of whom each leader takes the next.
+        self._ready: deque[tuple[int, int]] = deque()
+        #: Around the threads, of whom so many wait to lead, and the next look at all.
         self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._n_spare, self._next_look = 0, math.inf
         #: The event loop's, which serves nothing.
         self._loop_thread = threading.get_ident()
+        self._is_closed = self._is_left = False
+        _ALL.add(self)
+        try:
+            with self._lock:
+                self._start()
+        except RuntimeError:
+            self._free()
+            raise
 
     def add(self, connection: Connection) -> None:
         """Serve a connection from now on."""
-        connection.home = self._selector
-        self._selector.take(connection)
+        connection.is_owned = True
+        self._here[connection.channel.fileno()] = connection
+        self._leave(connection)
 
     def close(self, seconds: float) -> None:
         """End all connections, and wait so long for the threads."""
+        with self._lock:
+            self._is_closed, threads = True, list(self._threads)
+            if threads:
+                os.eventfd_write(self._wake, 1)
+        for connection in list(self._here.values()):
+            connection.channel.shut()
         end = time.monotonic() + seconds
-        for job in self._pool.close():
-            self._drop(job)
-        self._selector.close()
-        if not (self._pool.join(end) and self._selector.join(end)):
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
             logger.warning("threads of lanes are still at a call, and end after it")
+        for connection in list(self._here.values()):
+            # Else the thread that owns it ends it.
+            if connection.own():
+                self.end(connection)
+        with self._lock:
+            self._is_left = True
+            if not self._threads:
+                self._free()
 
-    # -- in the threads --------------------------------------------------------
+    # -- the threads -----------------------------------------------------------
 
-    def begin_thread(self) -> memoryview:
-        """Return the buffer of this thread, which serves lanes."""
-        mine = self._mine
-        if mine.buffer is None:
-            mine.buffer, mine.done = memoryview(bytearray(BUFFER_NBYTES)), deque()
-        return mine.buffer
+    def _start(self) -> None:
+        """Start a thread that waits to lead; under the lock."""
+        thread = threading.Thread(target=self._run, name="daskps-lane", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+        self._n_spare += 1
 
-    def go_on(
-        self,
-        connection: Connection,
-        buffer: memoryview,
-        seconds: float,
-        batch: FrameBatch[Connection] | None = None,
-    ) -> int:
-        """Have a connection go on, and then the calls that it has completed.
+    def _run(self) -> None:
+        self._mine.done = deque()
+        buffer = memoryview(bytearray(BUFFER_NBYTES))
+        while self._follow():
+            while self._is_leading and not self._is_closed:
+                try:
+                    self._look(buffer)
+                except Exception:
+                    logger.exception("a thread of lanes failed")
+            if self._is_leading:
+                break
+            with self._lock:
+                self._n_spare += 1
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+            if self._is_leading:
+                self._leader = 0
+                self._lead.release()
+            if self._is_left and not self._threads:
+                self._free()
 
-        These wait for the end of a batch, where its frame goes into one.
+    def _follow(self) -> bool:
+        """Wait to lead; return whether there is anything to do."""
+        has_lead = self._lead.acquire(timeout=SPARE_SECONDS)
+        with self._lock:
+            # The leader may have counted on this thread just now.
+            has_lead = has_lead or self._lead.acquire(blocking=False)
+            self._n_spare -= 1
+            if has_lead:
+                self._leader = threading.get_ident()
+        return has_lead and not self._is_closed
 
-        Returns
-        -------
-        int
-            What it waits for; 0 where it has ended.
-        """
-        try:
-            desk = self._find_desk() if seconds else None
-            if desk and not connection.answer_alone(desk, ALONE_MS):
-                return BYTES
-            waits = connection.go_on(buffer, seconds, batch)
-            if waits == BATCH:
-                return waits
-            if waits == OTHERS:
-                self._heed_end(connection)
-        except Exception as error:  # noqa: BLE001 - said there
-            self.end(connection, error)
-            waits = 0
-        self.finish_done(seconds)
-        return waits
+    @property
+    def _is_leading(self) -> bool:
+        return self._leader == threading.get_ident()
 
-    def reply(self, connection: Connection, found: list[Any] | Waiting) -> int:
-        """Answer a frame whose batch was served; return what it waits for."""
-        try:
-            waits = connection.reply(found)
-            if waits == OTHERS:
-                self._heed_end(connection)
-        except Exception as error:  # noqa: BLE001 - said there
-            self.end(connection, error)
-            return 0
-        return waits
+    def _let_lead(self) -> float:
+        """Have another thread lead; return for how long this one may wait then."""
+        if not self._is_leading:
+            return LOCK_SECONDS
+        with self._lock:
+            if not self._n_spare and len(self._threads) < MOST_THREADS:
+                try:
+                    self._start()
+                except RuntimeError as error:
+                    logger.warning("no thread for lanes: %s", error)
+            if not self._n_spare:
+                return 0.0
+            self._leader = 0
+            self._lead.release()
+        return LOCK_SECONDS
 
-    def _heed_end(self, connection: Connection) -> None:
-        """Have the call of a connection answered once it is done, if it still waits."""
-        if (waiting := connection.waiting) is not None:
-            waiting.then(partial(self._done, connection, waiting))
-
-    def _find_desk(self) -> Desk | None:
-        """Return what this thread answers plain reads with, if it can."""
-        mine = self._mine
-        if mine.desk is None and (loops := loaded()) is not None:
-            mine.desk = Desk(loops, ALONE_NBYTES, ALONE_MS, waits=True)
-        return mine.desk
-
-    def finish_done(self, seconds: float) -> None:
-        """Answer the calls that this thread has completed."""
+    def _look(self, buffer: memoryview) -> None:
+        """Wait for an event, and serve it; the leader does."""
+        if not self._ready:
+            now = time.monotonic()
+            if self._next_look <= now:
+                self._look_around(now)
+            left = self._next_look - now
+            timeout = -1 if left == math.inf else max(0.0, left)
+            self._ready.extend(self._events.poll(timeout, MOST_EVENTS))
+        if self._ready:
+            number, _ = self._ready.popleft()
+            if number == self._wake:
+                if not self._is_closed:
+                    os.eventfd_read(number)
+            # Another thread may have ended it.
+            elif (connection := self._here.get(number)) is not None:
+                self._hear(connection, buffer)
         done = self._mine.done
         while done:
-            connection, waiting = done.popleft()
-            self.finish(connection, seconds, waiting)
+            self._finish(*done.popleft())
+
+    def _free(self) -> None:
+        """Free what it has of the system."""
+        _ALL.discard(self)
+        if not self._events.closed:
+            self._events.close()
+            os.close(self._wake)
+
+    # -- one connection --------------------------------------------------------
+
+    def _hear(self, connection: Connection, buffer: memoryview) -> None:
+        """Serve a connection that has an event, unless another thread does."""
+        if not connection.own():
+            return
+        waiting = connection.waiting
+        if waiting is None:
+            self._serve(connection, buffer)
+        elif waiting.done:
+            if connection.is_long:
+                self._let_lead()
+            self._answer(connection, waiting)
+        elif connection.channel.has_come:
+            # A caller says nothing while its call waits: it has hung up, or is none.
+            self.end(connection)
+        else:
+            self._leave(connection)
+
+    def _serve(self, connection: Connection, buffer: memoryview) -> None:
+        try:
+            while self._go_on(connection, buffer):
+                pass
+            if (waiting := connection.waiting) is not None:
+                self._expect(waiting.end)
+                waiting.then(partial(self._done, connection, waiting))
+        except Exception as error:  # noqa: BLE001 - said there
+            self.end(connection, error)
+            return
+        self._leave(connection)
+        # Who has completed it before that could not answer.
+        if waiting is not None and waiting.done:
+            self._finish(connection, waiting)
+
+    def _go_on(self, connection: Connection, buffer: memoryview) -> bool:
+        """Have a connection go on; return whether this thread stays with it."""
+        seconds = 0.0 if self._is_leading else LOCK_SECONDS
+        connection.used = time.monotonic()
+        while (waits := connection.go_on(buffer, seconds, self._let_lead)) == ANSWERED:
+            if not seconds or connection.n_quick <= QUICK_FRAMES:
+                break
+            connection.used = time.monotonic()
+        if waits == ANSWERED and len(self._here) <= FEW_LANES:
+            # The way from the set to a thread is longer than that of the next frame.
+            connection.n_quick += 1
+            return connection.n_quick > QUICK_FRAMES and self._let_lead() > 0
+        connection.n_quick = 0
+        if waits in (OTHERS, ANSWERED) or self._is_leading:
+            return False
+        if not connection.is_within or connection.is_slow:
+            return False
+        connection.channel.wait(for_room=waits == ROOM)
+        # Nobody waits for its caller any longer, nor for what else of this comes.
+        connection.is_slow = connection.is_behind(time.monotonic())
+        return not connection.is_slow
+
+    def _leave(self, connection: Connection) -> None:
+        """Own a connection no longer."""
+        if connection.is_within:
+            self._expect(time.monotonic() + SWEEP_SECONDS)
+        # The set is closed after the server is.
+        with contextlib.suppress(ValueError):
+            connection.leave(self._events)
+            if not self._is_closed:
+                return
+        if connection.own():
+            self.end(connection)
 
     def end(self, connection: Connection, error: Exception | None = None) -> None:
         """Close a connection, which this thread owns."""
@@ -161,130 +288,125 @@ class LaneServer:
             logger.warning("a lane was closed: %s", error)
         elif error is not None and not isinstance(error, OSError):
             logger.error("a lane failed", exc_info=error)
-        if (home := connection.home) is not None:
-            home.forget(connection)
+        self._here.pop(connection.channel.fileno(), None)
         connection.end()
         self._ended(connection)
 
-    def finish(self, connection: Connection, seconds: float, waiting: Waiting) -> None:
-        """Answer a parked call, unless another thread does."""
-        if connection.is_long and not seconds:
-            self._submit(partial(self._finish_long, connection, waiting))
-        elif (claimed := connection.claim(waiting)) is not None:
-            self._finish(connection, claimed, seconds)
-
-    def _finish_long(self, connection: Connection, waiting: Waiting) -> None:
-        self.begin_thread()
-        self.finish(connection, LOCK_SECONDS, waiting)
-        self.finish_done(LOCK_SECONDS)
-
-    def _finish(self, connection: Connection, claimed: Waiting, seconds: float) -> None:
-        try:
-            connection.answer(claimed.finish(seconds))
-        except ShardBusyError:
-            # Here with no time to wait; there it says that the call still waits.
-            self._submit(partial(self._finish, connection, claimed, LOCK_SECONDS))
-            return
-        except BaseException as error:
-            # Nobody knows how much of it was sent.
-            connection.channel.shut()
-            connection.give_back()
-            if not isinstance(error, Exception):
-                raise
-            if not isinstance(error, OSError):
-                logger.exception("an answer by a lane failed")
-            return
-        connection.give_back()
+    # -- calls that wait -------------------------------------------------------
 
     def _done(self, connection: Connection, waiting: Waiting) -> None:
         """Have the answer of a call sent that is done; from any thread."""
         done = self._mine.done
-        if done is not None and not connection.is_long:
-            # Its own answer first.
-            done.append((connection, waiting))
-        elif (
-            connection.is_away
-            and not connection.is_long
-            and threading.get_ident() != self._loop_thread
-        ):
-            # A trainer's thread: to wake another one takes longer than to do it, for the
-            # few lanes that have a thread. Of a thousand it would be kept for long.
-            self.finish(connection, 0.0, waiting)
-        elif (home := connection.home) is not None:
-            home.take(connection)
-
-    # -- from one thread to another --------------------------------------------
-
-    def give_away(self, connection: Connection) -> None:
-        """Have a thread serve a frame that takes long."""
-        connection.is_away = True
-        self._submit(partial(self._serve_long, connection))
-
-    def _serve_long(self, connection: Connection) -> None:
-        buffer = self.begin_thread()
-        while True:
-            waits = self.go_on(connection, buffer, LOCK_SECONDS)
-            if not waits:
+        if not connection.is_long:
+            if done is not None:
+                # Its own answer first.
+                done.append((connection, waiting))
                 return
-            if waits == ANSWERED and is_busy(connection):
-                # With the buffer, and what else its caches have of this lane.
-                if self._try_to_take_place():
-                    self._stay(connection)
-                    return
-                break
-            if waits in (OTHERS, ANSWERED):
-                break
-            connection.channel.wait(for_room=waits == ROOM)
-            if connection.is_slow or connection.is_behind(time.monotonic()):
-                # Nobody waits for its caller, nor for what else of this comes.
-                connection.is_slow = True
-                break
-        connection.is_away = False
-        self._selector.take(connection)
+            # To wake another thread takes longer than to do it.
+            is_loop = threading.get_ident() == self._loop_thread
+            if not is_loop and len(self._here) <= FEW_LANES:
+                self._finish(connection, waiting)
+                return
+        self._hand_over(connection, waiting)
 
-    def _submit(self, job: PoolJob) -> None:
-        if not self._pool.submit(job):
-            self._drop(job)
+    def _hand_over(self, connection: Connection, waiting: Waiting) -> None:
+        """Have a thread of lanes answer a call."""
+        with contextlib.suppress(ValueError):  # the set is closed, and they have ended
+            connection.hand_over(self._events, waiting)
 
-    def _drop(self, job: PoolJob) -> None:
-        """End the connection that a job would have had."""
-        connection: Connection = job.args[0]
-        connection.channel.shut()
-        if job.func == self._finish:
-            connection.give_back()
-        elif job.func != self._finish_long:  # of which its home still has it
-            self.end(connection)
+    def _finish(self, connection: Connection, waiting: Waiting) -> None:
+        """Answer a parked call, unless another thread does."""
+        if connection.claim(waiting):
+            self._answer(connection, waiting)
 
-    def try_to_stay(self, connection: Connection) -> bool:
-        """Give a busy connection a thread to itself, if there is one."""
-        if not self._try_to_take_place():
-            return False
-        connection.is_away = True
-        self._submit(partial(self._stay, connection))
-        return True
-
-    def _try_to_take_place(self) -> bool:
-        with self._lock:
-            is_free = self._n_staying < MOST_STAYING
-            self._n_staying += is_free
-        return is_free
-
-    def _stay(self, connection: Connection) -> None:
-        # Where no descriptor is left for it the lane stays with the selector.
-        is_idle, staying = True, None
+    def _answer(self, connection: Connection, waiting: Waiting) -> None:
+        """Answer the call of a connection, which this thread owns."""
+        connection.waiting = None
         try:
-            with contextlib.suppress(OSError):
-                staying = Staying(self, connection, LOCK_SECONDS)
-            if staying is not None:
-                is_idle = False
-                is_idle = staying.run()
-        finally:
-            if is_idle:
-                connection.home = self._selector
-            if staying is not None:
-                staying.close()
+            try:
+                frame = waiting.finish(0.0)
+            except ShardBusyError:
+                if self._mine.done is None:
+                    # It may wait for its turn, and this thread must not.
+                    connection.waiting = waiting
+                    self._leave(connection)
+                    self._hand_over(connection, waiting)
+                    return
+                frame = waiting.finish(self._let_lead() or SHORT_SECONDS)
+            connection.answer(frame)
+        except BaseException as error:
+            # Nobody knows how much of it was sent.
+            if not isinstance(error, Exception):
+                self.end(connection)
+                raise
+            self.end(connection, error)
+            return
+        self._leave(connection)
+
+    # -- time ------------------------------------------------------------------
+
+    def _expect(self, end: float) -> None:
+        """Have the leader look at all connections by then."""
+        if end < self._next_look:
             with self._lock:
-                self._n_staying -= 1
-        if is_idle:
-            connection.is_away = False
-            self._selector.take(connection)
+                self._next_look = min(end, self._next_look)
+                if not (self._is_leading or self._is_closed):
+                    os.eventfd_write(self._wake, 1)
+
+    def _look_around(self, now: float) -> None:
+        """End calls whose time is up, and callers that are too slow."""
+        with self._lock:
+            self._next_look = math.inf
+        within = []
+        for connection in list(self._here.values()):
+            waiting = connection.waiting
+            if waiting is None:
+                if connection.is_within:
+                    within.append(connection)
+            elif waiting.end > now:
+                self._expect(waiting.end)
+            else:
+                self._finish(connection, waiting)
+        if within:
+            self._expect(now + SWEEP_SECONDS)
+            self._bound(within, now)
+
+    def _bound(self, within: Sequence[Connection], now: float) -> None:
+        """End those that are late, and the slowest of all that take too much memory."""
+        slow: list[tuple[float, int, Connection]] = []
+        held = 0
+        for connection in within:
+            with connection.lock:
+                if connection.is_owned:
+                    continue
+                n, lag = connection.n_held, connection.lag(now)
+                is_late = connection.is_late(now)
+            if is_late and connection.own():
+                self.end(connection)
+            else:
+                held += n
+                slow.append((lag, n, connection))
+        for lag, n, connection in sorted(slow, key=lambda one: one[0], reverse=True):
+            if held <= MOST_HELD or lag < LAG_SECONDS:
+                break
+            held -= n
+            if connection.own():
+                self.end(connection)
+
+    def leave_to_parent(self) -> None:
+        """Close the copies of a forked process."""
+        self._is_closed = True
+        self._free()
+
+
+#: Those of this process.
+_ALL: weakref.WeakSet[LaneServer] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for server in list(_ALL):
+        server.leave_to_parent()
+    _ALL.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

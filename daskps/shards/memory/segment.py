@@ -6,8 +6,6 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.layout.slots import has_master, of_weights
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
@@ -147,9 +145,9 @@ class Segment:
         #: Updates that :mod:`daskps.shards.memory.publication` makes ready once, by
         #: piece and buffers.
         self.updates: dict[tuple[int, int, int, bool], Any] = {}
-        #: A word: until when who sends weights in this process copies them first, as an
-        #: update has run into them; milliseconds of the clock that never goes back.
-        self.copied_until = np.zeros(1, np.int64)
+        #: Until when reads in this process copy weights before they send them, as an
+        #: update has run into them; by `time.monotonic`.
+        self.copied_until = 0.0
         if not holds:
             self._begin(identity)
 

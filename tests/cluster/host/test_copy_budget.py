@@ -19,7 +19,7 @@ from daskps.cluster.host.copy_budget import (
     kept,
 )
 from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.lane import connection, selecting
+from daskps.cluster.lane import connection, serving
 from daskps.cluster.lane.connection import Connection
 from daskps.cluster.lane.forms import say_form
 from daskps.cluster.lane.frames import (
@@ -295,7 +295,7 @@ def test_lanes_whose_other_ends_read_nothing_have_little_memory_and_not_for_long
         support.until(lambda: [lane.n_frames for lane in lanes] == [2] * 12)
         assert host.budget.nbytes == 4 * 4_000_000
         monkeypatch.setattr(connection, "TAKE_SECONDS", 0.0)
-        monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+        monkeypatch.setattr(serving, "SWEEP_SECONDS", 0.0)
         support.until(lambda: host.budget.nbytes == 0)
         assert len(ended) == 4
         for lane, peer in zip(lanes, peers, strict=True):

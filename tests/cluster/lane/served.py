@@ -68,13 +68,14 @@ class Calls:
 
     #: When calls that wait are over.
     end = time.monotonic() + 1e6
-    #: None of them is a plain read.
-    has_alone, alone, used = False, 0, 0.0
 
     def __init__(self) -> None:
         self.threads: list[str] = []
         self.parked: list[Parked] = []
         self.completes: Parked | None = None
+
+    def read_now(self, data: Any) -> None:
+        """None of them is a read."""
 
     def wanted(self, head: Head) -> list[Any]:
         return [np.empty(head.nbytes, "u1"), np.empty(0)]
@@ -82,7 +83,7 @@ class Calls:
     def is_long(self, head: Head) -> bool:
         return head.form == LONG
 
-    def begin(self, head: Head, body: Any, seconds: float, queues: Any = None) -> Any:
+    def begin(self, head: Head, body: Any, seconds: float) -> Any:
         self.threads.append(threading.current_thread().name)
         if head.form == PARK:
             self.parked.append(Parked(head, self.end))

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane.connection import ANSWERED, BYTES, OTHERS, ROOM
 from daskps.cluster.lane.frames import HEAD_NBYTES
-from daskps.cluster.lane.waits import ANSWERED, BYTES, OTHERS, ROOM, THREAD
-from tests.cluster.lane.served import LONG, MANY, PARK, Peer, frame, unserved
+from tests.cluster.lane.served import ECHO, LONG, MANY, PARK, Peer, frame, unserved
 
 BUFFER = memoryview(bytearray(65_536))
-
-
-class Home:
-    """Counts how often a connection is given to it."""
-
-    def __init__(self) -> None:
-        self.n_taken = 0
-
-    def take(self, connection: Connection) -> None:
-        self.n_taken += 1
-
-    def forget(self, connection: Connection) -> None:
-        """Nothing to forget."""
 
 
 @pytest.fixture
@@ -34,20 +21,41 @@ def peer() -> Iterator[Peer]:
         yield found
 
 
+class Events:
+    """The set of sockets, with one lane in it."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.set, self._number = select.epoll(), peer.connection.channel.fileno()
+        peer.connection.is_owned = True
+
+    def come(self) -> int:
+        """Return what is about the lane; 0 for nothing."""
+        found = dict(self.set.poll(0))
+        return found.pop(self._number, 0)
+
+
 @pytest.fixture
-def home(peer) -> Home:
-    found = peer.connection.home = Home()
-    return found
+def events(peer) -> Iterator[Events]:
+    found = Events(peer)
+    with found.set:
+        peer.connection.leave(found.set)
+        yield found
 
 
 def go_on(peer: Peer, seconds: float = 0.0) -> int:
     return peer.connection.go_on(BUFFER, seconds)
 
 
-def park(peer: Peer, clock: int = 0) -> Any:
+def park(peer: Peer, events: Events, clock: int = 0) -> Any:
+    """Have a call of a lane parked, which is in the set then."""
     peer.send(form=PARK, clock=clock)
+    assert events.come()
+    assert peer.connection.own()
     assert go_on(peer) == OTHERS
-    return peer.connection.waiting
+    parked: Any = peer.connection.waiting
+    assert not peer.connection.claim(parked)  # this thread owns it still
+    peer.connection.leave(events.set)
+    return parked
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
@@ -74,16 +82,30 @@ def test_frames_that_come_together_are_served_one_by_one(peer):
     assert go_on(peer) == BYTES
 
 
-def test_what_takes_long_is_left_to_a_thread_that_may_wait(peer):
-    peer.send(form=LONG, clock=5)
-    assert go_on(peer) == go_on(peer) == THREAD
-    assert not peer.calls.threads
-    assert go_on(peer, 1.0) == ANSWERED
-    assert peer.receive()[1] == b"\1" * 5
-    peer.socket.sendall(frame(bytes(65_537))[:HEAD_NBYTES])
-    assert go_on(peer) == THREAD
-    peer.socket.sendall(frame(bytes(65_536))[:HEAD_NBYTES])  # the body of the last one
-    assert go_on(peer, 1.0) == BYTES
+@pytest.mark.parametrize("form", [ECHO, LONG])
+def test_what_takes_long_is_said_before(peer, form):
+    """Once for a thread that may wait then, and each time for one that may not."""
+    body = bytes(70_000 if form == ECHO else 0)
+    seconds, said = [0.0, 1.0], list[int]()
+
+    def leave() -> float:
+        said.append(len(peer.calls.threads))
+        return seconds[len(said) > 2]
+
+    peer.socket.sendall(frame(body, form, 5)[: HEAD_NBYTES + 50_000])
+    if form == ECHO:
+        assert peer.connection.go_on(BUFFER, 0.0, leave) == BYTES
+        assert peer.connection.go_on(BUFFER, 0.0, leave) == BYTES
+        peer.socket.sendall(bytes(20_000))
+    assert peer.connection.go_on(BUFFER, 0.0, leave) == ANSWERED
+    assert 0 < len(said) <= 4
+    assert not any(said)
+    # A thread that may wait has said so already; what is small nobody waits for.
+    n = len(said)
+    for wait in (1.0, 0.0):
+        peer.send(b"x", ECHO if not wait else form)
+        assert peer.connection.go_on(BUFFER, wait, leave) == ANSWERED
+    assert len(said) == n
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
@@ -101,79 +123,133 @@ def test_an_answer_that_its_caller_does_not_read(peer, seconds):
     assert not peer.connection.is_within
 
 
-def test_who_claims_a_call_is_alone_with_its_lane(peer, home):
+def test_a_lane_has_one_event_and_one_owner(peer, events):
     found = peer.connection
-    assert found.claim() is None
-    parked = park(peer)
-    assert not found.is_mine
-    assert found.claim(object()) is None  # of another frame
-    assert found.claim(parked) is parked
-    assert found.claim() is None
-    assert not found.is_mine
+    assert not events.come()
+    peer.send(b"a")
+    assert events.come()
+    assert not events.come()  # it came
+    assert found.own()
+    assert not found.own()  # late, of a thread that has heard the same
+    assert go_on(peer) == ANSWERED
+    peer.send(b"b")
+    assert not events.come()
+    found.leave(events.set)
+    assert events.come()
+    # Bytes that were received already bring an event as well.
+    assert found.own()
+    peer.socket.sendall(frame(b"c"))
+    assert go_on(peer) == ANSWERED
+    assert found.channel.has_more
+    found.leave(events.set)
+    assert events.come() == select.EPOLLOUT
+    assert found.own()
+    assert go_on(peer) == ANSWERED
+
+
+def test_who_claims_a_call_is_alone_with_its_lane(peer, events):
+    found = peer.connection
+    parked = park(peer, events)
+    assert not found.claim(object())  # of another frame
+    assert found.claim(parked)
+    assert not found.claim(parked)
+    assert not found.own()  # who has heard its caller meanwhile
     found.answer(parked.finish(0.0))
-    found.give_back()
-    assert found.is_mine
+    found.leave(events.set)
+    assert not found.claim(parked)
     assert peer.receive()[0].number == 7
-    # Nobody has missed it, and all of it was sent.
-    assert home.n_taken == 0
+    assert not events.come()
+    peer.send(b"next")
+    assert events.come()
 
 
-def test_a_home_that_has_missed_a_lane_is_told(peer, home):
+def test_an_event_that_its_owner_has_missed_comes_again(peer, events):
     found = peer.connection
-    assert not found.miss()
-    park(peer)
-    assert not found.miss()
-    found.claim()
-    assert found.miss()
-    assert home.n_taken == 0
-    found.give_back()
-    assert home.n_taken == 1
-    assert not found.miss()
+    parked = park(peer, events)
+    assert found.claim(parked)
+    peer.send(b"next")
+    assert events.come()
+    assert not found.own()
+    found.answer(parked.finish(0.0))
+    assert not events.come()
+    found.leave(events.set)
+    assert events.come()
 
 
-def test_a_home_goes_on_with_an_answer_that_was_not_sent_at_once(peer, home):
-    parked = park(peer, clock=10**6)
-    peer.connection.claim()
-    peer.connection.answer(parked.finish(0.0))
-    peer.connection.give_back()
-    assert home.n_taken == 1
-    assert peer.connection.n_unsent
-    found = bytearray()
-    while peer.connection.n_unsent:
-        found += peer.socket.recv(10**6)
+def test_an_answer_is_handed_to_who_hears_of_sockets(peer, events):
+    found = peer.connection
+    parked = park(peer, events)
+    found.hand_over(events.set, object())
+    assert not events.come()
+    found.hand_over(events.set, parked)
+    assert events.come() == select.EPOLLOUT
+    assert found.own()
+    found.hand_over(events.set, parked)
+    assert not events.come()
+    assert found.waiting is parked
+
+
+def test_an_answer_that_was_not_sent_at_once_goes_on(peer, events):
+    parked = park(peer, events, clock=10**6)
+    found = peer.connection
+    found.claim(parked)
+    found.answer(parked.finish(0.0))
+    found.leave(events.set)
+    assert found.n_unsent
+    got = bytearray()
+    while found.n_unsent:
+        got += peer.socket.recv(10**6)
+        assert events.come() == select.EPOLLOUT
+        found.own()
         go_on(peer)
-    found += peer.exactly(HEAD_NBYTES + 10**6 - len(found))
-    assert found[HEAD_NBYTES:] == b"\1" * 10**6
+        found.leave(events.set)
+    got += peer.exactly(HEAD_NBYTES + 10**6 - len(got))
+    assert got[HEAD_NBYTES:] == b"\1" * 10**6
 
 
-def test_a_home_ends_a_lane_whose_answer_failed(peer, home):
-    parked = park(peer)
-    peer.connection.claim()
-    peer.connection.channel.shut()
+def test_a_lane_whose_answer_failed_ends_at_its_next_event(peer, events):
+    parked = park(peer, events)
+    found = peer.connection
+    found.claim(parked)
+    found.channel.shut()
     with pytest.raises(BrokenPipeError):
-        peer.connection.answer(parked.finish(0.0))
-    peer.connection.give_back()
-    assert home.n_taken == 1
+        found.answer(parked.finish(0.0))
+    found.leave(events.set)
+    assert events.come()
     with pytest.raises(BrokenPipeError):
         go_on(peer)
 
 
-def test_the_end_of_a_lane_takes_its_call_back(peer):
-    parked = park(peer)
+def test_the_end_of_a_lane_takes_its_call_back(peer, events):
+    parked = park(peer, events)
     peer.connection.end()
     assert parked.cancelled
     peer.connection.end()
 
 
-def test_a_lane_is_idle_after_a_while_without_frames(peer):
+def test_a_lane_is_idle_after_a_while_without_frames(peer, events):
     found = peer.connection
     assert not found.is_idle(found.used)
     assert found.is_idle(found.used + 2)
-    parked = park(peer)
+    parked = park(peer, events)
     assert not found.is_idle(found.used + 2)
     found.claim(parked)
-    found.give_back()
+    assert not found.is_idle(found.used + 2)
+    found.leave(events.set)
     assert found.is_idle(found.used + 2)
+    found.own()
     peer.socket.sendall(frame(b"x")[:-1])
     go_on(peer)
+    found.leave(events.set)
     assert not found.is_idle(found.used + 2)
+
+
+def test_whether_something_has_come_is_seen_without_taking_it(peer):
+    channel = peer.connection.channel
+    assert not channel.has_come
+    peer.send(b"a")
+    assert channel.has_come
+    assert go_on(peer) == ANSWERED
+    assert not channel.has_come
+    peer.socket.close()
+    assert channel.has_come

@@ -30,9 +30,8 @@ from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane.connection import ANSWERED, OTHERS, Connection
 from daskps.cluster.lane.served import ServedChannel
-from daskps.cluster.lane.waits import ANSWERED, OTHERS
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
 from daskps.errors import ProtocolError
@@ -79,10 +78,8 @@ class HostEnd:
             try:
                 if (waiting := connection.waiting) is not None:
                     if waiting.done:
-                        assert connection.claim() is waiting
                         connection.answer(waiting.finish(0.0))
-                        connection.give_back()
-                    elif self._is_ready():  # as its home hears of it
+                    elif self._is_ready():  # as a thread hears of it
                         raise ConnectionResetError("hung up")
                     else:
                         return

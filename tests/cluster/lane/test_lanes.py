@@ -8,8 +8,10 @@ import resource
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import dask
 import numpy as np
@@ -501,7 +503,8 @@ def test_a_lane_that_is_cut_anywhere_applies_each_push_once(
 def ask(client: Client, **message: Any) -> Any:
     """Ask the first worker for a lane, as any process of the cluster can."""
     address = next(iter(client.nthreads()))
-    message = {"op": "daskps_lane", "protocol": PROTOCOL, "token": "t", **message}
+    token = message.pop("token", uuid.uuid4().hex)
+    message = {"op": "daskps_lane", "protocol": PROTOCOL, "token": token, **message}
     work = connections.ask_for_socket(client.rpc, address, message, 30)
     loop: Any = client.loop
     return asyncio.run_coroutine_threadsafe(work, loop.asyncio_loop).result()
@@ -572,6 +575,36 @@ def test_the_lane_that_was_idle_longest_goes_for_another(client, monkeypatch):
         assert "all of them busy" in str(reply["error"])
         for there in taken:
             there.close()
+
+
+def test_each_process_has_a_lane_before_any_has_a_second(client, monkeypatch):
+    """Also those that come last: half of the lanes are kept for them."""
+    monkeypatch.setattr("daskps.cluster.host.lanes.most_lanes", lambda _: 6)
+    with store(client) as s:
+        taken = []
+
+        def opens(token: str) -> bool:
+            reply, there = ask(client, store=s.uid, token=token)
+            if there is None:
+                assert "keeps half of its 6 lanes" in str(reply["error"])
+                return False
+            taken.append(there)
+            until(lambda: given() == len(taken))
+            return True
+
+        assert [opens("a") for _ in range(4)] == [True, True, True, False]
+        assert [opens(token) for token in "bcd"] == [True] * 3
+        # What was used within a second is nobody else's.
+        reply, there = ask(client, store=s.uid, token="e")
+        assert there is None
+        assert "all of them busy" in str(reply["error"])
+        for there in taken:
+            there.close()
+
+
+def test_lanes_of_a_process_say_whose_they_are():
+    ours, theirs = lanes.Lanes(Mock()), lanes.Lanes(Mock())
+    assert ours._token != theirs._token
 
 
 def test_lanes_take_half_of_the_descriptors_that_are_left():

@@ -115,7 +115,7 @@ def test_who_hangs_up_leaves_no_ticket_and_its_round_goes_on(host, callers):
     until(lambda: len(shard.waiting) == 1)
     callers[0].channel.close()
     until(lambda: len(shard.waiting) == 0)
-    assert callers[1].connection.is_mine
+    assert callers[1].connection.waiting is None
 
 
 def test_a_server_that_ends_leaves_no_ticket(host, callers):

@@ -1,9 +1,10 @@
-"""Who serves which lane when; over socket pairs, with calls that are made up."""
+"""Threads that serve lanes; over socket pairs, with calls that are made up."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import ssl
 import struct
@@ -16,12 +17,11 @@ from typing import Any
 import pytest
 from distributed.security import Security
 
-from daskps.cluster.lane import connection, selecting, serving
-from daskps.cluster.lane.connection import Connection
+from daskps.cluster.lane import connection, serving
+from daskps.cluster.lane.connection import ANSWERED, ROOM, Connection
 from daskps.cluster.lane.frames import HEAD_NBYTES
 from daskps.cluster.lane.served import ServedChannel
-from daskps.cluster.lane.staying import Staying
-from daskps.cluster.lane.waits import ANSWERED, ROOM
+from daskps.cluster.lane.serving import LaneServer
 from tests.cluster.forks import child
 from tests.cluster.lane.served import (
     ECHO,
@@ -37,7 +37,7 @@ from tests.cluster.lane.served import (
 )
 from tests.support import open_files, until
 
-SELECTOR = "daskps-lane-selector"
+LANE = "daskps-lane"
 
 
 @pytest.fixture
@@ -47,29 +47,32 @@ def lanes() -> Iterator[Served]:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lane has a thread to itself."""
-    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many lanes: no thread stays with one of them."""
+    monkeypatch.setattr(serving, "FEW_LANES", 0)
 
 
-@pytest.fixture(params=["selector", "thread"])
+@pytest.fixture(params=["set", "thread"])
 def peer(request, monkeypatch) -> Iterator[Peer]:
-    """A lane with no thread, or with one to itself."""
-    monkeypatch.setattr(serving, "MOST_STAYING", int(request.param == "thread"))
-    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    """A lane that is one of many, or one with which a thread stays."""
+    stays = request.param == "thread"
+    monkeypatch.setattr(serving, "FEW_LANES", 8 * stays)
+    monkeypatch.setattr(serving, "QUICK_FRAMES", 0)
     with served(30.0) as found:
         made = found.connect()
         made.ask()
         made.ask()
-        found.connect().ask()  # so the selector is done with the last one
+        found.connect().ask()
+        until(lambda: made.connection.is_owned == stays)
         yield made
-        is_away = made.connection.is_away
-        assert is_away == (request.param == "thread")
 
 
 def is_in(found: list[Any], one: Any) -> bool:
     return one in found
+
+
+def is_free(found: Connection) -> bool:
+    return not found.is_owned
 
 
 def has_more(found: list[Any], n: int) -> bool:
@@ -77,74 +80,145 @@ def has_more(found: list[Any], n: int) -> bool:
 
 
 def threads() -> list[str]:
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("daskps-lane")]
+    return [thread.name for thread in threading.enumerate() if thread.name == LANE]
+
+
+class Gate(Calls):
+    """Keeps the thread that serves it until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_begun, self.may_end = threading.Event(), threading.Event()
+
+    def begin(self, head: Any, body: Any, seconds: float) -> Any:
+        self.seconds = seconds
+        self.is_begun.set()
+        assert self.may_end.wait(10)
+        return super().begin(head, body, seconds)
+
+
+def held(lanes: Served, form: int = LONG) -> tuple[Peer, Gate]:
+    """Return a caller whose frame a thread is at."""
+    peer, gate = lanes.connect(), Gate()
+    peer.connection._calls = peer.calls = gate
+    peer.send(form=form, clock=9)
+    assert gate.is_begun.wait(10)
+    return peer, gate
 
 
 # -- many lanes, few threads ---------------------------------------------------------
 
 
-def test_many_lanes_are_served_by_one_thread(lanes, alone):
+def test_many_lanes_are_served_by_one_thread(lanes, crowded):
     peers = [lanes.connect() for _ in range(50)]
     for k in range(3):
         for peer in peers:
             peer.send(bytes([k]) * 100)
         for peer in peers:
             assert peer.receive()[1] == bytes([k]) * 100
-    assert {name for p in peers for name in p.calls.threads} == {SELECTOR}
-    assert len(threads()) == 1
+    assert {name for p in peers for name in p.calls.threads} == {LANE}
+    assert threads() == [LANE]
 
 
-@pytest.mark.parametrize("n", [65_536, 65_537, 3_000_000])
-def test_long_bodies_and_answers_are_for_other_threads(lanes, alone, n):
-    peer = lanes.connect()
-    body = os.urandom(n)
-    assert peer.ask(body) == body
-    assert peer.ask(form=LONG, clock=n) == b"\1" * n
-    assert peer.ask(b"small") == b"small"
-    first, second, third = peer.calls.threads
-    assert (first == SELECTOR) == (n <= 65_536)
-    assert second != SELECTOR
-    assert third == SELECTOR
+def test_what_takes_long_keeps_no_other_lane(lanes, crowded):
+    """Its thread has another one look at the sockets before."""
+    long = [held(lanes) for _ in range(3)]
+    assert [gate.seconds for _, gate in long] == [serving.LOCK_SECONDS] * 3
+    other = lanes.connect()
+    for n in (10, 100_000):
+        assert other.ask(bytes(n)) == bytes(n)
+    for peer, gate in long:
+        gate.may_end.set()
+        assert peer.receive()[1] == b"\1" * 9
+    assert 4 <= len(threads()) <= 5
 
 
-def test_a_busy_lane_has_a_thread_until_it_is_idle(monkeypatch):
-    monkeypatch.setattr(serving, "MOST_STAYING", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+def test_the_last_thread_waits_for_nobody(monkeypatch, crowded):
+    """It goes on with what takes long as far as that goes without."""
+    monkeypatch.setattr(serving, "MOST_THREADS", 2)
+    with served(30.0) as lanes:
+        peer, gate = held(lanes)
+        other, slow = lanes.connect(), lanes.connect()
+        slow.socket.sendall(frame(bytes(100_000))[:70_000])
+        body = os.urandom(3_000_000)
+        assert other.ask(body) == body
+        assert other.ask(form=LONG, clock=3_000_000) == b"\1" * 3_000_000
+        slow.socket.sendall(bytes(100_000 + HEAD_NBYTES - 70_000))
+        assert slow.receive()[1] == bytes(100_000)
+        gate.may_end.set()
+        assert peer.receive()[1] == b"\1" * 9
+        assert len(threads()) == 2
+
+
+def test_a_thread_that_has_nothing_to_do_ends(monkeypatch, crowded):
+    monkeypatch.setattr(serving, "SPARE_SECONDS", 0.01)
+    with served() as lanes:
+        for _ in range(3):
+            peer, gate = held(lanes)
+            other = lanes.connect()
+            assert other.ask(b"x") == b"x"
+            gate.may_end.set()
+            assert peer.receive()[1] == b"\1" * 9
+            # The one that looks at the sockets stays.
+            until(lambda: threads() == [LANE])
+        assert other.ask(b"y") == b"y"
+
+
+def test_a_thread_whose_time_is_over_leads_where_it_is_counted_on(lanes, monkeypatch):
+    """The leader has left it the sockets just when it gave up."""
+
+    class Late:
+        """Says that it was not taken in time, and is free."""
+
+        def __init__(self) -> None:
+            self.asked: list[Any] = []
+
+        def acquire(self, **how: Any) -> bool:
+            self.asked.append(how)
+            return "timeout" not in how
+
+    server = lanes.server
+    late: Any = Late()
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_lead", late)
+        patch.setattr(server, "_leader", server._leader)
+        patch.setattr(server, "_n_spare", 1)
+        assert server._follow()
+        assert late.asked == [{"timeout": serving.SPARE_SECONDS}, {"blocking": False}]
+        assert server._n_spare == 0
+
+
+def test_a_thread_stays_with_a_lane_until_it_is_quiet(monkeypatch):
     with served(0.01) as lanes:
-        first, second = lanes.connect(), lanes.connect()
+        peer, other = lanes.connect(), lanes.connect()
 
         def has_one() -> bool:
-            second.ask()
-            first.ask()
-            return first.connection.is_away and not second.connection.is_away
+            other.ask()
+            for _ in range(serving.QUICK_FRAMES + 2):
+                peer.ask()
+            return peer.connection.is_owned and not other.connection.is_owned
 
-        for _ in range(selecting.BUSY_FRAMES):
-            first.ask()
-        # Until then this thread may have been kept away for so long that it was idle.
         until(has_one)
-        assert first.calls.threads[-1] != SELECTOR
-        until(lambda: not first.connection.is_away)
-        assert first.ask(b"again") == b"again"
-        assert first.calls.threads[-1] == SELECTOR
+        until(lambda: not peer.connection.is_owned)
+        assert peer.connection.n_quick == 0
+        assert peer.ask(b"again") == b"again"
+        # Nor where there are many.
+        monkeypatch.setattr(serving, "FEW_LANES", 1)
+        for _ in range(20):
+            peer.ask()
+        assert peer.connection.n_quick == 0
 
 
 @pytest.mark.parametrize("form", [ECHO, LONG])
-def test_a_lane_that_is_busy_with_long_frames_keeps_its_thread(monkeypatch, form):
+def test_a_lane_with_long_frames_keeps_its_thread(form):
     """To a thread and back took a quarter of the CPU time of 1 MB."""
-    monkeypatch.setattr(serving, "MOST_STAYING", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
     body = os.urandom(100_000 if form == ECHO else 10)
     with served(30.0) as lanes:
         peer = lanes.connect()
-        for _ in range(selecting.BUSY_FRAMES + 3):
+        for _ in range(serving.QUICK_FRAMES + 3):
             found = peer.ask(body, form, clock=100_000)
             assert found == (body if form == ECHO else b"\1" * 100_000)
-        assert peer.connection.is_away
-        last = peer.calls.threads[selecting.BUSY_FRAMES - 1 :]
-        assert len(last) == 4
-        assert len({*last}) == 1
-        assert SELECTOR not in last
+        assert peer.connection.is_owned
 
 
 def test_frames_arrive_whole_however_they_are_cut(peer):
@@ -168,9 +242,8 @@ def test_a_caller_that_sends_a_byte_at_a_time_keeps_nobody(lanes):
     assert slow.receive()[1] == b"x" * 1000
 
 
-def test_slow_senders_of_long_bodies_hold_no_threads(monkeypatch):
-    monkeypatch.setattr(serving, "MOST_THREADS", 1)
-    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+def test_slow_senders_of_long_bodies_hold_no_threads(monkeypatch, crowded):
+    monkeypatch.setattr(serving, "MOST_THREADS", 2)
     with served(0.001) as lanes:
         slow = [lanes.connect() for _ in range(5)]
         for peer in slow:
@@ -184,7 +257,7 @@ def test_slow_senders_of_long_bodies_hold_no_threads(monkeypatch):
 
 def test_no_thread_waits_twice_for_a_slow_caller(monkeypatch):
     """A byte a second of many bodies would have all threads wait for ever."""
-    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+    monkeypatch.setattr(serving, "FEW_LANES", 0)
     waits: list[bool] = []
     receive = ServedChannel._try_receive
 
@@ -197,7 +270,7 @@ def test_no_thread_waits_twice_for_a_slow_caller(monkeypatch):
         slow = lanes.connect()
         slow.socket.sendall(data[:70_000])
         until(lambda: slow.connection.is_slow)
-        until(lambda: not slow.connection.is_away)
+        until(lambda: not slow.connection.is_owned)
         monkeypatch.setattr(ServedChannel, "_try_receive", noted)
         for k in range(70_000, 70_005):
             n = len(waits)
@@ -213,9 +286,8 @@ def test_no_thread_waits_twice_for_a_slow_caller(monkeypatch):
 
 
 @pytest.mark.parametrize("form", [MANY, LONG])
-def test_a_caller_that_does_not_read_keeps_nobody(monkeypatch, form):
-    monkeypatch.setattr(serving, "MOST_THREADS", 1)
-    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+def test_a_caller_that_does_not_read_keeps_nobody(monkeypatch, crowded, form):
+    monkeypatch.setattr(serving, "MOST_THREADS", 2)
     n = 5_000_000
     with served(0.001) as lanes:
         slow = [lanes.connect() for _ in range(3)]
@@ -255,60 +327,43 @@ def test_a_thread_is_given_back_after_one_wait_for_who_takes_little(monkeypatch)
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_slow_caller_has_no_thread_to_itself(monkeypatch, secured, is_tls):
-    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    monkeypatch.setattr(serving, "QUICK_FRAMES", 0)
     n = 5_000_000
     with served(30.0) as lanes:
         peer = lanes.connect() if not is_tls else secured.connect(lanes, 30.0)
         peer.ask()
-        until(lambda: peer.connection.is_away)
         peer.connection.channel.stall = 0.001
         taken = peer.connection.channel._socket
         taken.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1000)
         )
-        peer.send(form=MANY, clock=n)
-        until(lambda: peer.connection.n_frames == 2 and not peer.connection.is_away)
-        assert peer.connection.is_slow
+        peer.send(form=LONG, clock=n)
+        until(lambda: peer.connection.is_slow and not peer.connection.is_owned)
         assert peer.receive()[1] == b"\1" * n
         assert peer.ask(b"next") == b"next"
         assert not peer.connection.is_slow
         peer.socket.close()
 
 
-def test_who_gives_a_lane_back_just_then_wakes_the_selector_again(lanes, monkeypatch):
-    """While it takes in that it was woken."""
-    peer = lanes.connect()
-    read = os.eventfd_read
-
-    def woken_in_between(number: int) -> int:
-        peer.connection.home.wake()
-        return read(number)
-
-    monkeypatch.setattr(os, "eventfd_read", woken_in_between)
-    for _ in range(3):
-        assert peer.ask(form=LONG, clock=9) == b"\1" * 9
-
-
 # -- calls that wait -----------------------------------------------------------------
 
 
 def test_who_completes_a_call_sends_its_answer(peer):
-    """That of a lane that has a thread; a thousand answers are the selector's."""
+    """Of few lanes; a thousand answers are for the threads of lanes."""
     parked = peer.park()
-    is_busy = peer.connection.is_away
+    is_few = serving.FEW_LANES > 0
 
     def complete() -> None:
-        assert not peer.connection.is_mine
+        assert peer.connection.waiting is parked
         parked.complete()
-        assert peer.connection.is_mine or not is_busy
+        assert peer.connection.waiting is None or not is_few
 
     trainer = threading.Thread(target=complete, name="trainer")
     trainer.start()
     head, _ = peer.receive()
     trainer.join()
     assert head.flags == 1
-    assert parked.by == ["trainer" if is_busy else SELECTOR]
+    assert parked.by == ["trainer" if is_few else LANE]
     assert peer.ask(b"next") == b"next"
 
 
@@ -317,27 +372,61 @@ def test_the_event_loop_has_a_thread_of_lanes_send_an_answer(peer):
     parked = peer.park()
     parked.complete()
     assert peer.receive()[0].flags == 1
-    assert parked.by[0].startswith("daskps-lane")
+    assert parked.by == [LANE]
 
 
-def test_a_thread_of_lanes_answers_its_own_caller_first(lanes, alone):
+def test_a_thread_of_lanes_answers_its_own_caller_first(lanes, crowded):
     waits, peer = lanes.connect(), lanes.connect()
     parked = waits.park()
+    order = select.poll()
+    order.register(peer.socket, select.POLLIN)
+    answered: list[Any] = []
+    finish = parked.finish
+
+    def noted(seconds: float) -> Any:
+        answered.append(order.poll(0))
+        return finish(seconds)
+
+    parked.finish = noted
     peer.calls.completes = parked
-    assert peer.ask(b"mine") == b"mine"
+    peer.send(b"mine")
     assert waits.receive()[0].flags == 1
-    assert parked.by == [SELECTOR]
+    assert parked.by == [LANE]
+    assert answered == [[(peer.socket.fileno(), select.POLLIN)]]
+    assert peer.receive()[1] == b"mine"
 
 
-def test_a_read_whose_turn_does_not_come_waits_in_another_thread(peer):
+def test_a_read_whose_turn_does_not_come_waits_in_a_thread_of_lanes(peer):
     parked = peer.park()
     parked.is_busy = True
     trainer = threading.Thread(target=parked.complete, name="trainer")
     trainer.start()
     assert peer.receive()[0].flags == 1
     trainer.join()
-    assert parked.by[0].startswith("daskps-lane")
-    assert parked.by[0] != SELECTOR
+    assert parked.by == [LANE]
+    assert peer.ask(b"next") == b"next"
+
+
+def test_what_is_done_while_it_is_parked_is_answered(lanes, monkeypatch):
+    """By whoever has parked it: nobody else could own its lane."""
+    peer = lanes.connect()
+
+    class Soon(Calls):
+        def begin(self, head: Any, body: Any, seconds: float) -> Any:
+            parked = super().begin(head, body, seconds)
+            parked.then = lambda callback: soon(parked, callback)
+            return parked
+
+    def soon(parked: Any, callback: Any) -> None:
+        parked.done = True
+        trainer = threading.Thread(target=callback, name="trainer")
+        trainer.start()
+        trainer.join()
+
+    peer.connection._calls = peer.calls = Soon()
+    peer.send(form=PARK)
+    assert peer.receive()[0].flags == 1
+    assert peer.calls.parked[0].by == [LANE]
 
 
 @pytest.mark.parametrize("n", [10, 5_000_000])
@@ -378,30 +467,31 @@ def test_a_caller_that_says_something_while_its_call_waits_is_none(peer):
         peer.socket.recv(10)
 
 
-def test_the_next_frame_waits_for_who_is_at_the_last_answer(peer):
-    """Its home has heard it, and leaves the lane until it is given back."""
-    parked = peer.park()
-    claimed = peer.connection.claim()
-    assert claimed is parked
-    peer.connection.answer(parked.finish(1))
+def test_the_next_frame_waits_for_who_is_at_the_last_answer(lanes):
+    """A thread has heard it, and leaves the lane to its owner."""
+    peer = lanes.connect()
+    parked, found = peer.park(), peer.connection
+    until(lambda: found._event)
+    assert found.claim(parked)
+    found.answer(parked.finish(1))
     peer.receive()
     peer.send(b"next")
-    until(lambda: peer.connection._is_missed)
-    assert len(peer.calls.threads) == 3
-    peer.connection.give_back()
+    until(lambda: not found._event)
+    assert len(peer.calls.threads) == 1
+    lanes.server._leave(found)
     assert peer.receive()[1] == b"next"
 
 
-def test_only_one_thread_claims_a_call(lanes):
+def test_an_event_of_another_lane_with_that_number_ends_no_call(lanes):
+    """One that was taken from the set before the number was given again."""
     peer = lanes.connect()
     parked = peer.park()
-    found = peer.connection
-    assert found.claim(object()) is None  # of another frame
-    assert found.claim(parked) is parked
-    assert found.claim() is None
-    assert not found.is_mine
-    found.give_back()
-    assert found.is_mine
+    until(lambda: not peer.connection.is_owned)
+    lanes.server._hear(peer.connection, memoryview(bytearray(100)))
+    assert not parked.cancelled
+    assert not peer.connection.is_owned
+    parked.complete()
+    assert peer.receive()[0].flags == 1
 
 
 # -- ends ----------------------------------------------------------------------------
@@ -415,7 +505,7 @@ def test_garbage_ends_that_lane_and_no_other(peer, data):
 
 def test_callers_that_are_late_are_cut(lanes, monkeypatch):
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "SWEEP_SECONDS", 0.0)
     idle = lanes.connect()
     for data in (frame()[:10], frame(b"x" * 100)[:90], frame(form=MANY, clock=10**7)):
         peer = lanes.connect()
@@ -426,7 +516,7 @@ def test_callers_that_are_late_are_cut(lanes, monkeypatch):
 
 def test_who_takes_nothing_of_an_answer_is_cut_sooner(lanes, monkeypatch):
     monkeypatch.setattr(connection, "TAKE_SECONDS", 0.0)
-    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "SWEEP_SECONDS", 0.0)
     slow, peer = lanes.connect(), lanes.connect()
     slow.socket.sendall(frame(b"x" * 100)[:-1])
     peer.send(form=MANY, clock=10**7)
@@ -451,9 +541,9 @@ def test_how_long_a_frame_may_take():
 @pytest.fixture
 def bound(monkeypatch) -> None:
     """Three million bytes at most, looked at without end."""
-    monkeypatch.setattr(selecting, "MOST_HELD", 3_000_000)
-    monkeypatch.setattr(selecting, "SWEEP_SECONDS", 0.0)
-    monkeypatch.setattr(selecting, "LAG_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "MOST_HELD", 3_000_000)
+    monkeypatch.setattr(serving, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(serving, "LAG_SECONDS", 0.0)
 
 
 def test_answers_that_nobody_takes_are_bounded(bound):
@@ -505,23 +595,22 @@ def test_who_is_slow_is_behind_its_bytes():
         assert (len(found._body), len(found._wanted), len(found._unsent)) == (0, 0, 0)
 
 
-def test_an_idle_lane_has_no_buffer(lanes, alone):
+def test_an_idle_lane_has_no_buffer(lanes, crowded):
     """Nor one that was used: they belong to threads."""
     peers = [lanes.connect() for _ in range(20)]
     for peer in peers:
         for n in (10, 60_000, 100_000):
             peer.ask(bytes(n))
             peer.ask(form=LONG, clock=n)
-    peers[0].ask()  # so the selector is done with the last one
     for peer in peers:
+        until(partial(is_free, peer.connection))
         found = peer.connection
         held = [found.channel._buffer, *found._wanted, *found._unsent, *found._body]
         assert sum(memoryview(buffer).nbytes for buffer in held) == 0
         assert found.n_held == 0
     # Within a head there are its bytes, within a body that alone.
     peers[0].socket.sendall(frame(bytes(60_000))[: HEAD_NBYTES - 1])
-    until(lambda: peers[0].connection.is_within)
-    assert peers[0].connection.channel._buffer.nbytes == HEAD_NBYTES - 1
+    until(lambda: peers[0].connection.channel._buffer.nbytes == HEAD_NBYTES - 1)
     peers[1].socket.sendall(frame(bytes(60_000))[:50_000])
     until(lambda: peers[1].connection._head is not None)
     until(lambda: peers[1].connection.channel._buffer.nbytes == 0)
@@ -531,50 +620,39 @@ def test_an_idle_lane_has_no_buffer(lanes, alone):
 # -- a process without descriptors or threads -----------------------------------------
 
 
-def test_a_busy_lane_without_a_descriptor_for_its_thread_stays_where_it_is(
-    lanes, monkeypatch
-):
-    monkeypatch.setattr(serving, "MOST_STAYING", 1)
-    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
-    refused = threading.Event()
-
-    def fail(*_: Any) -> Any:
-        refused.set()
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(serving, "Staying", fail)
-    peer = lanes.connect()
-    for k in range(20):
-        assert peer.ask(b"%d" % k) == b"%d" % k
-    assert refused.wait(10)
-    until(lambda: not peer.connection.is_away)
-    # Once there is one again it has its thread.
-    monkeypatch.setattr(serving, "Staying", Staying)
-
-    def has_one() -> bool:
-        peer.ask()
-        return peer.connection.is_away and peer.calls.threads[-1] != SELECTOR
-
-    until(has_one)
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
-def test_what_takes_long_without_a_thread_ends_its_lane_and_no_other(
-    lanes, monkeypatch
-):
-    monkeypatch.setattr(serving, "MOST_STAYING", 0)
+def test_a_server_that_has_no_thread_is_none(monkeypatch):
+    """Its host says so to who asks for a lane."""
+    before = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            LaneServer(print)
+    until(lambda: open_files() <= before)
+    with monkeypatch.context() as patch:
+
+        def full(*_: Any) -> Any:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        patch.setattr(select, "epoll", full)
+        with pytest.raises(OSError, match="Too many"):
+            LaneServer(print)
+
+
+def test_what_takes_long_without_another_thread_is_served(lanes, monkeypatch, crowded):
     peer, other = lanes.connect(), lanes.connect()
     other.ask()
-
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        peer.send(form=LONG, clock=100_000)
-        assert peer.socket.recv(1) == b""
-    assert other.ask(b"more") == b"more"
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for n in (100_000, 3_000_000):
+            assert peer.ask(form=LONG, clock=n) == b"\1" * n
+            assert other.ask(bytes(n)) == bytes(n)
+    assert threads() == [LANE]
     assert other.ask(form=LONG, clock=100_000) == b"\1" * 100_000
+    assert len(threads()) == 2
 
 
 def test_nothing_is_left_of_a_server_that_has_closed():
@@ -597,39 +675,35 @@ def test_nothing_is_left_of_a_server_that_has_closed():
     until(lambda: open_files() <= before)
 
 
-def test_what_nobody_has_begun_ends_with_the_server(lanes, monkeypatch):
-    """Frames and answers that take long, given to threads that end."""
-    peers = [lanes.connect() for _ in range(3)]
-    long, answers, busy = peers
-    for peer in peers:
-        peer.ask()
-    parked = [busy.park(), answers.park()]
-    answers.connection.claim()
-    lanes.server._pool._is_closed = True
-    long.send(form=LONG, clock=9)
-    lanes.server._submit(
-        partial(lanes.server._finish, answers.connection, parked[1], 1.0)
-    )
-    until(lambda: {*lanes.ended} == {long.connection, answers.connection})
-    busy.connection.is_long = True
-    parked[0].complete()
-    lanes.server.close(10)
-    assert {*lanes.ended} == {peer.connection for peer in peers}
-    assert not any(found.by for found in parked)
+def test_what_is_under_way_ends_after_the_server(lanes, caplog):
+    """The thread that is at a call ends its lane, and frees what there was."""
+    peer, gate = held(lanes)
+    lanes.server.close(0.01)
+    assert "still at a call" in caplog.text
+    assert not lanes.ended
+    gate.may_end.set()
+    until(lambda: lanes.ended == [peer.connection])
+    until(lambda: lanes.server._events.closed)
+    assert threads() == []
 
 
 def test_what_completes_a_call_after_the_end_harms_nobody(lanes):
-    peer = lanes.connect()
-    parked = peer.park()
-    claimed = peer.connection.claim()
-    peer.connection.channel.shut()
+    peer, other = lanes.connect(), lanes.connect()
+    parked, later = peer.park(), other.park()
+    found = peer.connection
+    until(lambda: not found.is_owned)
+    assert found.claim(parked)
     lanes.server.close(10)
-    assert peer.connection.channel.fileno() >= 0
+    assert lanes.server._events.closed
+    assert found.channel.fileno() >= 0
     with pytest.raises(BrokenPipeError):
-        peer.connection.answer(claimed.finish(1))
-    peer.connection.give_back()
-    assert peer.connection.channel.fileno() < 0
+        found.answer(parked.finish(1))
+    lanes.server._leave(found)
+    assert found.channel.fileno() < 0
     parked.complete()
+    later.complete()
+    assert later.cancelled
+    assert not later.by
 
 
 def file_of(number: int | str) -> str:
@@ -649,7 +723,7 @@ def test_a_forked_process_closes_its_copies_and_ends_nothing(lanes):
     def closed(pipe: Any) -> None:
         left = {file_of(number) for number in os.listdir("/proc/self/fd")}
         assert not sockets & left
-        assert lanes.server._selector._epoll.closed
+        assert lanes.server._events.closed
 
     with child(closed) as forked:
         assert forked.end() == 0
@@ -694,7 +768,7 @@ def secured() -> Secured:
 
 
 @pytest.mark.parametrize("n", [0, 10, 16_384, 65_536, 300_001, 5_000_000])
-def test_frames_by_tls(lanes, alone, secured, n):
+def test_frames_by_tls(lanes, crowded, secured, n):
     peer, other = secured.connect(lanes), secured.connect(lanes)
     body = os.urandom(n)
     for _ in range(3):
@@ -720,7 +794,7 @@ def test_what_openssl_has_received_is_seen(secured):
 
 
 def test_what_openssl_has_received_is_served_before_the_socket_is_asked(
-    lanes, alone, secured
+    lanes, crowded, secured
 ):
     """A record of several frames shows at the descriptor once."""
     peer = secured.connect(lanes)
@@ -733,13 +807,11 @@ def test_what_openssl_has_received_is_served_before_the_socket_is_asked(
 
 
 def test_a_busy_lane_by_tls(monkeypatch, secured):
-    monkeypatch.setattr(selecting, "BUSY_FRAMES", 1)
-    monkeypatch.setattr(selecting, "BUSY_SECONDS", 1e9)
+    monkeypatch.setattr(serving, "QUICK_FRAMES", 0)
     with served() as lanes:
         peer = secured.connect(lanes)
         for k in (10, 200_000, 5_000_000):
             assert peer.ask(bytes(k)) == bytes(k)
-        assert peer.connection.is_away
         parked = peer.park()
         trainer = threading.Thread(target=parked.complete, name="trainer")
         trainer.start()

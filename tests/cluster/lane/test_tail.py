@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.shard_reads import COPY_SECONDS
 from daskps.cluster.lane.frames import HEAD_NBYTES, ROW_NBYTES
 from daskps.cluster.lane.served import ServedChannel, views_of
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.messages import Call, Part
 from daskps.layout.arrays import Layout
-from daskps.shards.addressed import COPY_MS
 from daskps.shards.steps import ADD, READ, Item, Step
 from tests.cluster.hosted import bare_host
 from tests.cluster.laned import Caller, calling, hosted_shards
@@ -170,8 +170,8 @@ def test_after_an_answer_without_an_end_copies_are_sent_for_a_while(
         for _ in range(3):
             frame: Any = other.begin(READ_ALL)
             assert not isinstance(frame[-1], Tail)
-        now = time.monotonic_ns() + 1_000_000 * COPY_MS
-        monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+        now = time.monotonic() + COPY_SECONDS
+        monkeypatch.setattr(time, "monotonic", lambda: now)
         frame = other.begin(READ_ALL)
         assert isinstance(frame[-1], Tail)
 
