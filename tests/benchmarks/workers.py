@@ -86,11 +86,7 @@ def handle(
         return found["lane_calls"], found["messages"]
 
     def is_ready() -> bool:
-        # A host loads what answers reads without Python after its first lane.
-        is_plain = verb == "get" and get_worker().address.startswith("tcp:")
-        return not lane or bool(
-            counted()[0] and (not is_plain or plain_reads(store) > 0)
-        )
+        return not lane or counted()[0] > 0
 
     with clusters.configured({"daskps.ways.lane": lane}):
         act = _verbs(store)[verb]
@@ -108,11 +104,6 @@ def _verbs(store: daskps.ParameterStore) -> dict[str, Callable[[], object]]:
 
     get, push = partial(store.pull, out=out), partial(store.push, grads)
     return {"get": get, "push": push, "both": both}
-
-
-def plain_reads(store: daskps.ParameterStore) -> int:
-    """Return how many reads of a store its hosts have answered without Python."""
-    return sum(row["plain_reads"] for row in store.stats()["shards"])
 
 
 def bare(

@@ -261,6 +261,13 @@ MUTANTS = (
         (f"{SERVING}::test_what_is_done_while_it_is_parked_is_answered",),
     ),
     Mutant(
+        "who-stays-with-a-lane-forgets-others",
+        "daskps.cluster.lane.serving:LaneServer._serve",
+        "self._finish_done(mine)",
+        "mine.done",
+        (f"{SERVING}::test_a_thread_that_stays_with_a_lane_answers_others",),
+    ),
+    Mutant(
         "late-event-ends-a-call",
         "daskps.cluster.lane.serving:LaneServer._hear",
         "elif connection.channel.has_come:",
@@ -270,8 +277,8 @@ MUTANTS = (
     Mutant(
         "nobody-leads-after-a-long-frame",
         "daskps.cluster.lane.serving:LaneServer._follow",
-        "has_lead = has_lead or self._lead.acquire(blocking=False)",
-        "has_lead = has_lead or False",
+        "mine.leads = has_lead or self._lead.acquire(blocking=False)",
+        "mine.leads = has_lead",
         (f"{SERVING}::test_a_thread_whose_time_is_over_leads_where_it_is_counted_on",),
     ),
     Mutant(
@@ -312,8 +319,8 @@ MUTANTS = (
     Mutant(
         "leader-serves-what-takes-long",
         "daskps.cluster.lane.serving:LaneServer._let_lead",
-        "if not self._is_leading:",
-        "if self._is_leading:",
+        "if not mine.leads:",
+        "if mine.leads:",
         (f"{SERVING}::test_what_takes_long_keeps_no_other_lane",),
     ),
     Mutant(

@@ -108,12 +108,24 @@ class Connection:
             self.is_owned, self.waiting = True, None
         return True
 
-    def leave(self, events: select.epoll) -> None:
-        """Own it no longer: whoever takes its next event from a set does."""
-        has_more = self._unsent or self.channel.has_more
+    def leave(self, events: select.epoll) -> bool:
+        """Own it no longer: whoever takes its next event from a set does.
+
+        Returns
+        -------
+        bool
+            Whether it was inside of a frame, or of an answer.
+        """
+        is_within, event = self.is_within, _IN
+        if self._unsent or (
+            (is_within or self.channel.is_tls) and self.channel.has_more
+        ):
+            event = _OUT
         with self.lock:
             self.is_owned = False
-            self._wait_for(events, _OUT if has_more else _IN)
+            if self._event != event:  # else one that is there brings a thread as well
+                self._wait_for(events, event)
+        return is_within
 
     def hand_over(self, events: select.epoll, waiting: Waiting) -> None:
         """Have a thread that takes events answer a call, unless that is done."""
@@ -122,11 +134,9 @@ class Connection:
                 self._wait_for(events, _OUT)
 
     def _wait_for(self, events: select.epoll, event: int) -> None:
-        # One that is still there brings a thread as well.
-        if self._event != event:
-            put = events.register if self._event is None else events.modify
-            put(self.channel.fileno(), event)
-            self._event = event
+        put = events.register if self._event is None else events.modify
+        put(self.channel.fileno(), event)
+        self._event = event
 
     def go_on(
         self, buffer: memoryview, seconds: float, leave: Callable[[], float] = _stay
@@ -162,12 +172,7 @@ class Connection:
             if n == HEAD_NBYTES and (found := self._calls.read_now(buffer)):
                 self.n_frames += 1
                 self.is_long = False
-                sent = channel.send_now(found, waits=seconds > 0)
-                if sent == len(found):
-                    return ANSWERED
-                self._unsent = views_of([memoryview(found)[sent:]])
-                self._expect(self.n_unsent)
-                return ROOM
+                return self.answer([found], waits=seconds > 0)
             if n >= HEAD_NBYTES:
                 head = unpack_head(buffer[:HEAD_NBYTES])
                 if n == HEAD_NBYTES + head.nbytes:
@@ -232,15 +237,10 @@ class Connection:
         self.n_frames += 1
         assert head is not None  # for the types
         found = self._calls.begin(head, body, seconds)
-        if not isinstance(found, list):
-            self.waiting = found
-            return OTHERS
-        rest = self.channel.send_some(found, waits=seconds > 0)
-        if rest is None:
-            return ANSWERED
-        self._unsent = rest
-        self._expect(self.n_unsent)
-        return ROOM
+        if isinstance(found, list):
+            return self.answer(found, waits=seconds > 0)
+        self.waiting = found
+        return OTHERS
 
     def _send(self, *, waits: bool) -> int:
         if self.channel.try_send(self._unsent, waits=waits):
@@ -250,16 +250,21 @@ class Connection:
             self._expect(self.n_unsent)
         return ROOM
 
-    def answer(self, frame: list[Any]) -> None:
-        """Send what answers a call that has waited, as far as that goes at once.
+    def answer(self, frame: list[Any], *, waits: bool = False) -> int:
+        """Send what answers a call, as far as that goes; return what it waits for then.
 
         Raises
         ------
         OSError
             Where its caller is gone.
         """
-        self.waiting, self._unsent = None, views_of(frame)
-        self._send(waits=False)
+        self.waiting = None
+        rest = self.channel.send_some(frame, waits=waits)
+        if rest is None:
+            return ANSWERED
+        self._unsent = rest
+        self._expect(self.n_unsent)
+        return ROOM
 
     def _expect(self, nbytes: int) -> None:
         """Give what is under way its time."""

@@ -73,6 +73,8 @@ class ServedChannel(Channel):
         """Whether bytes are here that no look at the descriptor would show."""
         if self._to > self._from:
             return True
+        if not self._is_tls:
+            return False
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
@@ -212,19 +214,6 @@ class ServedChannel(Channel):
                 views[0] = view[n:]
         return True
 
-    def send_now(self, data: bytearray, *, waits: bool) -> int:
-        """Send what the kernel takes at once, where it sees it; return how much.
-
-        Raises
-        ------
-        OSError
-            Where the other end is gone.
-        """
-        try:
-            return self._socket.send(data, 0 if waits else _NOW)
-        except BlockingIOError:
-            return 0
-
     def send_some(
         self, buffers: Sequence[Any], *, waits: bool
     ) -> deque[memoryview | Tail] | None:
@@ -244,7 +233,9 @@ class ServedChannel(Channel):
                 sent = self._socket.sendmsg(buffers, (), 0 if waits else _NOW)
             except BlockingIOError:
                 sent = 0
-            if sent == sum([memoryview(b).nbytes for b in buffers]):
+            # Most are one buffer, of bytes.
+            n = len(buffers) == 1 and len(buffers[0])
+            if sent == (n or sum([memoryview(b).nbytes for b in buffers])):
                 return None
             views = views_of(buffers)
             self._take_away(views, sent)

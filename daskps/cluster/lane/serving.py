@@ -48,10 +48,29 @@ MOST_HELD, LAG_SECONDS = 2**26, 0.5
 FEW_LANES, QUICK_FRAMES = 8, 4
 
 
-class _OfThread(threading.local):
-    """What a thread that serves lanes has: calls that it has completed."""
+class _Thread:
+    """A thread that serves lanes.
 
-    done: deque[tuple[Connection, Waiting]] | None = None
+    Parameters
+    ----------
+    let_lead : callable
+        Has another thread lead; returns for how long this one may wait then.
+    """
+
+    __slots__ = ("buffer", "done", "leads", "let_lead")
+
+    def __init__(self, let_lead: Callable[[_Thread], float]) -> None:
+        self.leads = False
+        self.buffer = memoryview(bytearray(BUFFER_NBYTES))
+        #: Calls that it has completed.
+        self.done: deque[tuple[Connection, Waiting]] = deque()
+        self.let_lead = partial(let_lead, self)
+
+
+class _Here(threading.local):
+    """The thread that looks, where it serves lanes."""
+
+    thread: _Thread | None = None
 
 
 class LaneServer:
@@ -70,7 +89,7 @@ class LaneServer:
 
     def __init__(self, ended: Callable[[Connection], None]) -> None:
         self._ended = ended
-        self._mine = _OfThread()
+        self._mine = _Here()
         self._events = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events.register(self._wake, select.EPOLLIN)
@@ -78,7 +97,6 @@ class LaneServer:
         self._here: dict[int, Connection] = {}
         #: Held by the thread that leads; the others wait for it.
         self._lead = threading.Lock()
-        self._leader = 0
         #: Events that came together, of whom each leader takes the next.
         self._ready: deque[tuple[int, int]] = deque()
         #: Around the threads, of whom so many wait to lead, and the next look at all.
@@ -135,44 +153,36 @@ class LaneServer:
         self._n_spare += 1
 
     def _run(self) -> None:
-        self._mine.done = deque()
-        buffer = memoryview(bytearray(BUFFER_NBYTES))
-        while self._follow():
-            while self._is_leading and not self._is_closed:
+        mine = self._mine.thread = _Thread(self._let_lead)
+        while self._follow(mine):
+            while mine.leads and not self._is_closed:
                 try:
-                    self._look(buffer)
+                    self._look(mine)
                 except Exception:
                     logger.exception("a thread of lanes failed")
-            if self._is_leading:
+            if mine.leads:
                 break
             with self._lock:
                 self._n_spare += 1
         with self._lock:
             self._threads.discard(threading.current_thread())
-            if self._is_leading:
-                self._leader = 0
+            if mine.leads:
                 self._lead.release()
             if self._is_left and not self._threads:
                 self._free()
 
-    def _follow(self) -> bool:
+    def _follow(self, mine: _Thread) -> bool:
         """Wait to lead; return whether there is anything to do."""
         has_lead = self._lead.acquire(timeout=SPARE_SECONDS)
         with self._lock:
             # The leader may have counted on this thread just now.
-            has_lead = has_lead or self._lead.acquire(blocking=False)
+            mine.leads = has_lead or self._lead.acquire(blocking=False)
             self._n_spare -= 1
-            if has_lead:
-                self._leader = threading.get_ident()
-        return has_lead and not self._is_closed
+        return mine.leads and not self._is_closed
 
-    @property
-    def _is_leading(self) -> bool:
-        return self._leader == threading.get_ident()
-
-    def _let_lead(self) -> float:
+    def _let_lead(self, mine: _Thread) -> float:
         """Have another thread lead; return for how long this one may wait then."""
-        if not self._is_leading:
+        if not mine.leads:
             return LOCK_SECONDS
         with self._lock:
             if not self._n_spare and len(self._threads) < MOST_THREADS:
@@ -182,11 +192,11 @@ class LaneServer:
                     logger.warning("no thread for lanes: %s", error)
             if not self._n_spare:
                 return 0.0
-            self._leader = 0
+            mine.leads = False
             self._lead.release()
         return LOCK_SECONDS
 
-    def _look(self, buffer: memoryview) -> None:
+    def _look(self, mine: _Thread) -> None:
         """Wait for an event, and serve it; the leader does."""
         if not self._ready:
             now = time.monotonic()
@@ -202,10 +212,14 @@ class LaneServer:
                     os.eventfd_read(number)
             # Another thread may have ended it.
             elif (connection := self._here.get(number)) is not None:
-                self._hear(connection, buffer)
-        done = self._mine.done
-        while done:
-            self._finish(*done.popleft())
+                self._hear(connection, mine)
+        if mine.done:
+            self._finish_done(mine)
+
+    def _finish_done(self, mine: _Thread) -> None:
+        """Answer the calls that this thread has completed."""
+        while mine.done:
+            self._finish(*mine.done.popleft())
 
     def _free(self) -> None:
         """Free what it has of the system."""
@@ -216,16 +230,16 @@ class LaneServer:
 
     # -- one connection --------------------------------------------------------
 
-    def _hear(self, connection: Connection, buffer: memoryview) -> None:
+    def _hear(self, connection: Connection, mine: _Thread) -> None:
         """Serve a connection that has an event, unless another thread does."""
         if not connection.own():
             return
         waiting = connection.waiting
         if waiting is None:
-            self._serve(connection, buffer)
+            self._serve(connection, mine)
         elif waiting.done:
             if connection.is_long:
-                self._let_lead()
+                mine.let_lead()
             self._answer(connection, waiting)
         elif connection.channel.has_come:
             # A caller says nothing while its call waits: it has hung up, or is none.
@@ -233,10 +247,11 @@ class LaneServer:
         else:
             self._leave(connection)
 
-    def _serve(self, connection: Connection, buffer: memoryview) -> None:
+    def _serve(self, connection: Connection, mine: _Thread) -> None:
         try:
-            while self._go_on(connection, buffer):
-                pass
+            while self._go_on(connection, mine):
+                if mine.done:
+                    self._finish_done(mine)
             if (waiting := connection.waiting) is not None:
                 self._expect(waiting.end)
                 waiting.then(partial(self._done, connection, waiting))
@@ -248,20 +263,17 @@ class LaneServer:
         if waiting is not None and waiting.done:
             self._finish(connection, waiting)
 
-    def _go_on(self, connection: Connection, buffer: memoryview) -> bool:
+    def _go_on(self, connection: Connection, mine: _Thread) -> bool:
         """Have a connection go on; return whether this thread stays with it."""
-        seconds = 0.0 if self._is_leading else LOCK_SECONDS
         connection.used = time.monotonic()
-        while (waits := connection.go_on(buffer, seconds, self._let_lead)) == ANSWERED:
-            if not seconds or connection.n_quick <= QUICK_FRAMES:
-                break
-            connection.used = time.monotonic()
+        seconds = 0.0 if mine.leads else LOCK_SECONDS
+        waits = connection.go_on(mine.buffer, seconds, mine.let_lead)
         if waits == ANSWERED and len(self._here) <= FEW_LANES:
             # The way from the set to a thread is longer than that of the next frame.
             connection.n_quick += 1
-            return connection.n_quick > QUICK_FRAMES and self._let_lead() > 0
+            return connection.n_quick > QUICK_FRAMES and mine.let_lead() > 0
         connection.n_quick = 0
-        if waits in (OTHERS, ANSWERED) or self._is_leading:
+        if waits in (OTHERS, ANSWERED) or mine.leads:
             return False
         if not connection.is_within or connection.is_slow:
             return False
@@ -272,14 +284,14 @@ class LaneServer:
 
     def _leave(self, connection: Connection) -> None:
         """Own a connection no longer."""
-        if connection.is_within:
-            self._expect(time.monotonic() + SWEEP_SECONDS)
-        # The set is closed after the server is.
-        with contextlib.suppress(ValueError):
-            connection.leave(self._events)
-            if not self._is_closed:
-                return
-        if connection.own():
+        try:
+            if connection.leave(self._events):
+                self._expect(time.monotonic() + SWEEP_SECONDS)
+        except ValueError:  # the set is closed after the server is
+            is_closed = True
+        else:
+            is_closed = self._is_closed
+        if is_closed and connection.own():
             self.end(connection)
 
     def end(self, connection: Connection, error: Exception | None = None) -> None:
@@ -296,11 +308,11 @@ class LaneServer:
 
     def _done(self, connection: Connection, waiting: Waiting) -> None:
         """Have the answer of a call sent that is done; from any thread."""
-        done = self._mine.done
+        mine = self._mine.thread
         if not connection.is_long:
-            if done is not None:
+            if mine is not None:
                 # Its own answer first.
-                done.append((connection, waiting))
+                mine.done.append((connection, waiting))
                 return
             # To wake another thread takes longer than to do it.
             is_loop = threading.get_ident() == self._loop_thread
@@ -326,13 +338,14 @@ class LaneServer:
             try:
                 frame = waiting.finish(0.0)
             except ShardBusyError:
-                if self._mine.done is None:
+                mine = self._mine.thread
+                if mine is None:
                     # It may wait for its turn, and this thread must not.
                     connection.waiting = waiting
                     self._leave(connection)
                     self._hand_over(connection, waiting)
                     return
-                frame = waiting.finish(self._let_lead() or SHORT_SECONDS)
+                frame = waiting.finish(mine.let_lead() or SHORT_SECONDS)
             connection.answer(frame)
         except BaseException as error:
             # Nobody knows how much of it was sent.
@@ -350,7 +363,8 @@ class LaneServer:
         if end < self._next_look:
             with self._lock:
                 self._next_look = min(end, self._next_look)
-                if not (self._is_leading or self._is_closed):
+                mine = self._mine.thread
+                if not (self._is_closed or (mine is not None and mine.leads)):
                     os.eventfd_write(self._wake, 1)
 
     def _look_around(self, now: float) -> None:

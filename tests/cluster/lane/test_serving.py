@@ -178,12 +178,14 @@ def test_a_thread_whose_time_is_over_leads_where_it_is_counted_on(lanes, monkeyp
             return "timeout" not in how
 
     server = lanes.server
+    lanes.connect().ask()  # so its own thread leads
     late: Any = Late()
+    mine = serving._Thread(server._let_lead)
     with monkeypatch.context() as patch:
         patch.setattr(server, "_lead", late)
-        patch.setattr(server, "_leader", server._leader)
         patch.setattr(server, "_n_spare", 1)
-        assert server._follow()
+        assert server._follow(mine)
+        assert mine.leads
         assert late.asked == [{"timeout": serving.SPARE_SECONDS}, {"blocking": False}]
         assert server._n_spare == 0
 
@@ -396,6 +398,19 @@ def test_a_thread_of_lanes_answers_its_own_caller_first(lanes, crowded):
     assert peer.receive()[1] == b"mine"
 
 
+def test_a_thread_that_stays_with_a_lane_answers_others(monkeypatch):
+    """Not only when that lane is quiet."""
+    monkeypatch.setattr(serving, "QUICK_FRAMES", 0)
+    with served(30.0) as lanes:
+        waits, peer = lanes.connect(), lanes.connect()
+        parked = waits.park()
+        peer.ask()
+        peer.calls.completes = parked
+        assert peer.ask(b"mine") == b"mine"
+        assert waits.receive()[0].flags == 1
+        assert peer.connection.is_owned
+
+
 def test_a_read_whose_turn_does_not_come_waits_in_a_thread_of_lanes(peer):
     parked = peer.park()
     parked.is_busy = True
@@ -451,6 +466,26 @@ def test_a_call_whose_time_is_up_is_told_so(peer):
     assert peer.ask(b"next") == b"next"
 
 
+def test_calls_end_in_their_order(lanes):
+    peers, begin = [lanes.connect() for _ in range(3)], time.monotonic() + 1e5
+    for peer, end in zip(peers, (3, 1, 2), strict=True):
+        peer.calls.end = begin + end
+        peer.park()
+        until(partial(is_free, peer.connection))
+    lanes.server._look_around(begin + 1.5)
+    assert peers[1].receive()[0].flags == 0
+    assert lanes.server._next_look == begin + 2
+    # A later call of a lane has an end of its own.
+    peers[1].calls.end = begin + 9
+    again = peers[1].park()
+    until(partial(is_free, peers[1].connection))
+    lanes.server._look_around(begin + 4)
+    for peer in peers[0], peers[2]:
+        assert peer.receive()[0].flags == 0
+    assert not again.by
+    assert lanes.server._next_look == begin + 9
+
+
 def test_a_caller_that_hangs_up_leaves_no_call_behind(peer):
     parked = peer.park()
     peer.socket.close()
@@ -487,7 +522,7 @@ def test_an_event_of_another_lane_with_that_number_ends_no_call(lanes):
     peer = lanes.connect()
     parked = peer.park()
     until(lambda: not peer.connection.is_owned)
-    lanes.server._hear(peer.connection, memoryview(bytearray(100)))
+    lanes.server._hear(peer.connection, serving._Thread(lanes.server._let_lead))
     assert not parked.cancelled
     assert not peer.connection.is_owned
     parked.complete()
