@@ -21,20 +21,19 @@ ROOMS = {
     ".": (1409, 1088),
     "checkpoint": (1506, 1242),
     "cli": (680, 487),
-    "cluster": (22013, 19154),
+    "cluster": (20962, 18252),
     "codecs": (538, 489),
     "compat": (2919, 2490),
     "demo": (575, 481),
-    "kernels": (4139, 2918),
+    "kernels": (4030, 2801),
     "layout": (1027, 964),
     "optim": (1147, 1018),
-    "shards": (6199, 5528),
+    "shards": (6025, 5378),
     "store": (4256, 3445),
     "training": (4695, 4034),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
 GRANTED: list[tuple[str, int, int, str]] = [
-    ("cluster", 1, 5, "a worker that the scheduler does not list is not asked"),
     ("store", 4, 4, "sparse matrices and futures as values are named"),
     ("training", 9, 5, "lists and fields that hold no rows are named"),
 ]
@@ -87,17 +86,17 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 656,
-    "public names of cluster/": 908,
-    "chain of imports in cluster/": 41,
+    "names of cluster/ that other modules use": 566,
+    "public names of cluster/": 849,
+    "chain of imports in cluster/": 39,
     "chain of imports": 67,
     "lines of the largest file": 592,
     "lines of the longest function": 76,
     "modules of cluster/ that know rows": 51,
-    "modules of cluster/ that import shards.memory": 29,
-    "modules that look for torn reads": 14,
-    "docstrings of modules that open with a relative word": 82,
-    "sentences with a relative clause as subject": 321,
+    "modules of cluster/ that import shards.memory": 27,
+    "modules that look for torn reads": 13,
+    "docstrings of modules that open with a relative word": 77,
+    "sentences with a relative clause as subject": 303,
 }
 
 
