@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Answers up to this size are one buffer.
 SMALL_NBYTES = 65_536
+#: What is read at once into a buffer that its form keeps.
+NOW_NBYTES = 4096
 
 
 class FormAnswers:
@@ -50,17 +52,17 @@ class FormAnswers:
         )
         #: Whether any of it is answered in words of a codec.
         self._is_coded = any(part.words for part in parts)
-        self.is_small = self._is_small = (
-            self._nbytes <= SMALL_NBYTES and not self._is_coded
-        )
+        self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
         answered = sum(part.answer_nbytes for part in parts)
         self._head = AnswerHead(len(parts), answered)
         #: Bytes that an answer takes here, unless it is sent from the weights.
         self.read_nbytes = sum(part.read_nbytes for part in parts)
         #: What reads of each shard, as they were found last.
         self._reads: list[ShardRead | None] = []
-        #: Small answers to calls that only read: head, rows, and what was read.
-        self._whole = bytearray(self._head.nbytes + self._nbytes * self._is_small)
+        #: Whether `read_now` has an answer, and that: head, rows, and what was read.
+        self.may_read_now = self._is_small and self._nbytes <= NOW_NBYTES
+        nbytes = self._nbytes if self.may_read_now else 0
+        self._whole = bytearray(self._head.nbytes + nbytes)
         self._head.pack_into(self._whole, 0, 4 * len(parts) * (0,))
         self._out = np.frombuffer(self._whole, np.uint8)[self._head.nbytes :]
 

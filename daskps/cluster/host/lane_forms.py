@@ -73,7 +73,7 @@ class HostForm:
         self._answers = FormAnswers(parts, host.budget)
         #: Whether what it reads is answered in words of a codec.
         self._is_coded = bool(form.template.read_codec)
-        self._may_read_now = self._only_reads and self._answers.is_small
+        self._may_read_now = self._only_reads and self._answers.may_read_now
         #: The shards as they were found last; none before the first call.
         self._found: list[HostedShard] = []
         #: Whether these shards are asked without tickets at first.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.lane_answers import NOW_NBYTES
 from daskps.cluster.host.lane_calls import LaneCalls
 from daskps.cluster.lane.connection import ANSWERED, ROOM, Connection
 from daskps.cluster.lane.forms import say_form
@@ -258,6 +259,19 @@ OTHER = {
 }
 
 
+@pytest.mark.parametrize("n", [NOW_NBYTES // 4, NOW_NBYTES // 4 + 1])
+def test_a_form_keeps_no_buffer_for_more_than_a_little(host, n):
+    """A host may have thousands of lanes, and each of them many forms."""
+    [hosted, *_] = hosted_shards(layout=LONG, rule=None)
+    host.shards["s", 0] = hosted
+    call = Call("s", (Part(0, Step(wait=READ), (("float32", 0, n),)),))
+    calls = LaneCalls(host)
+    calls.begin(Head(FORM), [pack_text(FORM, say_form(call), 1, 0)[1]], 0.0)
+    calls.begin(Head(CALL), [], 0.0)
+    found = calls.read_now(pack_head(Head(CALL)))
+    assert (found is not None) == (4 * n <= NOW_NBYTES)
+
+
 @pytest.mark.parametrize("head", OTHER.values(), ids=list(OTHER))
 def test_a_frame_that_is_no_plain_read_is_looked_at_closely(host, head):
     calls = LaneCalls(host)
@@ -277,7 +291,7 @@ def test_a_frame_that_is_no_plain_read_is_looked_at_closely(host, head):
     assert calls.read_now(b"GET / HTTP/1.1\r\n".ljust(64)) is None
 
 
-@pytest.mark.parametrize("n", [2**12, 2**16], ids=["small", "straight"])
+@pytest.mark.parametrize("n", [2**8, 2**12, 2**16], ids=["now", "small", "straight"])
 def test_no_answer_is_torn(host, server, n):
     """By a thread that publishes about as often as an answer is copied."""
     layout = Layout.build({"w": ((n,), "int64"), "v": ((64,), "int32")}, 1)
