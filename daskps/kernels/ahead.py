@@ -1,7 +1,7 @@
 """Rows of memory: asked for in advance, and moved; imported by generated kernels only.
 
-Rows that are written past the caches are whole lines: who asks for that sees to it, and to
-a fence after them (:mod:`daskps.kernels.streaming`).
+Rows that are written past the caches are whole lines: the caller sees to that, and to a
+fence after them (:mod:`daskps.kernels.streaming`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def truncate(a, numbers, out):
     for i in range(a.size):
         bits = a[i]
         word = U(bits >> SIXTEEN)
-        # What makes a NaN one may be in the lower half alone.
+        # The bits that make it a NaN may all be in the lower half.
         word = U(word | QUIET) if U(bits & MAGNITUDE) > INFINITY else word
         out[i] = word
         bad |= U(U(word & HALF) >= U(INFINITY >> SIXTEEN))

@@ -28,7 +28,7 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
     out : ndarray
         Where to.
     a : ndarray
-        What. Where it has another dtype or shape, or one of the two is not
+        The array to copy. Where it has another dtype or shape, or one of the two is not
         contiguous, this is `numpy.copyto`.
     cache_dir : str, optional
         Where the compiled loop is kept, as in `build`.

@@ -250,8 +250,8 @@ def build(
         `daskps.kernels.cache` for the layout. In memory if it is None or cannot be
         written.
     of_rows : OfRows, optional
-        What `update` needs whole rows for: it then takes a mean after the gradient, and
-        the kernel updates rows of tables only.
+        The parts of a rule that need whole rows: `update` takes a mean after the
+        gradient, and the kernel updates rows of tables only.
     before : tuple of (function, int)
         Functions `(g, *scalars) -> g` that each element of the gradient goes through,
         the last one first, and how many scalars each takes. They follow those of

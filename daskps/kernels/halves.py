@@ -47,7 +47,7 @@ class Half:
         out : ndarray, uint16, shape (n,)
             Takes the words. NaN stays NaN; what is too large becomes infinity.
         loop : str
-            Which loop of the module rounds: "encode" to the nearest, of two equally
+            The loop of the module that rounds: "encode" to the nearest, of two equally
             near ones to the even one. Another one gets what is next to a float64.
         cache_dir : str, optional
             Where the compiled loops are kept, as in `build`.
@@ -123,7 +123,7 @@ class Half:
         Parameters
         ----------
         loop : str
-            Which one rounds.
+            The loop that rounds.
         cache_dir : str, optional
             Where they are kept, as in `build`.
         """

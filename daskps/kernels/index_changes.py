@@ -164,7 +164,7 @@ def take_one(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
     ) * int(not is_counted)
     if not is_counted:
         words[head + ADMITTED] += 1
-        # Of a row whose time is over, nobody loses anything.
+        # No id loses a row whose time is over.
         is_lost = (
             book[_IS_FRESH] & 2 and words[places[2 * STATE] + found] >= book[SINCE]
         )

@@ -18,11 +18,11 @@ def check_input(a: Array, dtype: np.dtype[Any], shape: Shape) -> None:
     Parameters
     ----------
     a : ndarray
-        What the caller gave.
+        The caller's array.
     dtype : dtype
-        What it must have.
+        The dtype it must have.
     shape : tuple of int
-        What it must have.
+        The shape it must have.
 
     Raises
     ------
@@ -42,13 +42,13 @@ def check_output(a: Array, dtype: np.dtype[Any], shape: Shape, what: str) -> Non
     Parameters
     ----------
     a : ndarray
-        What the caller gave.
+        The caller's array.
     dtype : dtype
-        What it must have.
+        The dtype it must have.
     shape : tuple of int
-        What it must have.
+        The shape it must have.
     what : str
-        What it is to the caller.
+        The caller's name for it, for messages.
 
     Raises
     ------

@@ -89,7 +89,7 @@ class Kernel(ABC):
         slots : tuple of ndarray, shape (n,), `compute_dtype`
             State, one array per slot.
         scalars : tuple of float
-            What the rule's `prepare` gave.
+            The result of the rule's `prepare`.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Kernel(ABC):
             State, one array per slot; updated in place without `slots_out`, else not
             written.
         scalars : tuple of float
-            What the rule's `prepare` gave.
+            The result of the rule's `prepare`.
         slots_out : tuple of ndarray, shape (n,), `compute_dtype`, optional
             Where the new slots go; quickest where each starts at a multiple of 64
             bytes. They are written past the caches.
@@ -202,7 +202,7 @@ class Kernel(ABC):
             one number each where the rule says so, and `compute_dtype`. Contiguous,
             aligned and writable.
         ids : ndarray, shape (k,), int64
-            Which rows, in any order. One that repeats is updated as often, one gradient
+            The rows, in any order. One that repeats is updated as often, one gradient
             after the other: those of one row are summed before.
         at : ndarray, shape (k,), int64, optional
             The gradient of row `ids[i]` is `g[at[i]]`; `g[i]` without it.
@@ -210,7 +210,7 @@ class Kernel(ABC):
             Gradients; contiguous. Like `ids` and `at` they may be read-only and start
             at any address.
         scalars : tuple of float
-            What the rule's `prepare` gave.
+            The result of the rule's `prepare`.
         log : UndoLog
             Takes k entries from `begin` on: the number of the row, which is its id
             less that of the first row, and copies of weights and slots.
@@ -320,7 +320,7 @@ class Kernel(ABC):
         Parameters
         ----------
         scalars : tuple of float
-            What the rule's `prepare` gave.
+            The result of the rule's `prepare`.
 
         Raises
         ------

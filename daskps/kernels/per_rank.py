@@ -27,7 +27,7 @@ class PerRank(Kernel):
     ranks : int
         How many there are.
     first : int
-        Which slot is that of rank 0.
+        The number of the slot of rank 0.
     """
 
     def __init__(self, inner: Kernel, ranks: int, *, first: int) -> None:

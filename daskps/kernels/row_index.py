@@ -1,7 +1,7 @@
 """The rows that a piece of a table has, by id: looking them up, and changing them.
 
 All of it is words in the memory of a shard, in the areas of
-:mod:`daskps.kernels.index_probe`; whoever maps the memory can read and change it. Changes
+:mod:`daskps.kernels.index_probe`; each process that maps the memory can use it. Changes
 are logged (:mod:`daskps.kernels.words_log`) and rolled back with the publication that they
 belong to, the index too: nothing is looked at twice to be sure of it.
 
@@ -98,7 +98,7 @@ class RowIndex(IndexMemory):
         rows : ndarray, shape (k,), int64
             Gets the row of each, -1 where it has none.
         since : int
-            What a row's state is at least, or it counts as none.
+            The lowest state of a row that counts; a row with a lower one is none.
 
         Returns
         -------
@@ -176,14 +176,14 @@ class RowIndex(IndexMemory):
         ids : ndarray, shape (k,), int64
             Each once.
         rows : ndarray, shape (k,), int64
-            What `look_up` has found of them; nothing has changed since. Where it was -1
+            The findings of `look_up`; nothing has changed since. Where it was -1
             it becomes the new row, and stays -1 where the id gets none; so it becomes where
             a row went to another id.
         log : WordsLog
             Where the words go that change.
         stamp : int
             The state of the rows from now on, more than that of earlier pushes; 0 in
-            tables where nobody asks.
+            tables that need no states.
         admit : int
             How often an id is pushed before it gets a row, and then that often.
         since : int
@@ -192,7 +192,7 @@ class RowIndex(IndexMemory):
         Returns
         -------
         TakenRows
-            Which rows are new.
+            The new rows, by their positions.
 
         Raises
         ------

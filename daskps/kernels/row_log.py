@@ -1,6 +1,6 @@
 """Rows changed in place, with a log of what they were before.
 
-A process may be killed at any store: then whoever takes the memory over puts back the
+A process may be killed at any store: then the next owner of the memory puts back the
 entries that count. So an entry counts before its row changes, and nothing else of the
 table changes at all.
 """
@@ -59,7 +59,7 @@ def in_blocks(
     """
     step = max(1, _BLOCK // max(1, table.w.shape[1]))
     for lo in range(0, len(ids), step):
-        # A copy: whoever gave them may change them meanwhile.
+        # A copy: the caller may change them meanwhile.
         part = np.array(ids[lo : lo + step])
         entries = slice(log.begin + lo, log.begin + lo + len(part))
         kept = [a[entries] for a in (log.w, *log.slots)]
@@ -83,7 +83,8 @@ def restore(
 ) -> None:
     """Put back what rows were before the first `n` entries of a log.
 
-    Whoever is killed meanwhile leaves it to be done again, with the same result.
+    Where a process is killed meanwhile, another one does it again, with the same
+    result.
 
     Parameters
     ----------
@@ -125,8 +126,8 @@ def overlay(
 ) -> None:
     """Put rows as they were before the first `n` entries of a log where they are read.
 
-    Who writes the log may be at it: what is put is right where those entries were still
-    there afterwards, and nothing outside is read or written in any case.
+    Another process may write the log meanwhile: the result is right where those entries
+    were still there afterwards, and nothing outside is read or written in any case.
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ def overlay(
     n : int
         How many entries count.
     ids : ndarray, shape (k,), int64
-        What was read, contiguous, maybe with repeats.
+        The ids that were read, contiguous, maybe with repeats.
     out : ndarray, shape (m, dim), dtype of the log's rows
         Contiguous. Has what rows are now; those of the log are replaced.
     at : ndarray, shape (k,), int64, optional
@@ -179,7 +180,7 @@ def check_rows(
     Parameters
     ----------
     kernel : Kernel
-        What is to change them.
+        The kernel that is to change them.
     table, ids, at, g, log
         As in `Kernel.rows`.
 
@@ -265,7 +266,7 @@ def check_named(table: TableRows, ids: Array, at: Array | None, data: Array) -> 
     table : TableRows
         The rows.
     ids : ndarray, shape (k,), int64
-        Which of them.
+        The rows, by id.
     at : ndarray, shape (k,), int64, optional
         Where their values are.
     data : ndarray, shape (n, dim)
@@ -316,16 +317,16 @@ def outside(ids: Array, at: Array | None, k: int, table: TableRows) -> ValueErro
     Parameters
     ----------
     ids, at : ndarray
-        What the loop was given.
+        The arguments of the loop.
     k : int
         Where it stopped.
     table : TableRows
-        Whose rows they should be.
+        The table that should have these rows.
 
     Returns
     -------
     ValueError
-        What is raised.
+        The error to raise.
     """
     last = table.first + len(table.w) - 1
     place = "" if at is None else f", or its value is none of those at {at[k]}"

@@ -195,7 +195,7 @@ def merge_rows(
     Parameters
     ----------
     brought : sequence of Brought
-        Whose rows are where, in the order of ranks.
+        The places of each rank's rows, in the order of ranks.
     ids : ndarray, shape (m,), int64
         Contiguous.
     rows : ndarray, shape (m, dim), float32 or float64
@@ -203,7 +203,7 @@ def merge_rows(
     size : int
         Number of ranks P.
     divisor : float
-        What each sum is divided by.
+        The divisor of each sum.
     out : callable, optional
         Makes the array of `n` sums, of shape (n, dim).
     cache_dir : str, optional

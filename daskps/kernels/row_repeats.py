@@ -157,7 +157,7 @@ class Repeats:
         Parameters
         ----------
         at : ndarray, shape (n,), int64, optional
-            What stands for the positions 0, 1 and so on.
+            The numbers that stand for the positions 0, 1 and so on.
 
         Returns
         -------

@@ -1,8 +1,8 @@
 """Random numbers of rows: of each row and column alone, with the same bits everywhere.
 
 Only what IEEE 754 rounds in one way is used: the logarithms of C libraries and of NumPy
-differ from processor to processor, and a row that nobody has pushed to is computed by
-whoever reads it.
+differ from processor to processor, and each process that reads a row without a push
+computes it.
 """
 # ruff: noqa: PLR0917  (compiled functions take arguments by position)
 

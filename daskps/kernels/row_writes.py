@@ -48,7 +48,7 @@ def add(
     ids, at
         As in `Kernel.rows`.
     data : ndarray, shape (n, dim), dtype of the rows
-        What is added; contiguous. For float16 it may be float32.
+        The values to add; contiguous. For float16 they may be float32.
     log : UndoLog
         Without slots.
     check : bool, default False
@@ -95,7 +95,7 @@ def assign(
     ids, at
         As in `Kernel.rows`.
     data : ndarray, shape (n, dim), dtype of the rows
-        What they become; contiguous.
+        The new values; contiguous.
     log : UndoLog
         Without slots.
     check : bool, default False

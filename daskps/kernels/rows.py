@@ -308,7 +308,7 @@ def sums_text(dtype: str, operator: str) -> str:
     dtype : str
         Of the rows.
     operator : str
-        What adds one in place.
+        The operator that adds one in place.
 
     Returns
     -------

@@ -44,7 +44,7 @@ def empty(n: int, dtype: Any) -> Array:
     Returns
     -------
     ndarray, shape (n,)
-        Whose elements are anything.
+        Its elements have any values.
     """
     dtype = np.dtype(dtype)
     nbytes = n * dtype.itemsize
@@ -56,7 +56,7 @@ def empty(n: int, dtype: Any) -> Array:
         memory, count = _first_of(kept)
         if memory is not None and count == _ALONE:
             found: Array = memory[:nbytes].view(dtype)
-            kept.append(memory)  # after that: whoever takes it next sees the view
+            kept.append(memory)  # after that: the next thread to take it sees the view
             return found
         if memory is not None:
             kept.append(memory)

@@ -204,7 +204,7 @@ def plain_source(
     Parameters
     ----------
     numbers : mapping of str to int
-        What else they name.
+        Other numbers that they name.
     codes : mapping of str to str
         The code of each, from `freeze.written`.
     signatures : mapping of str to str

@@ -113,8 +113,8 @@ def update_source(
     dtype : dtype
         float32 or float64.
     of_rows : OfRows, optional
-        What it needs whole rows for: it takes a mean after the gradient, and there are
-        loops over rows only.
+        The parts of a rule that need whole rows: it takes a mean after the gradient,
+        and there are loops over rows only.
     before : sequence of (function, int)
         As `build` takes it.
     master : bool, default False

@@ -2,7 +2,7 @@
 
 The words of one table in one shard are in *areas* of its memory. A process may be killed at
 any store: so what a word was counts in the log before the word changes, as with rows in
-:mod:`daskps.kernels.row_log`, and whoever takes the memory over puts it back.
+:mod:`daskps.kernels.row_log`, and the next owner of the memory puts it back.
 
 An entry has two words: the area and the number in it of what is changed, and what was there.
 """
@@ -140,14 +140,14 @@ def before(log: WordsLog, n: int, area: int) -> tuple[Array, Array]:
     n : int
         How many entries count.
     area : int
-        Which area.
+        The number of the area.
 
     Returns
     -------
     at : ndarray, int64
         Those that have changed, ascending, each once.
     old : ndarray, int64
-        What each was.
+        The old value of each.
     """
     first, old = log.entries[: n * _ENTRY].reshape(n, _ENTRY).T
     mine = np.flatnonzero(first >> _AT_BITS == area)
