@@ -1,7 +1,7 @@
 """Digests of files: XXH3 of 128 bits, in hexadecimal digits.
 
-Against what happens to files, not against people: who may write a file of a checkpoint may
-write its manifest too.
+They guard against damage to files, not against people: a user who may write a file of a
+checkpoint may write its manifest too.
 """
 
 from __future__ import annotations

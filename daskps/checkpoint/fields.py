@@ -21,7 +21,7 @@ class Fields:
     Parameters
     ----------
     found : object
-        What was read.
+        The value that was read.
     file : str
         Of which file, for errors.
     where : str

@@ -1,9 +1,9 @@
-"""The checkpoints of an URL: which there are, which comes next, and which may go.
+"""The checkpoints of an URL: those that are there, the next one, and those that may go.
 
-A checkpoint is a folder ``ckpt-<sequence>-<8 hexadecimal digits>`` with a manifest. Two who
-save at the same moment may take the same number, and have different folders: the order is
-that of both together. A *lineage* is a store with those that were restored from it; who
-resumes, or removes what is old, keeps to one.
+A checkpoint is a folder ``ckpt-<sequence>-<8 hexadecimal digits>`` with a manifest. Two
+processes that save at the same moment may take the same number, and have different
+folders: the order is that of both parts of the name. A *lineage* is a store with those
+that were restored from it; resuming, and removing old checkpoints, keeps to one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     StorageOptions = Mapping[str, Any] | None
 
 _NAME = re.compile(r"ckpt-(\d{12,})-[0-9a-f]{8}")
-#: After so many seconds nobody goes on writing a folder that has no manifest.
+#: After so many seconds no process goes on writing a folder that has no manifest.
 ABANDONED_SECONDS: Final = 86_400.0
 
 

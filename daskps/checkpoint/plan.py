@@ -81,7 +81,7 @@ class _Run(NamedTuple):
 def chunks_written(
     layout: Layout, arrays: Iterable[StoredArray], counts: Counts | None = None
 ) -> Iterator[StoredChunk]:
-    """Give the chunks of arrays, and who has what of them.
+    """Give the chunks of arrays, and the parts of them that each shard has.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def chunks_read(
     arrays : iterable of StoredArray
         Of the checkpoint; those of tables of any ids are left out.
     shard : int
-        Which shard.
+        The shard that reads.
 
     Yields
     ------
@@ -224,7 +224,7 @@ def rows_read(
     position : int
         Of the table's piece in the shard that reads.
     start, stop : int
-        Which rows; the first one goes to the beginning of the piece.
+        The rows to read; the first one goes to the beginning of the piece.
 
     Yields
     ------

@@ -38,7 +38,7 @@ def read_file(
     Returns
     -------
     bytes-like
-        What was written; of `room`, or its own.
+        The bytes of the file, in `room` or in memory of their own.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def blocks(
     array : StoredArray
         One of its arrays.
     member : int, default 0
-        Which of its members.
+        The number of its member.
 
     Yields
     ------

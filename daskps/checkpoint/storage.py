@@ -90,7 +90,7 @@ def full_url(url: Any) -> str:
 
 
 def shown(url: str) -> str:
-    """Return an URL without what may be secret: who asks, and what is behind "?".
+    """Return an URL without its secrets: user and password, and the part behind "?".
 
     A local path is no URL: it is shown as it is.
     """
@@ -183,7 +183,7 @@ class Storage:
     @_told("reach")
     def _opened(self, *, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         """Return the filesystem, and where the URL is in it."""
-        # Heavy, and only for those who save.
+        # A heavy import, which only saving needs.
         import fsspec
 
         given = {"use_listings_cache": False, **options}

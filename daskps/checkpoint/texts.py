@@ -85,7 +85,7 @@ def from_bytes(content: bytes, folder: str = "") -> Manifest:
     Returns
     -------
     Manifest
-        Whose files are those of its arrays, each of the right size.
+        Its files are those of its arrays, each of the right size.
 
     Raises
     ------

@@ -24,7 +24,7 @@ def nodes(
     arrays : iterable of StoredArray
         All of them.
     summary : mapping
-        What the outermost group says of the checkpoint.
+        The attributes of the checkpoint in the outermost group.
 
     Returns
     -------
