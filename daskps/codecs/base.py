@@ -127,7 +127,7 @@ class Codec:
     def is_fixed(self) -> bool:
         """Whether a piece is known to become as many words each time.
 
-        What a codec of a user's says of that is looked at each time.
+        The number of words that a user's codec makes is checked each time.
         """
         return False
 
@@ -163,7 +163,7 @@ class Codec:
         cuts : sequence of (int, int)
             Where pieces start and stop: all of the array, one after the other.
         residual : ndarray, shape (n,), optional
-            What was left of the gradients before; it stays as it is.
+            The rest of the gradients before; it stays as it is.
         empty : callable
             Makes arrays.
         cache_dir : str, optional
@@ -261,7 +261,7 @@ def refuse_words(codec: Codec, words: Array, out: Array) -> NoReturn:
     Raises
     ------
     PushRejectedError
-        Which says of how many.
+        Always, with the number of elements.
     """
     raise PushRejectedError(
         f"{len(words):,} words of codec={codec.name!r} are not those of {len(out):,} "

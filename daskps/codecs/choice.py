@@ -33,7 +33,7 @@ def choose(value: Any) -> Codec | None:
     Parameters
     ----------
     value : str, Codec or None
-        What a caller gave.
+        The caller's argument.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def name_of(codec: Codec, pickled: bytes) -> str:
     codec : Codec
         The run's.
     pickled : bytes
-        What hosts and trainers make it of.
+        The bytes that hosts and trainers make it of.
 
     Returns
     -------

@@ -31,7 +31,7 @@ class TopK(Feedback):
     Parameters
     ----------
     ratio : float, optional
-        Which share of the numbers of each parameter goes, above 0 and at most 1; at
+        The share of the numbers of each parameter that goes, above 0 and at most 1; at
         least one number does.
     threshold : float, optional
         From which absolute value on they go. Give one of the two.

@@ -30,7 +30,7 @@ class TwoBit(Feedback):
     Parameters
     ----------
     threshold : float
-        What is sent; about as large as a typical gradient.
+        The value that is sent; about as large as a typical gradient.
 
     Examples
     --------

@@ -24,7 +24,7 @@ def spread(edges: Sequence[int], shards: Sequence[int], n_shards: int) -> Sequen
     edges : sequence of int
         Where the part of each of these shards begins, and the last of them ends.
     shards : sequence of int
-        Which shards, ascending.
+        The numbers of the shards, ascending.
     n_shards : int
         Number of all shards.
 

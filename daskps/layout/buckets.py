@@ -1,4 +1,4 @@
-"""Buckets of ids: which shard has a row that may have any id, and who makes room for whom.
+"""Buckets of ids: the shard of a row of any id, and the row that makes room for it.
 
 An id belongs to a bucket by its hash (:mod:`daskps.kernels.id_hash`), and a shard owns
 whole buckets, contiguous ones, like ``np.array_split``. How many there are depends on the

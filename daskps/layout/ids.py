@@ -35,9 +35,9 @@ def as_ids(given: Any, what: str, error: _Error) -> tuple[Array, tuple[int, ...]
         An array of any integer dtype and shape, a list, a pandas Index or Series, a
         pyarrow array, an int. A contiguous array of int64 is not copied.
     what : str
-        Whose ids they are, for the message: "table 'emb'".
+        The owner of the ids, for the message: "table 'emb'".
     error : type of Exception
-        What is raised.
+        The error to raise.
 
     Returns
     -------
@@ -75,9 +75,9 @@ def check_ids(ids: Array, rows: int, what: str, error: _Error) -> None:
     rows : int
         How many rows there are.
     what : str
-        Whose ids they are, for the message.
+        The owner of the ids, for the message.
     error : type of Exception
-        What is raised.
+        The error to raise.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def flatten(
     params : mapping, list or tuple
         A tree, see :func:`is_tree`.
     prefix : str
-        What comes before the names.
+        The text before the names.
     above : tuple
         The trees that `params` lies in.
 

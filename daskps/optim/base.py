@@ -124,7 +124,7 @@ class Rule(ABC):
         Returns
         -------
         tuple of float
-            What `update` takes after the slots; always as many.
+            The scalars that `update` takes after the slots; always as many.
         """
 
     @property
@@ -256,7 +256,7 @@ def learning_rate(lr: Any) -> LearningRate:
     Parameters
     ----------
     lr : float or callable
-        What the caller gave.
+        The caller's value.
 
     Returns
     -------

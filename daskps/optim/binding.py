@@ -69,7 +69,7 @@ class Bound:
         else:
             scalars = self.rule.scalars(step, lr, epoch)
         if latest is not None and _same(latest[1], scalars):
-            # Checked, and cast by whoever has kept them.
+            # Checked, and cast by the caller that has kept them.
             scalars = latest[1]
         else:
             self.kernel.check_scalars(scalars)

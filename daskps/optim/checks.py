@@ -15,7 +15,7 @@ def in_range(name: str, value: Any, interval: str = "[0, inf)") -> float:
     name : str
         Name of the argument, for the message.
     value : float
-        What the caller gave.
+        The caller's value.
     interval : str
         Two ends in mathematical notation: "[0, 1)" holds 0 and not 1.
 
@@ -56,7 +56,7 @@ def whole(name: str, value: Any) -> int:
     name : str
         Name of the argument, for the message.
     value : int
-        What the caller gave.
+        The caller's value.
 
     Returns
     -------

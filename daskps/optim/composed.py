@@ -109,7 +109,7 @@ class chain(Around):
     Parameters
     ----------
     *parts : clip_by_value or Rule
-        What the gradient goes through, in this order, and last the rule.
+        The parts that the gradient goes through, in this order, and last the rule.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def check_rules(
     names : sequence of str
         By index.
     what : str
-        Who makes the steps.
+        The maker of the steps, for messages.
     rounds : bool
         Whether its weights, as it has rounded them, become those of the store.
 

@@ -91,7 +91,7 @@ def first_matches(
     names : sequence of str
         Of parameters.
     what : str
-        Whose patterns they are, for the message.
+        The owner of the patterns, for the message.
 
     Raises
     ------

@@ -373,7 +373,7 @@ class warm_restarts:
     mult : int
         How many times as long each next one takes.
     final : float
-        What each fall leads to.
+        The rate that each fall leads to.
 
     References
     ----------
