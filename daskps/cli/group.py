@@ -22,7 +22,7 @@ class Failure(click.ClickException):
     Parameters
     ----------
     message : str
-        What is wrong; printed as one line behind the command's name.
+        The error; printed as one line behind the command's name.
     """
 
     exit_code = FAILED

@@ -185,7 +185,7 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     Parameters
     ----------
     columns : sequence of str
-        Which keys, in order.
+        The keys to print, in order.
     rows : sequence of dict
         The entries; a row's "error" stands in place of the entries it lacks.
 

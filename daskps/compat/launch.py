@@ -36,7 +36,7 @@ class Participant:
     Parameters
     ----------
     system : str
-        Whose words the program is in.
+        The system whose words the program uses.
     name : str
         The launch, of which the names of its stores are made.
     trainer : Trainer
@@ -62,28 +62,28 @@ class Participant:
         return self.trainer.size
 
     def join(self, what: str) -> Array:
-        """Wait until all that have not ended have come here too; return who has.
+        """Wait until all trainers that have not ended are here too; return which are.
 
         Parameters
         ----------
         what : str
-            What for, the same in all trainers.
+            The purpose, the same in all trainers.
 
         Returns
         -------
         ndarray of bool, shape (size,)
-            Which trainers have.
+            True for trainers that are here.
 
         Raises
         ------
         ValueError
-            In all trainers, where another one is there for something else: it would
-            wait for them in there, and they for it in here.
+            In all trainers, where another one waits for another purpose: each would
+            wait for the other.
         """
         return self.gather({what: _NOTHING})[1]
 
     def gather(self, arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
-        """Return the sums of what all that have not ended bring, and who they are.
+        """Return the sums of the arrays of all trainers that have not ended, and which.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class Participant:
         sums : dict of str to ndarray
             Along the tree of the ranks.
         there : ndarray of bool, shape (size,)
-            Which trainers have brought something.
+            True for trainers that have brought something.
 
         Raises
         ------
@@ -272,7 +272,7 @@ def launch(
     body : callable
         ``body(participant, part)``; within it :func:`here` finds the participant.
     parts : sequence
-        What each trainer is given.
+        The part that each trainer is given.
     store : ParameterStore, optional
         A store whose BSP run the trainers are in, which stays; by default one of the
         launch's own, in which nobody waits for others.
@@ -286,7 +286,7 @@ def launch(
     Returns
     -------
     list
-        What each program returned, by rank.
+        The result of each program, by rank.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def launch(
     SchedulerLostError
         If the scheduler is gone, and all stores with it.
     Exception
-        What a program raised, with its rank in a note.
+        The error of a program, with its rank in a note.
     """
     refuse_asynchronous(f"{system}.launch waits for its trainers", client)
     name = f"{system}-{uuid.uuid4().hex}"
@@ -319,7 +319,7 @@ def launch(
             timeout=timeout,
         )
     except RunCancelledError as error:
-        # Its advice is for those who call `run` themselves.
+        # Its advice is for users that call `run` themselves.
         said = str(error).partition("; use on_trainer_lost")[0]
         raise RunCancelledError(
             f"{said}; what its program knew is gone: call {system}.launch again"

@@ -29,7 +29,7 @@ def demo(options: Options) -> None:
     Parameters
     ----------
     options : Options
-        What the command line said.
+        The options of the command line.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def train(options: Options, digits: Digits, client: Any, trainers: int) -> Param
     Parameters
     ----------
     options : Options
-        What the command line said.
+        The options of the command line.
     digits : Digits
         The data.
     client : distributed.Client

@@ -32,7 +32,7 @@ def load(seed: int) -> Digits:
     Parameters
     ----------
     seed : int
-        Which are held out.
+        The seed of the choice of those that are held out.
 
     Returns
     -------

@@ -27,7 +27,7 @@ def train_plain(options: Options, digits: Digits, trainers: int) -> Params:
     Parameters
     ----------
     options : Options
-        What the command line said.
+        The options of the command line.
     digits : Digits
         The data.
     trainers : int

@@ -176,7 +176,7 @@ def windows(corpus: Corpus, *, width: int, often: float, seed: int) -> Array:
     often : float
         The share from which words are too frequent to say much.
     seed : int
-        Which are kept.
+        The seed of the choice of those that are kept.
 
     Returns
     -------

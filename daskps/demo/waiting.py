@@ -20,9 +20,9 @@ class WaitNotice:
     Parameters
     ----------
     what : str
-        What is waited for.
+        The thing that the demo waits for.
     say : callable, optional
-        What to do with a line.
+        The function that prints a line.
     """
 
     def __init__(self, what: str, say: Callable[[str], object] | None = None) -> None:

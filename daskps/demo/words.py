@@ -58,12 +58,12 @@ def prepare(seed: int) -> WordData:
     Parameters
     ----------
     seed : int
-        Which of the frequent words are left out where they occur.
+        The seed of the choice of frequent words that are left out where they occur.
 
     Returns
     -------
     WordData
-        What to train on.
+        The data to train on.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def demo(options: Options) -> None:
     Parameters
     ----------
     options : Options
-        What the command line said.
+        The options of the command line.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def train(options: Options, data: WordData, client: Any, trainers: int) -> Array
     Parameters
     ----------
     options : Options
-        What the command line said.
+        The options of the command line.
     data : WordData
         The words and the windows.
     client : distributed.Client

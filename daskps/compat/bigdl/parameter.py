@@ -225,7 +225,7 @@ class AllReduceParameter:
         Parameters
         ----------
         parameter : ndarray, float32 or float64, shape (size,)
-            What this partition has computed.
+            The result of this partition.
 
         Raises
         ------

@@ -54,14 +54,14 @@ def launch(
     Returns
     -------
     list
-        What `main` returned, by partition.
+        The results of `main`, by partition.
 
     Raises
     ------
     ValueError, TypeError
         For arguments that cannot be.
     Exception
-        What `main` raised, when it is not tried again.
+        The error of `main`, when it is not tried again.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class FutureResult:
         Returns
         -------
         ndarray
-            What :meth:`AllReduceParameter.get_weights` was given.
+            The array that :meth:`AllReduceParameter.get_weights` was given.
 
         Raises
         ------

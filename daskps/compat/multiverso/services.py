@@ -30,13 +30,13 @@ class TableWorker:
     here : Participant
         Its place among the others.
     rule : Rule or None
-        What becomes of differences; None for plus.
+        The rule for differences; None for plus.
     servers : object
         As :func:`daskps.create` takes it.
     sync : bool
         Whether all get the same, get for get.
     adds : Behind
-        What it has added and not waited for.
+        Its adds that it has not waited for.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ def launch(  # noqa: PLR0913 - the public contract
         Whether the i-th `get` of all workers is the same: each waits for the others. All
         then make the same sequence of adds and gets.
     updater : {"default", "sgd", "momentum", "adagrad"} or Rule
-        What becomes of what is added: "default" adds it, "sgd" subtracts it; a rule of
-        :mod:`daskps.optim` takes it as the gradient.
+        The rule for differences: "default" adds them, "sgd" subtracts them; a rule of
+        :mod:`daskps.optim` takes them as gradients.
     workers : str or iterable of str, optional
         Addresses of the Dask workers that run `main`; all by default.
     servers : str or iterable of str, optional
-        Which Dask workers hold tables, as in :func:`daskps.create`; all by default.
+        The Dask workers that hold tables, as in :func:`daskps.create`; all by default.
     client : distributed.Client, optional
         The client; the current one by default.
     timeout : float, str or None
@@ -118,14 +118,14 @@ def launch(  # noqa: PLR0913 - the public contract
     Returns
     -------
     list
-        What `main` returned, by worker.
+        The results of `main`, by worker.
 
     Raises
     ------
     ValueError, TypeError
         For arguments that cannot be.
     Exception
-        What `main` raised.
+        The error of `main`.
 
     Examples
     --------
@@ -206,7 +206,7 @@ def shutdown() -> None:
 def barrier() -> None:
     """Wait until all workers have reached it that have not ended.
 
-    What this worker has added is in its tables then.
+    All adds of this worker are in its tables then.
 
     Raises
     ------

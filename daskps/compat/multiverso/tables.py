@@ -30,9 +30,9 @@ class TableHandler:
     store : ParameterStore
         Where it lives.
     rule : Rule or None
-        What becomes of what is added; None for plus.
+        The rule for differences; None for plus.
     what : str
-        What it is.
+        The kind of table, for messages.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class ArrayTableHandler(TableHandler):
     size : int
         How many numbers.
     init_value : array_like, optional
-        What it begins with: that of the master counts. Zeros by default.
+        The first values: those of the master count. Zeros by default.
     dtype : {"float32", "float64", "int32", "int64"}
         Of the numbers. Integers take the default updater only.
 
@@ -143,7 +143,7 @@ class MatrixTableHandler(TableHandler):
     num_row, num_col : int
         How many.
     init_value : array_like, optional
-        What it begins with: that of the master counts. Zeros by default.
+        The first values: those of the master count. Zeros by default.
 
     Raises
     ------
@@ -187,7 +187,7 @@ class MatrixTableHandler(TableHandler):
         data : array_like
             A row for each id; copied.
         row_ids : sequence of int, optional
-            Which; an id that is named twice gets the sum of both. All by default.
+            The rows; an id that is named twice gets the sum of both. All by default.
         sync : bool
             Whether to wait until it is added. This worker's next call that waits raises
             errors that come later.
@@ -209,7 +209,7 @@ class MatrixTableHandler(TableHandler):
         Parameters
         ----------
         row_ids : sequence of int, optional
-            Which, in any order; all by default.
+            The rows, in any order; all by default.
 
         Returns
         -------
@@ -302,7 +302,7 @@ class KVTableHandler(TableHandler):
         Parameters
         ----------
         keys : int or sequence of int
-            Which.
+            The keys.
 
         Returns
         -------

@@ -61,7 +61,7 @@ class AdaGrad(optim.Rule):
     rho : float
         The step, above 0.
     lr : float
-        What the worker has multiplied its gradient with, above 0.
+        The factor that the worker has multiplied its gradient with, above 0.
 
     Examples
     --------

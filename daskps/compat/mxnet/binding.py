@@ -53,7 +53,7 @@ class BoundInput:
     axis : int
         That of the rows; -1 where every executor gets all of it.
     dtype : numpy.dtype, optional
-        What arrays of a batch are cast to.
+        The dtype that arrays of a batch are cast to.
     """
 
     name: str

@@ -27,7 +27,7 @@ class BoundGroup:
     symbol : object
         The network.
     states : ExecutorStates
-        What the executors hold.
+        The state of the executors.
     """
 
     contexts: list[str]
@@ -55,7 +55,7 @@ class BoundGroup:
         data_shapes, label_shapes : sequence of tuple
             As for the class.
         shared_group : DataParallelExecutorGroup, optional
-            Whose parameters and gradients these are from now on.
+            The group that this one shares parameters and gradients with from now on.
         reshape : bool
             Whether parameters and gradients stay; otherwise gradients are forgotten.
 

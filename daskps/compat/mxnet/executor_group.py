@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class DataParallelExecutorGroup(BoundGroup):
     """Executors of one network on Dask workers, which split each batch among them.
 
-    What an executor computes stays on its worker, as a future: outputs, gradients and
-    what the network keeps for its backward travel when they are asked for.
+    The results of an executor stay on its worker, as a future: outputs, gradients and
+    the state that the network keeps for its backward travel when they are asked for.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class DataParallelExecutorGroup(BoundGroup):
     fixed_param_names : sequence of str
         Parameters without a gradient.
     grad_req : {"write", "add", "null"}, sequence or mapping
-        What a backward does with the gradients before, for all parameters or each.
+        The use of the gradients before in a backward, for all parameters or each.
     client : distributed.Client, optional
         The client; the current one by default.
 

@@ -106,9 +106,9 @@ class KVStore(KeyStores):
     kind : str
         Its type.
     crew : Crew
-        Who uses it.
+        The workers that use it.
     client : distributed.Client, optional
-        Whose stores it makes.
+        The client that makes its stores.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class KVStore(KeyStores):
         key : int, str or list of them
             New ones.
         value : array_like or list of it
-            What they begin with: worker 0's counts.
+            The first values: worker 0's count.
 
         Raises
         ------
@@ -333,7 +333,7 @@ class KVStore(KeyStores):
         priority : int
             Without an effect, as in :meth:`push`.
         row_ids : array_like of int, or for a list of keys a list of it
-            Which, in any order, more than once or none at all.
+            The rows, in any order, more than once or none at all.
 
         Raises
         ------
@@ -451,7 +451,7 @@ class KVStore(KeyStores):
         Parameters
         ----------
         fname : str or path-like
-            What it was saved to, with the same keys, begun in the same order.
+            The file it was saved to, with the same keys, begun in the same order.
 
         Raises
         ------

@@ -55,7 +55,7 @@ class TensorMonitor:
         Parameters
         ----------
         states : ExecutorStates
-            What it holds.
+            The state of the executors.
         ran : callable
             Returns what its last forward has left.
         """

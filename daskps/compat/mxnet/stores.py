@@ -30,9 +30,9 @@ class KeyStores:
     kind : str
         Type of the kvstore.
     crew : Crew
-        Who uses it.
+        The workers that use it.
     client : distributed.Client, optional
-        Whose stores it makes.
+        The client that makes its stores.
     """
 
     def __init__(self, kind: str, crew: Crew, client: Any) -> None:

@@ -47,14 +47,14 @@ def launch(
     Returns
     -------
     list
-        What `main` returned, by worker.
+        The results of `main`, by worker.
 
     Raises
     ------
     ValueError, TypeError
         For arguments that cannot be.
     Exception
-        What `main` raised.
+        The error of `main`.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def _work(main: Callable[[], Any], here: Participant, part: Any) -> Any:
 
 
 class Crew(Protocol):
-    """Those who use one kvstore."""
+    """The workers that use one kvstore."""
 
     rank: int
     size: int
@@ -191,7 +191,7 @@ def told(crew: Crew, error: Exception | None, what: str) -> None:
     Raises
     ------
     Exception
-        What was given, or what the one worker has met that failed.
+        The given error, or the one that the failed worker has met.
     """
     met, _ = crew.gather({what: base.pack_error(error)})
     if error is not None:

@@ -282,7 +282,7 @@ class WorkerGroup(Grouped):
         Parameters
         ----------
         step : int
-            What data layers are given.
+            The step that data layers are given.
 
         Returns
         -------

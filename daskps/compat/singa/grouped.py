@@ -20,7 +20,7 @@ SYSTEM = "singa"
 
 
 class Grouped:
-    """The part of a group that knows who its workers are.
+    """The part of a group that knows its workers.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Grouped:
             f"{self.batch} rows>"
         )
 
-    # -- who and where -----------------------------------------------------------
+    # -- workers and their places ------------------------------------------------
 
     @property
     def worker_id(self) -> int:

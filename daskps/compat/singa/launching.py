@@ -57,7 +57,7 @@ def launch(
     Returns
     -------
     list
-        What each worker's program returned; of several groups a list for each.
+        The result of each worker's program; of several groups a list for each.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def launch(
         For what are no groups, groups of other parameters or warm-ups, and `sync_freq` or
         `warmup_steps` of a group that is alone.
     Exception
-        What a program raised, with its rank in a note. All groups end then.
+        The error of a program, with its rank in a note. All groups end then.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class _Program:
     main : callable
         The user's program.
     group : WorkerGroup
-        Whose workers they are.
+        The group of the workers.
     number : int
         Number of the group.
     master : ParameterStore or None

@@ -98,7 +98,7 @@ class Layer:
         params : mapping of str to ndarray
             The parameters.
         saved : object
-            What `forward` has saved.
+            The state that `forward` has saved.
         gradient : ndarray or float
             Gradient of the output; 1.0 of a loss.
 

@@ -41,7 +41,7 @@ class SubNet:
         params : mapping of str to ndarray
             The parameters.
         step : int
-            What data layers are given.
+            The step that data layers are given.
 
         Yields
         ------

@@ -121,7 +121,7 @@ def paramserv(  # noqa: PLR0913 - their contract
     LayoutError
         Where the model does not fit into one worker.
     Exception
-        What a function has raised, with the worker's rank in a note.
+        The error of a function, with the worker's rank in a note.
 
     Notes
     -----

@@ -31,7 +31,7 @@ class Aggregate:
     hyperparams : object
         Handed through.
     model, gradients : Structure
-        What the vectors hold.
+        The matrices that the vectors hold.
     """
 
     agg: Callable[..., Any]
