@@ -1,1 +1,1 @@
-"""The memory of a shard: its format, who may act on it, how changes take effect."""
+"""The memory of a shard: its format, the processes that may use it, its changes."""

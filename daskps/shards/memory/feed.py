@@ -1,18 +1,19 @@
 """The feed of a table: which of its rows which publication has changed, and whose push.
 
-Off until somebody asks for it (:meth:`Feed.follow`), so that a store nobody follows pays for one
-comparison. From there on each publication that changes rows writes their ids to a ring, and
-to a second ring an *entry*: from where to where they are, who pushed them, the version that
-they lead to, and the version after which they are all that has changed. How many entries
-there are stands in the record, so an entry counts once the publication that wrote it is in
-force; the next one writes over those of one that was rolled back.
+A feed is off until a reader asks for it (:meth:`Feed.follow`), so that a store without
+such readers pays for one comparison. From there on each publication that changes rows
+writes their ids to a ring, and to a second ring an *entry*: the range of those ids, the
+producer that pushed them, the version that they lead to, and the version after which
+they are all that has changed. The record has the number of entries, so an entry counts
+once the publication that wrote it is in force; the next one writes over those of one
+that was rolled back.
 
 Before either ring is written over, a word says so, and no rollback takes that back: then
 some of the past is gone that might have been kept, and nothing is read that is not there.
 A reader that asks for changes since a version that the rings have lost gets all rows.
 
-Nothing here is freed. A feed that nobody has asked for a whole ring of entries is off again:
-whatever anybody has seen of it is gone by then.
+Nothing here is freed. A feed that no reader has asked for a whole ring of entries is
+off again: all entries that readers have seen are gone by then.
 
 A round that is withdrawn was told already, and its rows read otherwise now. Its entries are
 the last ones; they get the version of the withdrawal, and so are told again. That may stop
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 #: Words of a feed: whether it is on; how many ids its ring has room for; the number of its
 #: first entry, and the version that was in force then; below which place in the ring of
 #: ids, and below which number of an entry, all may have been written over; how many
-#: entries there were when somebody asked last.
+#: entries there were when a reader asked last.
 HEAD_WORDS: Final = 8
 ON, ROOM, FIRST, SINCE, LOST_IDS, LOST, ASKED = range(7)
 #: Words of an entry.

@@ -77,9 +77,10 @@ class Publication:
     def _begin(self) -> None:
         """Say what is being written, and begin with the record in force."""
         header = self.segment.header
-        # Of one that stopped half-way, nobody knows what it has written.
+        # The writes of one that stopped half-way are unknown.
         row = header[CHANGED_ROW] if header[WRITING] == header[FLIP] else 0
-        # First: else who goes on between the flip and its row takes this one for that.
+        # First: else a process that goes on between the flip and its row takes the old
+        # row for that one.
         header[CHANGED_ROW] = 0
         header[WRITING] = self.flip
         self.record.copy_from(self.old, row)

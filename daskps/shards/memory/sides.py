@@ -28,7 +28,7 @@ def runs(
         One of its records, which may be overwritten meanwhile: what a reader finds is
         good once it has seen that it was not.
     part : (str, int, int)
-        Which dtype, and elements from where to where.
+        The dtype, and the elements from where to where.
 
     Yields
     ------

@@ -59,7 +59,8 @@ class TableMemory(NamedTuple):
     def begin(self, flip: int) -> None:
         """Say whose undo logs these are, with no entries yet."""
         if self.any_rows is not None:
-            # First: who finds the other word of a flip takes both logs for its own.
+            # First: a process that finds the other word of a flip takes both logs for
+            # those of that flip.
             self.any_rows.begin(flip)
         self.buffers.undo[0] = undo_word(flip, 0)
 
@@ -88,7 +89,8 @@ class TableMemory(NamedTuple):
         flip : int
             That which was in force.
         ids, rows, at
-            What was read, as :func:`~daskps.kernels.row_log.overlay` has it.
+            The rows that were read, as :func:`~daskps.kernels.row_log.overlay` has
+            them.
         cache_dir : str or None
             Where the compiled loop is kept.
         """

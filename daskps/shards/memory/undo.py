@@ -86,7 +86,7 @@ def done(header: memoryview[int]) -> None:
 def settle(segment: Segment) -> None:
     """Say that no rows are being changed any more; under the shard's lock.
 
-    What a publication has left half-way is rolled back, or done.
+    A publication that stopped half-way is rolled back, or done.
     """
     header, flip = segment.header, segment.flip
     if not header[ROWS_SEQUENCE] & LOGGED:

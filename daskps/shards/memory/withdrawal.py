@@ -7,7 +7,7 @@ version of its own: no version ever names two states.
 
 Nothing of it is written but words of the record. A process that is killed on the way
 leaves a shard that still has the round, and a header word that says what was under
-way; whoever holds the lock next does all of it again.
+way; the next process with the lock does all of it again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Withdrawal(Publication):
     def _begin(self) -> None:
         """Begin with what was in force before, as it stands in the other record."""
         segment, flip = self.segment, self.flip
-        # First: without it nobody could tell that the weights to go back to are whole.
+        # First: without it no process could tell that the weights to go back to are
+        # whole.
         segment.withdraws = flip
         segment.header[CHANGED_ROW] = 0
         segment.writing = flip
