@@ -80,7 +80,7 @@ def check_together(of: Combination) -> None:
     Parameters
     ----------
     of : Combination
-        What was chosen.
+        The choices.
 
     Raises
     ------
@@ -97,14 +97,14 @@ def check_rows(of: Combination, tables: Iterable[str]) -> None:
     Parameters
     ----------
     of : Combination
-        What was chosen beside them.
+        The other choices.
     tables : iterable of str
         The names of tables.
 
     Raises
     ------
     PushRejectedError
-        Which says what they do not go with.
+        The error names the choice that they do not go with.
     """
     if not of.takes_rows:
         for name in tables:
@@ -117,7 +117,7 @@ def find_refusal(of: Combination) -> ValueError | None:
     Parameters
     ----------
     of : Combination
-        What was chosen.
+        The choices.
 
     Returns
     -------

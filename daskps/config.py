@@ -242,7 +242,7 @@ def load() -> Config:
 def cache_dir() -> str:
     """Return where compiled loops are kept, as it was when that was asked first.
 
-    What was made ready is used, and no step reads the configuration.
+    Values that were made ready are used, and no step reads the configuration.
 
     Returns
     -------

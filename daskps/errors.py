@@ -304,7 +304,7 @@ class ShardLostError(DaskPSError, RuntimeError):
     worker : str
         Address of the worker that held it.
     reason : str
-        What happened to that worker.
+        The cause, such as that worker's death.
     away : bool
         Whether its memory is whole, as far as is known, and only its run has ended.
 
@@ -327,8 +327,8 @@ class ShardLostError(DaskPSError, RuntimeError):
             return (
                 f"shard {self.shard} of store {self.store!r} was away for too long: "
                 f"worker {self.worker} {self.reason}. Its memory is whole: end or "
-                f"wake who keeps it, then begin the run again; a run waits as long as "
-                f"daskps.run-away-timeout says."
+                f"wake the process that keeps it, then begin the run again; a run "
+                f"waits as long as daskps.run-away-timeout says."
             )
         return (
             f"shard {self.shard} of store {self.store!r} is lost: worker "
@@ -349,7 +349,7 @@ class RoundLostError(ShardLostError):
     worker : str
         Address of its worker.
     reason : str
-        What failed the last time.
+        The last failure.
     away : bool
         As of a :class:`ShardLostError`; never so here.
 
@@ -380,7 +380,7 @@ class SnapshotLostError(ShardLostError):
     worker : str
         Address of the worker that had the copy.
     reason : str
-        What happened to it.
+        The cause, such as that worker's death.
     away : bool
         As of a :class:`ShardLostError`; never so here.
 
@@ -401,7 +401,7 @@ class SnapshotLostError(ShardLostError):
 class StoreRestoredError(ShardLostError):
     """A shard was lost, and its store has been restored from its last checkpoint.
 
-    What came after that is gone. A handle raises it once; its next call goes to the
+    All later updates are gone. A handle raises it once; its next call goes to the
     restored store.
 
     Parameters
@@ -413,7 +413,7 @@ class StoreRestoredError(ShardLostError):
     worker : str
         Address of the worker that held it.
     reason : str
-        What happened to that worker.
+        The cause, such as that worker's death.
     away : bool
         As of a :class:`ShardLostError`; never so here.
     checkpoint : str
@@ -475,7 +475,7 @@ class CheckpointError(DaskPSError):
     Parameters
     ----------
     message : str
-        What is wrong, and what to do.
+        The problem, and the way out.
     file : str, optional
         The file that is meant, within the checkpoint.
     parameter : str, optional
@@ -506,7 +506,7 @@ class UnsavedRunError(CheckpointError):
     message : str
         Why, what is saved, and what to do.
     result : TrainResult
-        What `train` would have returned.
+        The result that `train` would have returned.
 
     Examples
     --------
@@ -526,7 +526,7 @@ class UnsavedRunError(CheckpointError):
 class SchedulerLostError(DaskPSError, RuntimeError):
     """The scheduler of the cluster is gone, or out of reach, and its stores with it.
 
-    What was saved is not: :func:`daskps.restore` makes a store of it, and
+    Checkpoints remain: :func:`daskps.restore` makes a store of one, and
     `daskps.train(..., resume=True)` goes on from there. Its `__cause__` is what the call
     heard first.
 

@@ -210,7 +210,7 @@ def check(initializer: object, *, name: str, dtype: Any) -> Checked:
     Parameters
     ----------
     initializer : float, initializer or callable
-        What a specification holds.
+        The initializer of a specification.
     name : str
         Name of the parameter, for the message.
     dtype : dtype

@@ -176,11 +176,11 @@ def initial_rows(
     Parameters
     ----------
     ids : ndarray, shape (k,), int64
-        Which; contiguous.
+        The ids; contiguous.
     shape : (int, dtype)
         Length of a row, and the table's dtype.
     initializer : constant, normal or uniform
-        What a row of a table without a number of rows may begin with.
+        An initializer that a table without a number of rows may have.
     name : str
         Name of the table.
     seed : int

@@ -2,9 +2,9 @@
 
 A process of the cluster serves others too. An exception that is no `Exception` would
 leave its thread, its event loop and the process with it: `SystemExit` of a call of
-`sys.exit`, `KeyboardInterrupt` raised by hand, `asyncio.CancelledError`. `StopIteration`,
-of `next()` at an iterator's end, is one; but no future takes it, and who waits for one
-would wait for ever.
+`sys.exit`, `KeyboardInterrupt` raised by hand, `asyncio.CancelledError`.
+`StopIteration`, of `next()` at an iterator's end, is one; but no future takes it, and a
+caller that waits for one would wait for ever.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class user_code(ContextDecorator):  # noqa: N801  (named like those of contextli
     Parameters
     ----------
     what : str
-        What the code is, as in "the gradient".
+        The name of the code, as in "the gradient".
 
     Raises
     ------
     RuntimeError
-        Which says what the code did instead of returning.
+        If the code did something else than return or raise an `Exception`.
 
     Examples
     --------
