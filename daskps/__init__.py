@@ -46,11 +46,10 @@ from daskps.store.table import ParameterTable
 from daskps.store.table_spec import TableSpec
 from daskps.training import stop
 from daskps.training.callbacks import Log, ProgressBar, ReduceOnPlateau
-from daskps.training.checkpoints import Checkpoints
 from daskps.training.data.rows import partition, split_batch
-from daskps.training.fit import TrainResult, train
-from daskps.training.loops import run
+from daskps.training.fit import TrainResult, run, train
 from daskps.training.monitoring import Monitor
+from daskps.training.saves import Checkpoints
 from daskps.training.stats import RankStats, TrainStats
 from daskps.training.trainer import Trainer
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it

@@ -91,9 +91,9 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 async def find_unnamed(
-    attached: Callable[[], Awaitable[ShardClient]], run: int
-) -> tuple[StoreMap, list[str]] | None:
-    """Return what a run that has ended well has not changed, as far as anybody knows.
+    attached: Callable[[], Awaitable[ShardClient]], run: int, *, everything: bool
+) -> str:
+    """Return what is said of what a run that has ended well has not changed, or "".
 
     Parameters
     ----------
@@ -101,12 +101,14 @@ async def find_unnamed(
         Returns the store, which may have gone since.
     run : int
         The run.
+    everything : bool
+        Whether it is also said where nothing was changed.
 
     Returns
     -------
-    tuple or None
-        The store's map, and names of parameters and tables with an update rule; None
-        where nobody can be asked.
+    str
+        With the names of parameters and tables that have an update rule; "" where
+        nobody can be asked.
     """
     deadline = Deadline(ADVICE_SECONDS, "what a run has changed")
     try:
@@ -115,8 +117,12 @@ async def find_unnamed(
     except (DaskPSError, OSError) as error:
         # The run has ended well, whatever became of its store since.
         logger.info("could not ask what run %d has changed: %r", run, error)
-        return None
-    return shards.meta, unnamed(shards.meta, [found for of in rows for found in of])
+        return ""
+    meta = shards.meta
+    names = unnamed(meta, [found for of in rows for found in of])
+    if names and (everything or len(names) < len(meta.optimizers)):
+        return unnamed_text(meta.name, names)
+    return ""
 
 
 def unnamed(meta: StoreMap, changed: Sequence[Sequence[int] | None]) -> list[str]:

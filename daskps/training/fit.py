@@ -1,41 +1,45 @@
-"""`train`: from a user's function to a trained store."""
+"""`train` and `run`: their arguments, checked before one job begins."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import codecs, config
 from daskps.combination import Combination, check_rows, check_together
 from daskps.consistency import SSP, Policy, policy
-from daskps.limits import check_trainers
+from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.store.arguments import addresses, flag, whole
 from daskps.tracebacks import entrance
 from daskps.training import callbacks as callbacks_module
-from daskps.training.checkpoints import Checkpoints, check_resume
-from daskps.training.choices import (
+from daskps.training.data.parts import check
+from daskps.training.data.rows import check_index
+from daskps.training.data.tables import array_of
+from daskps.training.ending import Retries, check_metrics
+from daskps.training.functions import (
     batches_between,
     check_choice,
-    described,
-    may_read_ahead,
+    check_function,
     pulled_by,
     reduced_by,
     rows_ahead,
 )
-from daskps.training.data.parts import check
-from daskps.training.data.rows import check_index
-from daskps.training.data.tables import array_of
-from daskps.training.ending import check_metrics
-from daskps.training.fit_job import FitJob
-from daskps.training.functions import check_function
-from daskps.training.monitoring import Interest, Monitor
+from daskps.training.job import Job
+from daskps.training.monitoring import Monitor, watches_of
+from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
-from daskps.training.retrying import Retries
 from daskps.training.row_ids import checked_functions
+from daskps.training.saves import Checkpoints, check_resume
 from daskps.training.steps import FitPlan
+from daskps.training.trainer import Trainer
+from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from daskps.cluster.caller.session import Session
     from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 EXECUTIONS = ("auto", "resident", "graph")
 AVERAGES = ("gradients", "models")
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "run", "train"]
 
 
 @entrance
@@ -271,7 +275,7 @@ def train(  # noqa: PLR0913 - the public contract
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
     called = callbacks_module.chosen(callbacks)
-    watches = tuple(map(Interest.of, callbacks_module.of_kind(called, Monitor)))
+    watches = watches_of(callbacks_module.of_kind(called, Monitor))
     chosen = Combination(
         "train",
         policy=policy(sync),
@@ -290,13 +294,11 @@ def train(  # noqa: PLR0913 - the public contract
         if function is not None:
             check_function(what, function)
     check_metrics(stop, validate, called)
-    job = FitJob(
+    job = Job(
         store=store,
         chosen=chosen,
-        policy=chosen.policy,
         reduce=reduce,
         epochs=whole(epochs, "epochs", least=1),
-        sync=described(chosen.policy),
         trainers=None if trainers is None else whole(trainers, "trainers", least=1),
         validate=validate,
         stop=stop,
@@ -311,13 +313,12 @@ def train(  # noqa: PLR0913 - the public contract
     if job.trainers:
         in_graph = chosen.has_rounds and execution != "resident"
         check_trainers(job.trainers, graph=in_graph)
-    buffers = config.load().double_buffer
-    read_ahead = buffers == "parameters" and chosen.sync_every == 1
-    read_ahead = read_ahead and may_read_ahead(chosen.policy)
+    ahead = rows_ahead(chosen.policy)
+    waits = isinstance(chosen.policy, SSP) and job.gated
     # The rows of a batch come with the step before it, and not a step earlier; and who
     # sits out may not go on with what it read before that.
-    waits = isinstance(chosen.policy, SSP) and job.gated
-    read_ahead = read_ahead and not of_rows and not waits
+    read_ahead = config.load().double_buffer == "parameters" and chosen.sync_every == 1
+    read_ahead = read_ahead and ahead > 0 and not (of_rows or waits)
     plan = FitPlan(
         gradient=gradient,
         epochs=job.epochs,
@@ -328,7 +329,7 @@ def train(  # noqa: PLR0913 - the public contract
         read_ahead=read_ahead,
         chosen=chosen,
         rows=of_rows,
-        rows_ahead=rows_ahead(chosen.policy),
+        rows_ahead=ahead,
         watches=watches,
     )
     if read_ahead and isinstance(chosen.policy, SSP):
@@ -340,3 +341,131 @@ def train(  # noqa: PLR0913 - the public contract
     X, y = array_of(X, "X", y), array_of(y, "y", X)
     check(X, y, job.trainers, split)
     return job.start(lambda: job.train(plan, X, y, split), timeout)
+
+
+@entrance
+def run(  # noqa: PLR0913 - the public contract
+    store: ParameterStore,
+    loop: Callable[[Trainer, Any], Any],
+    parts: Sequence[Any],
+    *,
+    workers: str | Iterable[str] | None = None,
+    sync: str | Policy = "bsp",
+    reduce: Any = "mean",
+    codec: str | codecs.Codec | None = None,
+    callbacks: str | Iterable[object] = "auto",
+    resumable: bool = False,
+    timeout: Any = None,
+) -> Any:
+    """Run a loop of your own in every trainer: one program, many data.
+
+    Parameters
+    ----------
+    store : ParameterStore
+        The store.
+    loop : callable
+        ``loop(trainer, part)``; what it returns is returned here.
+    parts : sequence
+        One part of the data per trainer. A part that is a future, delayed or another
+        dask collection, or a tuple with some of these, is computed on the workers before
+        the loops begin, and `loop` gets what it came to: a pandas DataFrame of each of
+        ``df.to_delayed()``, two arrays of each of ``daskps.partition(X, y, k)``.
+    workers : str or iterable of str, optional
+        Addresses of the workers that trainers may be on, as in :func:`train`.
+    sync, reduce, codec
+        As in :func:`train`.
+    callbacks : "auto" or iterable of object
+        As in :func:`train`. A run of your own has no epochs, and nobody knows how many
+        rounds there will be: the bar shows those that there were.
+    resumable : bool
+        Whether `loop` can be started again on another worker when its own died; it
+        must then begin at ``trainer.clock``.
+    timeout : float, str or None
+        Seconds or a duration such as "1h" for the whole run; None for none. To end
+        what is left of it takes up to 3 s more where the cluster is slow to answer.
+
+    Returns
+    -------
+    list
+        What each trainer's loop returned, in rank order; with an asynchronous
+        client an awaitable.
+
+    Raises
+    ------
+    RunCancelledError
+        If a trainer was lost and the run is not resumable.
+    ValueError, TypeError
+        For arguments that cannot be, before anything is started.
+    Exception
+        What `loop` raised, with the trainer's rank in a note, or the computation of a
+        lazy part, with its number; else as :func:`train`.
+
+    Examples
+    --------
+    >>> def loop(trainer, part):
+    ...     for _ in range(3):
+    ...         w = trainer.pull()["w"]
+    ...         trainer.push({"w": w - part})
+    ...     return trainer.rank, trainer.clock
+    >>> store = daskps.create({"w": np.zeros(1)}, optimizer=daskps.optim.SGD(1.0))
+    >>> daskps.run(store, loop, [np.array([1.0]), np.array([3.0])])
+    [(0, 3), (1, 3)]
+    >>> store["w"].pull()
+    array([2.])
+    """
+    chosen = Combination(
+        "push",
+        policy=policy(sync),
+        reduce=reduced_by(reduce),
+        codec=codecs.choose(codec),
+    )
+    check_together(chosen)
+    check_function("loop", loop)
+    given = _listed(parts)
+    if not given:
+        raise ValueError("parts is empty; give one part per trainer")
+    check_trainers(len(given), graph=False)
+    called = callbacks_module.chosen(callbacks)
+    if callbacks_module.of_kind(called, Monitor):
+        raise ValueError(
+            "a Monitor watches train; in a loop of your own, whose gradients only it "
+            "knows, call trainer.allreduce and note what you like"
+        )
+    job = Job(
+        store=store,
+        chosen=chosen,
+        reduce=reduce,
+        epochs=0,
+        trainers=len(given),
+        restartable=flag(resumable, "resumable"),
+        callbacks=called,
+        workers=addresses(workers, "workers"),
+    )
+    body = partial(_call_loop, loop, chosen)
+    return job.start(lambda: job.run_loops(body, given), timeout)
+
+
+def _call_loop(
+    loop: Callable[[Trainer, Any], Any],
+    chosen: Combination,
+    session: Session,
+    part: Any,
+) -> Any:
+    """Call a user's loop with a trainer for its session, in the trainer's task."""
+    with Background(session) as background, user_code("the loop"):
+        return loop(Trainer(session, background, chosen), part)
+
+
+def _listed(parts: Any) -> list[Any]:
+    """Return parts as a list, or refuse what would be cut in no way that is meant."""
+    whole = isinstance(parts, (str, bytes, Mapping)) or any(
+        hasattr(parts, name) for name in ("iloc", "__dask_graph__")
+    )
+    if whole or not isinstance(parts, Iterable):
+        raise TypeError(
+            f"parts is a list with one part of the data for each trainer, found "
+            f"{type(parts).__name__}; daskps.partition(X, y, k) cuts arrays into such, "
+            f"and of a dask DataFrame df.to_delayed() is one"
+        )
+    # One more than there may be: it may go on for ever.
+    return list(itertools.islice(parts, MOST_TRAINERS + 1))

@@ -1,15 +1,88 @@
-"""What the user's functions must take and return, and what they may have been given."""
+"""Arguments of a run: what single ones say, and what functions of the user's must take."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.utils import funcname
 
+from daskps import codecs
+from daskps.consistency import ASP, SSP, Policy, encoded, measures_delay
+from daskps.reduction import check_reduce
+from daskps.store.arguments import whole
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+def described(chosen: Policy) -> str:
+    """Return the name of a policy, with what it is bound to."""
+    if isinstance(chosen, SSP):
+        return f"ssp({chosen.staleness})"
+    if measures_delay(chosen):
+        _, bound, damping = encoded(chosen)
+        return f"asp({'none' if bound < 0 else bound}, {damping:g})"
+    return chosen.name
+
+
+def rows_ahead(chosen: Policy) -> float:
+    """Return how far ahead of the slowest a trainer no longer reads early; 0 for never.
+
+    Not where a gradient says which parameters it was computed from.
+    """
+    if isinstance(chosen, SSP):
+        return chosen.staleness
+    return math.inf if isinstance(chosen, ASP) and not measures_delay(chosen) else 0
+
+
+def reduced_by(reduce: Any) -> str:
+    """Return how contributions are reduced, in a word; refuse what is no way to.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`daskps.reduction.check_reduce` says.
+    """
+    check_reduce(reduce)
+    return "function" if callable(reduce) else reduce
+
+
+def pulled_by(value: Any) -> codecs.Codec | None:
+    """Return how weights travel to trainers, as `pull_codec` says.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what is no codec.
+    """
+    try:
+        return codecs.choose(value)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"pull_{error}") from None
+
+
+def check_choice(what: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse an argument that is none of its choices."""
+    if value not in choices:
+        raise ValueError(f"{what}={value!r} is not known; choose one of {choices}")
+
+
+def batches_between(value: Any) -> int:
+    """Return how many batches `sync_every` says; 0 for all of an epoch."""
+    if value == "batch":
+        return 1
+    if value == "epoch":
+        return 0
+    if isinstance(value, str):
+        raise ValueError(
+            f"sync_every={value!r} is not known; choose 'batch', 'epoch' or a number "
+            f"of batches"
+        )
+    return whole(value, "sync_every", least=1)
+
 
 #: How each of them is called.
 CALLS = {
@@ -39,20 +112,33 @@ def check_function(what: str, function: Any, call: str = "") -> None:
     """
     if not callable(function):
         raise TypeError(f"{what} must be a function, found {function!r:.60}")
-    try:
-        # What a wrapper takes, not what it wraps.
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some compiled functions do not tell
-        return
     call = call or CALLS[what]
-    try:
-        signature.bind(*[None] * (call.count(",") + 1))
-    except TypeError as error:
+    if (signature := signature_of(function)) is None:
+        return
+    if error := cannot_take(signature, call.count(",") + 1):
         without = "; without labels y_batch is None" if what == "gradient" else ""
         raise TypeError(
             f"{what} is called as {call}, but {funcname(function)}{signature} "
             f"does not take that ({error}){without}"
-        ) from None
+        )
+
+
+def signature_of(function: Any) -> inspect.Signature | None:
+    """Return what a function takes; None for compiled ones that do not tell."""
+    try:
+        # What a wrapper takes, not what it wraps.
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
+def cannot_take(signature: inspect.Signature, n: int) -> TypeError | None:
+    """Return why a function cannot be called with `n` arguments, if it cannot."""
+    try:
+        signature.bind(*[None] * n)
+    except TypeError as error:
+        return error
+    return None
 
 
 def metrics_of(found: Any) -> dict[str, float]:

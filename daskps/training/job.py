@@ -1,17 +1,17 @@
-"""One call of `train` or `run` on the client: what it knows and how it is driven."""
+"""One call of `train` or `run` on the client: where it begins, and what came out."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
+from daskps import config, limits
 from daskps.cluster import upstream
-from daskps.cluster.caller import snapshots
-from daskps.cluster.caller.owner_steps import Scaled, scale_lr
+from daskps.cluster.caller.owner_steps import lr_factors
+from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import (
     CLEAN_UP_SECONDS,
@@ -20,106 +20,58 @@ from daskps.cluster.caller.user_calls import (
     call_directly,
 )
 from daskps.cluster.runs.epochs import epochs_of
+from daskps.cluster.runs.graph.windows import Schedule
 from daskps.cluster.runs.launch import launch
-from daskps.cluster.runs.parts import check_workers
+from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline
-from daskps.errors import SchedulerLostError, UnsavedRunError
-from daskps.layout.chunks import ARRAYS
+from daskps.combination import find_refusal
+from daskps.consistency import BSP
+from daskps.epochs import Epochs
+from daskps.errors import (
+    DaskPSError,
+    SchedulerLostError,
+    StoreRestoredError,
+    UnsavedRunError,
+)
+from daskps.optim.local import check_rules
 from daskps.store.store import ParameterStore
-from daskps.training import advice
-from daskps.training.callbacks import ProgressBar, notify, of_kind
+from daskps.training.callbacks import ProgressBar, of_kind
 from daskps.training.data.lazy import computed_parts, is_lazy
-from daskps.training.ending import EarlyEnd
-from daskps.training.functions import metrics_of
-from daskps.training.monitoring import Monitor
-from daskps.training.plateau import ReduceOnPlateau
-from daskps.training.result import Epoch, RunStatus
-from daskps.training.retrying import Retries
-from daskps.training.saves import FINISH_SECONDS, Saves
-from daskps.training.stats import StatsOfRun
-from daskps.usercode import user_code
+from daskps.training.data.parts import is_computed_first, parts_of
+from daskps.training.ending import StopNow
+from daskps.training.events import RunEvents
+from daskps.training.functions import described
+from daskps.training.progress import Progress, TrainedBy
+from daskps.training.resident import train_part
+from daskps.training.result import TrainResult
+from daskps.training.row_ids import check_tables
+from daskps.training.saves import (
+    FINISH_SECONDS,
+    Beginning,
+    Saves,
+    last_round,
+    next_epoch,
+)
+from daskps.training.steps import GraphStepper
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.runs.graph.windows import Schedule
+    from daskps.cluster.runs.parts import DataPart
     from daskps.cluster.runs.spec import Body
-    from daskps.combination import Combination
-    from daskps.consistency import Policy
-    from daskps.training.checkpoints import Checkpoints
-    from daskps.training.progress import Progress
-    from daskps.typing import Array
+    from daskps.training.steps import FitPlan
+
 
 logger = logging.getLogger(__name__)
+#: Trainers per thread of the cluster above which "auto" takes to the task graph.
+MOST_PER_THREAD = 4
 
 
-#: What is counted while a run goes on.
-_COUNTED = ("lost_trainers", "retried_rounds", "retried_runs", "moved_parts", "clock")
-
-
-@dataclass
-class Job:
+class Job(RunEvents):
     """One call of `train` or `run` on the client."""
-
-    store: ParameterStore
-    chosen: Combination
-    #: With what is left of a staleness of which rows that are read ahead take some.
-    policy: Policy
-    reduce: Any
-    epochs: int
-    #: What the policy was called, before rows read ahead have taken of its staleness.
-    sync: str
-    trainers: int | None
-    restartable: bool
-    validate: Callable[[dict[str, Array]], Mapping[str, float]] | None = None
-    stop: Callable[[list[Epoch]], bool] | None = None
-    callbacks: tuple[object, ...] = ()
-    reset: bool = False
-    run: int = 0
-    #: Whether it goes on where the run before has ended, also within an epoch; then
-    #: `epochs` are the store's at its end.
-    resume: bool = False
-    checkpoint: Checkpoints | None = None
-    #: The epoch of the store that the first one of the run is, and how many of its
-    #: rounds there were before.
-    first: int = 0
-    since: int = 0
-    #: The workers its trainers may be on; all, where it names none.
-    workers: tuple[str, ...] = ()
-    #: Whether it is begun anew after errors of the user's.
-    retries: Retries = field(default_factory=Retries)
-    #: How far the store was when it was called.
-    _began_at: int = 0
-    saves: Saves | None = None
-    losses: advice.Losses = field(default_factory=advice.Losses)
-    #: How many rounds, of what loss, and the history so far.
-    status: RunStatus = field(init=False)
-    #: Looks whether it ends before its last epoch.
-    early: EarlyEnd = field(init=False)
-    #: Calls functions of the user's where their code runs.
-    _call: UserCall = call_directly
-    _validation: asyncio.Task[None] | None = None
-    counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
-    #: What its trainers have told of their epochs.
-    spent: StatsOfRun = field(default_factory=StatsOfRun)
-
-    def __post_init__(self) -> None:
-        self.status = RunStatus(self.store, self.epochs)
-        self.early = EarlyEnd(self.stop)
-
-    @property
-    def gated(self) -> bool:
-        """Whether trainers wait at the end of an epoch for what is decided here."""
-        looks = (self.validate, self.stop)
-        return any(one is not None for one in looks) or bool(self.plateaus)
-
-    @property
-    def plateaus(self) -> tuple[ReduceOnPlateau, ...]:
-        """What may reduce learning rates at the end of an epoch."""
-        return of_kind(self.callbacks, ReduceOnPlateau)
 
     def start(self, work: Callable[[], Awaitable[Any]], timeout: Any) -> Any:
         """Drive the work from here, or return an awaitable of it."""
@@ -147,29 +99,28 @@ class Job:
         if link.asynchronous:
             return self._ended(begin(call_directly))
         patience = CLEAN_UP_SECONDS + (FINISH_SECONDS if self.checkpoint else 0)
+        # In a task its trainers may need this very thread.
+        with self._ending(), upstream.stepped_aside():
+            return Pump().drive(link, begin, patience)
+
+    async def _ended(self, work: Awaitable[Any]) -> Any:
+        with self._ending():
+            return await work
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Note at what ends a run how far it is saved, and end the lines of bars."""
         try:
-            # In a task its trainers may need this very thread.
-            with upstream.stepped_aside():
-                return Pump().drive(link, begin, patience)
+            yield
         except BaseException as error:
-            self._note_saved(error)
+            if self.run and self.saves and not isinstance(error, UnsavedRunError):
+                more = ", with which train(..., resume=True) of a new store goes on"
+                error.add_note(f"{self.saves.newest}{more if self.saves.saved else ''}")
             raise
         finally:
             # Here: what is drawn from now on belongs to the caller.
-            self._end_bars()
-
-    async def _ended(self, work: Awaitable[Any]) -> Any:
-        try:
-            return await work
-        except BaseException as error:
-            self._note_saved(error)
-            raise
-        finally:
-            self._end_bars()
-
-    def _end_bars(self) -> None:
-        for bar in of_kind(self.callbacks, ProgressBar):
-            bar.close()
+            for bar in of_kind(self.callbacks, ProgressBar):
+                bar.close()
 
     async def _conclude(
         self, link: Link, error: BaseException, deadline: Deadline
@@ -182,13 +133,6 @@ class Job:
         with suppress(SchedulerLostError):
             async with scheduler_named(link, deadline.what):
                 await self.saves.conclude(seconds)
-
-    def _note_saved(self, error: BaseException) -> None:
-        """Note at what ends a run how far it is saved."""
-        if not self.run or self.saves is None or isinstance(error, UnsavedRunError):
-            return
-        more = ", with which train(..., resume=True) of a new store goes on"
-        error.add_note(f"{self.saves.newest}{more if self.saves.saved else ''}")
 
     async def launch(
         self,
@@ -245,151 +189,284 @@ class Job:
         await self._advise_of_names()
         return found
 
-    async def _hear(self, event: dict[str, Any]) -> bool:
-        """Take in one event of the run; return whether it should stop."""
-        if self._validation is not None and self._validation.done():
-            await self._validated()
-        if "clock" in event:
-            # An epoch that ended meanwhile may have said more.
-            if self.status.advance(event["clock"], event["slowest"]):
-                if event["loss"] is not None:
-                    # Between two epochs nobody has one; the last one stands.
-                    self.status.loss = event["loss"]
-                await self._save()
-                await self._notify("on_round")
-                self.early.look(self.status)
-        elif "lost" in event:
-            self.counted["lost_trainers"] += len(event["lost"])
-            await self._notify("on_failover")
-        elif "retried" in event:
-            self.counted["retried_rounds"] += 1
-        elif "moved" in event:
-            self.counted["moved_parts"] += event["moved"]
-        else:
-            return await self._end_epoch(event)
-        return False
-
-    async def _end_epoch(self, event: dict[str, Any]) -> bool:
-        """Enter an epoch into the history; return whether the run should stop.
-
-        Where nobody may stop it, training goes on while a snapshot is validated.
-        """
-        await self._validated()
-        waits = self.stop is not None or self.plateaus
-        if self.validate is not None and not waits:
-            params = await self._snapshot()
-            await self._decide(event["epoch"], stop=False)
-            self._validation = asyncio.ensure_future(self._enter(event, params))
-            return False
-        await self._enter(event, self.store.pull_async)
-        stop = False
-        if self.stop is not None:
-            stopping = user_code("stop")(self.stop)
-            stop = bool(await self._call(stopping, list(self.status.history)))
-        await self._decide(event["epoch"], stop=stop)
-        return stop
-
-    async def _snapshot(self) -> Callable[[], Awaitable[dict[str, Array]]]:
-        """Copy the parameters where they are; return what brings them here."""
-        shards = await self.store._attach(self.store._bind())
-        what = f"the snapshot that is validated of store {self.store.name!r}"
-        taken = await snapshots.take_snapshot(
-            shards, ARRAYS, Deadline(config.deadline(), what)
-        )
-        return lambda: snapshots.values(taken)
-
-    async def _decide(self, epoch: int, *, stop: bool) -> None:
-        if self.gated:
-            await self.store._bind().directory(
-                "verdict", run=self.run, epoch=epoch, stop=stop
-            )
-
-    async def _enter(
-        self,
-        event: dict[str, Any],
-        params: Callable[[], Awaitable[dict[str, Array]]],
-    ) -> None:
-        """Enter an epoch into the history, with the metrics of its parameters."""
-        status, reports = self.status, event["reports"]
+    async def train(
+        self, plan: FitPlan, X: Any, y: Any, split: dict[str, Any]
+    ) -> TrainResult:
+        """Cut the data, train, read what came out."""
+        link: Link = self.store._bind()
+        await check_workers(link, self.workers)
+        await self._check(link, plan)
+        begin = await self._beginning(link)
+        self.status.history += begin.history
+        if self.resume and begin.progress.epochs.ended >= self.epochs:
+            await self._load(begin)
+            return await self._result(link, "resident")
+        parts = await self._parts(link, X, y, split)
         try:
-            metrics = await self._metrics(params)
-        except Exception:
-            await self._save(epoch=True)  # which is due of an epoch that has ended
-            raise
-        self.spent.add(reports)
-        watching = of_kind(self.callbacks, Monitor)
-        for report in reports:
-            for number, *record in report.get("records", ()):
-                step, name, value = record
-                watching[number].records.append((step, name, value))
-        status.history.append(self.early.entry(event, metrics, self.first, self.since))
-        first = None if event["epoch"] else advice.first_loss(reports)
-        await self._advise_of_loss(status.history[-1], first)
-        clocks = [r["clock"] for r in reports]
-        status.advance(max(clocks), min(clocks))
-        status.loss = None
-        for plateau in self.plateaus:
-            # Before a checkpoint is made of the epoch, and anybody goes on.
-            if (by := plateau.reduction(status.history[-1])) is not None:
-                await self._scale(by)
-        await self._save(epoch=True)
-        await self._notify("on_epoch")
+            lengths = [part.rows for part in parts]
+            plan = replace(plan, rounds=plan.n_groups(max(lengths)))
+            self.counted["moved_parts"] = sum(part.moved for part in parts)
+            data = parts, split["scheme"]
+            if plan.bsp:  # also of a checkpoint that is yet to be loaded
+                at = begin.progress.epochs
+                self._began_at = at.first * plan.rounds + at.clock
+            elif self.retries.most:
+                self._began_at = await self._progress(link)
+            while True:
+                try:
+                    execution = await self._attempt(link, plan, begin, data)
+                    break
+                except Exception as error:
+                    if not (self.retries.fail(error) and await self._has_ticked(link)):
+                        raise
+                    begin = await self._again(link, error)
+            unsaved = await self._save_end(link)
+        finally:
+            if self._validation is not None:
+                self._validation.cancel()
+            # The traceback of an error must not keep our data on the cluster.
+            parts.clear()
+        result = await self._result(link, execution)
+        if unsaved is not None and self.saves is not None:
+            raise UnsavedRunError(
+                f"the run on store {self.store.name!r} has ended, and its end could not be "
+                f"saved: {unsaved}. What train would have returned is `result` of this "
+                f"error; {self.saves.newest}; while this cluster lives, store.save(url) "
+                f"saves the end elsewhere",
+                result,
+            ) from unsaved
+        return result
 
-    async def _metrics(
-        self, params: Callable[[], Awaitable[dict[str, Array]]]
-    ) -> dict[str, float]:
-        """Return what `validate` says of parameters."""
-        if self.validate is None:
-            return {}
-        validate = user_code("validate")(self.validate)
-        return metrics_of(await self._call(validate, await params()))
+    async def _save_end(self, link: Link) -> Exception | None:
+        """Save the end of the run, where it is saved at all; return why it could not be."""
+        if self.saves is not None and self.run:
+            try:
+                await self.saves.finish(self.status, await self._place(link))
+            except SchedulerLostError:
+                raise
+            except (DaskPSError, OSError) as error:
+                return error
+        return None
 
-    async def _advise_of_loss(self, entry: Epoch, first: float | None) -> None:
-        """Say that the loss has grown out of all bounds, if it has."""
-        if entry.loss is None:
-            return
-        if text := self.losses.look(entry.epoch, entry.loss, first):
-            await self._call(self._say, text)
+    async def _parts(
+        self, link: Link, X: Any, y: Any, split: dict[str, Any]
+    ) -> list[DataPart]:
+        """Cut the data; say so before where that waits for Dask."""
+        if is_computed_first(X, y):
+            await self._notify("on_data")
+        about: dict[str, Any] = {"split": split, "only": self.workers}
+        return await parts_of(link, X, y, trainers=self.trainers, **about)
 
-    async def _advise_of_names(self, *, everything: bool = False) -> None:
-        """Name the parameters that no gradient of the run has named.
+    async def _attempt(
+        self,
+        link: Link,
+        plan: FitPlan,
+        begin: Beginning,
+        data: tuple[Sequence[DataPart], str],
+    ) -> str:
+        """Train from a place to the end; return how it was executed."""
+        (parts, scheme), before = data, begin.progress
+        lengths = [part.rows for part in parts]
+        plan = self._begun(plan, before)
+        run = TrainedBy.of(plan, described(self.chosen.policy), scheme, lengths)
+        if before.run is not None:
+            before.run.check_goes_on(run)
+        await self._load(begin)
+        if plan.most == 0:
+            return "resident"
+        graph = await self._graph(plan, lengths)
+        body = partial(train_part if graph is None else GraphStepper, plan)
+        await self._begin_plateaus(link)
+        await self._notify(
+            "on_failover" if self.counted["retried_runs"] else "on_start"
+        )
+        at = Epochs(plan.first, plan.rounds, plan.start)
+        await self._follow(link, body, parts, graph, Progress(at, run))
+        return "graph" if graph else "resident"
 
-        All of them only if `everything`: a loop may do something else than train.
-        """
-        if (found := await advice.find_unnamed(self._shards, self.run)) is None:
-            return
-        meta, names = found
-        if names and (everything or len(names) < len(meta.optimizers)):
-            await self._call(self._say, advice.unnamed_text(meta.name, names))
+    async def _place(self, link: Link) -> Epochs:
+        """Return how far the store is."""
+        end, _ = await epochs_of(link, self.store.uid, self.store.name)
+        return end
 
-    async def _shards(self) -> ShardClient:
-        return await self.store._attach(self.store._bind())
+    async def _has_ticked(self, link: Link) -> bool:
+        """Return whether there was a round since the call; without rounds, an update."""
+        try:
+            return await self._progress(link) > self._began_at
+        except StoreRestoredError:
+            raise  # what is lost nobody else would tell
+        except (OSError, DaskPSError):
+            return False  # what was raised says more
 
-    def _say(self, text: str) -> None:
-        """Log a warning, where no bar is in its way."""
-        for bar in of_kind(self.callbacks, ProgressBar):
-            bar.clear()
-        logger.warning("daskps: %s", text)
+    async def _progress(self, link: Link) -> int:
+        """Return a number that rises with each tick that changes something."""
+        if isinstance(self.policy, BSP):
+            # A round that is taken back raises versions too.
+            end = await self._place(link)
+            return end.first * end.per_epoch + end.clock
+        shards = await self.store._attach(link)
+        rows = await shards.control("versions")
+        return sum(version for of in rows for _, version in of)
 
-    async def _save(self, *, epoch: bool = False) -> None:
-        """Begin a checkpoint, where one is due."""
+    async def _again(self, link: Link, error: Exception) -> Beginning:
+        """Return where the run goes on that has failed: after its last complete round."""
+        found, status = await last_round(link, self.store, None), self.status
+        end = await self._place(link)
+        await self._validated()
+        # Without rounds one may have ended for all, and is begun again where the slowest
+        # trainer of the shards is.
+        status.history[:] = status.history_at(end)
+        place = end.ended, end.within
+        logger.warning(
+            "daskps: a run on store %r goes on at epoch %d, round %d, after %r",
+            self.store.name,
+            *place,
+            error,
+        )
+        self.counted["retried_runs"] += 1
+        self.counted["clock"] += (
+            end.first * end.per_epoch + end.clock - self.early.before
+        )
+        status.clock, status.slowest, status.loss = 0, 0, None
+        self.reset = False
         if self.saves is not None:
-            await self.saves.hear(self.status, epoch=epoch)
+            self.saves.begin_anew()
+        return found
 
-    async def _scale(self, by: float) -> None:
-        """Multiply the learning rates, while trainers wait at the end of an epoch."""
-        source = self.store._producer_here(self.store._bind())
-        what = f"the learning rates of store {self.store.name!r} to be reduced"
-        deadline = Deadline(config.deadline(), what)
-        shards = await self._shards()
-        await scale_lr(shards, source, Scaled(by), deadline=deadline, run=self.run)
+    async def _result(self, link: Link, execution: str) -> TrainResult:
+        """Read what came out."""
+        shards = await self.store._attach(link)
+        what = f"the stats of store {self.store.name!r}"
+        rows = await shards.control("stats", Deadline(config.deadline(), what))
+        found = await self.store.pull_async()
+        counted = dict(self.counted)
+        counted["clock"] += self.status.clock
+        if self.saves is not None:
+            counted["skipped_saves"] = self.saves.n_skipped
+        stats = self.spent.total(counted, [row for of in rows for row in of])
+        await self._notify("on_stop")
+        if self.status.clock:
+            await self._advise_of_names(everything=True)
+        version = min(r["version"] for of in rows for r in of)
+        return TrainResult(found, self.status.history, version, execution, stats)
 
-    async def _validated(self) -> None:
-        """Wait for the validation that is under way, if one is, or raise its error."""
-        if self._validation is not None:
-            await self._validation
-            self._validation = None
+    async def _beginning(self, link: Link) -> Beginning:
+        """Return where the run begins, and take from it how many trainers there are."""
+        if self.checkpoint is not None:
+            self.saves = Saves(await self.store._attach(link), self.checkpoint)
+        if self.reset:
+            return Beginning(Progress(Epochs()), [])
+        if not self.resume:
+            return await next_epoch(link, self.store)
+        found = await last_round(link, self.store, self.saves)
+        if self.trainers is None:
+            self.trainers = found.progress.n_trainers
+        return found
 
-    async def _notify(self, event: str) -> None:
-        if self.callbacks:
-            await self._call(notify, self.callbacks, event, self.status)
+    async def _load(self, begin: Beginning) -> None:
+        """Load a checkpoint into the store, where it begins with one."""
+        if begin.folder and self.saves is not None:
+            await self.saves.load(begin.folder, begin.progress)
+
+    def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
+        """Return a plan with the epochs of the store that it has, and note them."""
+        at, passed, status = before.epochs, 0, self.status
+        self.first, self.since = at.ended, at.within
+        if not self.counted["retried_runs"]:
+            status.first = self.first
+            status.epochs = self.epochs if self.resume else self.first + self.epochs
+        if before.run is not None:
+            passed = before.run.epochs - at.first
+        if plan.bsp or not at.within:
+            # All trainers are at the same clock of the same epoch, or begin one.
+            at = Epochs(at.ended, at.per_epoch, at.within)
+        n = status.epochs - at.first
+        plan = replace(plan, first=at.first, start=at.clock, epochs=n, passed=passed)
+        most = self.early.begin(at.first * plan.rounds + at.clock)
+        rounds = n * plan.rounds - at.clock
+        status.rounds = rounds if most is None else min(rounds, most)
+        return replace(plan, most=most)
+
+    async def _graph(self, plan: FitPlan, lengths: Sequence[int]) -> Schedule | None:
+        """Return the rounds of graph execution, None for resident trainers."""
+        execution = self.chosen.execution
+        if execution == "auto":
+            found = await threads_of(self.store._bind(), self.workers)
+            threads = sum(found.values())
+            many = plan.bsp and len(lengths) > MOST_PER_THREAD * threads
+            if many:
+                meta = (await self.store._attach(self.store._bind())).meta
+                asked = replace(self.chosen, execution="graph")
+                many = find_refusal(asked) is None
+                if meta.layout.tables and self.chosen.takes_rows:
+                    # Any gradient may have rows.
+                    many = asked.takes_rows
+            execution = "graph" if many else "resident"
+        if execution == "resident":
+            limits.check_trainers(len(lengths), graph=False)
+            return None
+        groups = [plan.n_groups(n) for n in lengths]
+        gated, start, most = self.gated, plan.start, plan.most
+        return Schedule(plan.epochs, plan.rounds, groups, gated, start, most)
+
+    async def _check(self, link: Link, plan: FitPlan) -> None:
+        """Refuse what the parameters, tables and rules of the store do not take."""
+        models = plan.average_models
+        if not (plan.rows or models or plan.sync_every != 1):
+            return
+        shards = await self.store._attach(link)
+        meta = shards.meta
+        if plan.rows:
+            check_tables(meta, plan.rows)
+        if models or plan.sync_every != 1:
+            what = "average='models'" if models else "sync_every"
+            check_rules(load_rules(meta), meta.layout.names, what, rounds=models)
+            factors = set((await self._factors(shards)).values()) - {1.0}
+            if self.plateaus:
+                raise ValueError(
+                    f"{what} does not take {self.plateaus[0]!r}: trainers make own steps "
+                    f"by the rates of the optimizers; leave one of them out"
+                )
+            if factors and not self.reset:
+                raise ValueError(
+                    f"{what} does not take store {meta.name!r}, whose learning rates are "
+                    f"scaled by {min(factors):g}: trainers make own steps by those of the "
+                    f"optimizers; leave it out, or begin with reset_optimizer=True"
+                )
+
+    async def _begin_plateaus(self, link: Link) -> None:
+        """Tell those that reduce learning rates what these are."""
+        if not self.plateaus:
+            return
+        shards = await self.store._attach(link)
+        rules = load_rules(shards.meta)
+        factors = {} if self.reset else await self._factors(shards)
+        rated = [(rule, factors.get(index, 1.0)) for index, rule in rules.items()]
+        for plateau in self.plateaus:
+            # Those of a run that is tried again it has seen.
+            again = self.counted["retried_runs"]
+            plateau.begin(rated, () if again else self.status.history)
+
+    async def _factors(self, shards: ShardClient) -> dict[int, float]:
+        asked = Deadline(config.deadline(), "the factors of its learning rates")
+        return await lr_factors(shards, asked)
+
+    async def _follow(self, link: Link, *launched: Any) -> None:
+        """Run the trainers to the end of the run, or to where it is stopped."""
+        try:
+            await self.launch(*launched)
+            await self._validated()
+        except StopNow:
+            await self._enter_open(link)
+
+    async def _enter_open(self, link: Link) -> None:
+        """Enter the epoch within which the run was stopped into the history."""
+        status = self.status
+        end, _ = await epochs_of(link, self.store.uid, self.store.name)
+        if end.following > status.following:
+            metrics = await self._metrics(self.store.pull_async)
+            entry = self.early.open_entry(status, end, metrics, self.since)
+            status.history.append(entry)
+            clock = entry.step - self.early.before
+            status.advance(clock, clock)
+            await self._notify("on_epoch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from daskps.training.gathering import brought_by
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.session import Session
@@ -106,37 +105,23 @@ class Monitor:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Interest:
-    """What a monitor asks of trainers; travels with their plan."""
+def watches_of(monitors: Iterable[Monitor]) -> tuple[Monitor, ...]:
+    """Return what trainers need of monitors: all but their records."""
+    return tuple(Monitor(one.interval, one.stat, one.pattern) for one in monitors)
 
-    interval: int
-    stat: Callable[[Array], float] | None
-    pattern: str
 
-    @classmethod
-    def of(cls, monitor: Monitor) -> Interest:
-        """Return what a monitor asks for."""
-        return cls(monitor.interval, monitor.stat, monitor.pattern)
-
-    def value(self, array: Array) -> float:
-        """Return the statistic of an array.
-
-        Raises
-        ------
-        TypeError
-            For what is no number.
-        """
-        if self.stat is None:
-            return rms(array)
-        with user_code("stat of Monitor"):
-            found = self.stat(array)
-        try:
-            return float(found)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"stat of Monitor returned {found!r:.80}; return one number"
-            ) from None
+def _value(watch: Monitor, array: Array) -> float:
+    """Return the statistic of an array, or refuse what is no number."""
+    if watch.stat is None:
+        return rms(array)
+    with user_code("stat of Monitor"):
+        found = watch.stat(array)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"stat of Monitor returned {found!r:.80}; return one number"
+        ) from None
 
 
 class Watcher:
@@ -144,8 +129,8 @@ class Watcher:
 
     Parameters
     ----------
-    watches : sequence of Interest
-        What is asked for.
+    watches : sequence of Monitor
+        What is asked for, without records.
     session : Session
         The trainer's place in the run.
     mean : bool
@@ -156,7 +141,7 @@ class Watcher:
 
     def __init__(
         self,
-        watches: Sequence[Interest],
+        watches: Sequence[Monitor],
         session: Session,
         *,
         mean: bool,
@@ -174,10 +159,10 @@ class Watcher:
         found, self._found = self._found, []
         return found
 
-    def _due(self, step: int) -> list[tuple[int, Interest]]:
+    def _due(self, step: int) -> list[tuple[int, Monitor]]:
         return [(i, w) for i, w in enumerate(self._watches) if step % w.interval == 0]
 
-    def _named(self, watch: Interest) -> Iterator[Parameter]:
+    def _named(self, watch: Monitor) -> Iterator[Parameter]:
         return (p for p in self._parameters if fnmatchcase(p.name, watch.pattern))
 
     def weights(self, step: int, params: Mapping[str, Array]) -> None:
@@ -230,7 +215,7 @@ class Watcher:
         return found
 
     def _note(
-        self, by: tuple[int, Interest], step: int, name: str, array: Array
+        self, by: tuple[int, Monitor], step: int, name: str, array: Array
     ) -> None:
         number, watch = by
-        self._found.append((number, step, name, watch.value(array)))
+        self._found.append((number, step, name, _value(watch, array)))

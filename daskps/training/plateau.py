@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from daskps.store.arguments import number, whole
-from daskps.training.choices import check_choice
+from daskps.training.functions import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

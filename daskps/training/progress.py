@@ -1,4 +1,4 @@
-"""What a run is and how far it has come: what another one needs to go on."""
+"""How far a run has come, and what run it was: what another one needs to go on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.training.steps import FitPlan
+
 
 #: What `train` is called with that must be the same.
 _ARGUMENTS = (

@@ -1,23 +1,29 @@
-"""Which rows of tables a batch is about, as functions of the user's say."""
+"""Rows of tables that a batch or a trainer is about: ids, gradients and differences."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from dask.utils import funcname
 
-from daskps.store import intake
+from daskps.combination import check_rows
+from daskps.errors import PushRejectedError
+from daskps.layout.arrays import FLOATS
+from daskps.limits import MOST_PUSHED_ROWS
+from daskps.store import intake, row_intake
 from daskps.store.row_grad import RowGrad
 from daskps.store.row_targets import given_ids
+from daskps.training.functions import cannot_take, signature_of
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.combination import Combination
     from daskps.typing import Array
 
 
@@ -55,26 +61,16 @@ def _checked(name: Any, function: Any) -> IdFunction:
             f"rows[{name[:60]!r}] is a function of a batch, found {function!r:.60}; "
             f"pass one that returns its ids, as in lambda X_batch: X_batch[:, 0]"
         )
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some compiled functions do not tell
+    if (signature := signature_of(function)) is None:
         return IdFunction(function, draws=False)
-    if [*signature.parameters][1:2] != ["rng"] and _takes(signature, 1):
+    if [*signature.parameters][1:2] != ["rng"] and not cannot_take(signature, 1):
         return IdFunction(function, draws=False)
-    if _takes(signature, 2):
+    if not cannot_take(signature, 2):
         return IdFunction(function, draws=True)
     raise TypeError(
         f"rows[{name[:60]!r}] is called as f(X_batch) or f(X_batch, rng), but "
         f"{funcname(function)}{signature} takes neither"
     )
-
-
-def _takes(signature: inspect.Signature, n: int) -> bool:
-    try:
-        signature.bind(*[None] * n)
-    except TypeError:
-        return False
-    return True
 
 
 def check_tables(meta: StoreMap, rows: Mapping[str, IdFunction]) -> None:
@@ -152,3 +148,72 @@ def as_rows(grads: Mapping[str, Any], ids: Mapping[str, Array]) -> Mapping[str, 
         else given
         for name, given in intake.plain(grads).items()
     }
+
+
+def rows_given(
+    meta: StoreMap, named: Mapping[str, RowGrad], chosen: Combination, *, finite: bool
+) -> list[RowsGiven]:
+    """Return gradients of rows as a trainer's step brings them.
+
+    The weight is the step's: whoever applies them multiplies by it, or it counts in
+    the mean of a round.
+
+    Parameters
+    ----------
+    meta : StoreMap
+        The store.
+    named : mapping of str to RowGrad
+        The gradients by the names of tables.
+    chosen : Combination
+        The verb and what was chosen with it.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Raises
+    ------
+    NoOptimizerError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    if not chosen.takes_rows:  # here: a call more counts for each push
+        check_rows(chosen, named)
+    return row_intake.gradients(
+        meta.layout, meta.optimizers, named, weight=1.0, finite=finite
+    )
+
+
+def deltas_of_rows(
+    meta: StoreMap,
+    named: Mapping[str, RowGrad],
+    chosen: Combination,
+    *,
+    finite: bool,
+) -> list[RowsGiven]:
+    """Return what is added to rows as a trainer's step brings it.
+
+    Parameters
+    ----------
+    meta, named, chosen
+        As in :func:`rows_given`.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Raises
+    ------
+    PushRejectedError
+        For what does not fit. Nothing has been changed anywhere.
+    """
+    check_rows(chosen, named)
+    for name in named if chosen.has_rounds else ():
+        dtype = meta.layout.table_by_name[name].dtype
+        if dtype not in FLOATS:
+            raise PushRejectedError(
+                f"table {name[:60]!r} is {dtype}, and a round sums rows of floats alone; "
+                f"train with sync='asp' or 'ssp', or add by the store's handle outside"
+            )
+    first, *rest = row_intake.values(meta.layout, named, "delta", finite=finite)
+    if rest:
+        raise PushRejectedError(
+            f"more than {MOST_PUSHED_ROWS:,} rows of a table in one add, which is one "
+            f"step; send them in several"
+        )
+    return first

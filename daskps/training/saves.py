@@ -1,31 +1,116 @@
-"""Saves of a store beside its run, one after the other."""
+"""Checkpoints of a run: where and how many, written beside it; and where a run begins."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.checkpoint import listing
-from daskps.checkpoint.storage import Storage, options_of
+from daskps.checkpoint.storage import Storage, full_url, options_of, shown
 from daskps.cluster.caller import filling, saving
+from daskps.cluster.runs.epochs import epochs_of
 from daskps.cluster.wire.deadline import Deadline
+from daskps.epochs import Epochs
 from daskps.errors import CheckpointError, ConsistencyError, DaskPSError
 from daskps.layout.arrays import counted
-from daskps.training.progress import Progress
+from daskps.store.arguments import whole
+from daskps.training.progress import Progress, TrainedBy
 from daskps.training.result import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
-    from daskps.epochs import Epochs
-    from daskps.training.checkpoints import Checkpoints
+    from daskps.cluster.caller.link import Link
+    from daskps.store.store import ParameterStore
     from daskps.training.result import RunStatus
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkpoints:
+    """Where `train` saves its store, how often, and how many checkpoints it keeps.
+
+    Parameters
+    ----------
+    url : str or path-like
+        A folder that all workers and this process reach, by any URL that fsspec knows.
+        One for each model, or stores with names: with ``resume=True`` a new store is
+        loaded from the newest checkpoint there of a store of its name, and one without
+        a name from that of any without.
+    every : "epoch" or int
+        Save after each epoch, or about every so many rounds (under SSP and ASP: clocks of
+        the trainer that is furthest). Training goes on meanwhile. A save that is still
+        being written lets the next one skip, which `TrainStats.skipped_saves` counts.
+    keep : int
+        How many checkpoints of the store are kept, the newest ones.
+    storage_options : mapping of str to object, optional
+        For the file system of the URL: plain values. They are shown nowhere.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For what is no URL, `every` below 1, or `keep` below 1.
+
+    Examples
+    --------
+    >>> daskps.Checkpoints("s3://bucket/model/", every=500, storage_options={"key": "x"})
+    daskps.Checkpoints('s3://bucket/model', every=500, keep=3)
+    """
+
+    url: Any
+    every: str | int = "epoch"
+    keep: int = 3
+    storage_options: Mapping[str, Any] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", full_url(self.url))
+        options_of(self.storage_options)
+        if self.every != "epoch":
+            if isinstance(self.every, str):
+                raise ValueError(
+                    f"every={self.every!r:.60} is not known; choose 'epoch' or a number "
+                    f"of rounds"
+                )
+            whole(self.every, "every", least=1)
+        whole(self.keep, "keep", least=1)
+
+    def __repr__(self) -> str:
+        return (
+            f"daskps.Checkpoints({shown(self.url)!r}, every={self.every!r}, "
+            f"keep={self.keep})"
+        )
+
+
+def check_resume(checkpoint: Any, *, resume: bool, reset: bool) -> None:
+    """Refuse a run that cannot go on as it is told to.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Saying what goes with what.
+    """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
+        raise TypeError(
+            f"checkpoint is a daskps.Checkpoints, found {type(checkpoint).__name__}; "
+            f"pass daskps.Checkpoints(url)"
+        )
+    if resume and checkpoint is None:
+        raise ValueError(
+            "resume=True needs checkpoint=, which says where the checkpoints are; pass "
+            "checkpoint=daskps.Checkpoints(url)"
+        )
+    if resume and reset:
+        raise ValueError(
+            "resume=True goes on with the optimizer as it was, reset_optimizer=True "
+            "begins anew; leave one of them out"
+        )
+
 
 logger = logging.getLogger(__name__)
 #: How long a save waits to hear of an epoch that has ended.
@@ -270,3 +355,52 @@ def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
             f"{file}: its history is none of epochs; restore another checkpoint", file
         ) from None
     return found
+
+
+class Beginning(NamedTuple):
+    """Where a run begins."""
+
+    progress: Progress
+    #: Of the epochs before it, as far as a checkpoint has them.
+    history: list[Epoch]
+    #: The checkpoint that the store is loaded from before, "" for none.
+    folder: str = ""
+
+
+async def next_epoch(link: Link, store: ParameterStore) -> Beginning:
+    """Return where the next epoch of a store begins."""
+    found, _ = await epochs_of(link, store.uid, store.name)
+    return Beginning(Progress(Epochs(found.following)), [])
+
+
+async def last_round(
+    link: Link, store: ParameterStore, saves: Saves | None
+) -> Beginning:
+    """Return where the run before has ended, in this store or in its last checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        Where the last checkpoint is further than the store, which is not new.
+    """
+    found, described = await epochs_of(link, store.uid, store.name)
+    run = TrainedBy.from_json(json.loads(described)) if described else None
+    before, folder = Progress(found, run), ""
+    history: list[Epoch] = []
+    if saves is not None and (saved := await saves.find()):
+        if await saves.is_new():
+            before, folder, history = saved.progress, saved.folder, saved.history
+        elif saved.is_own:
+            history = saved.history
+        elif saved.progress.epochs.place > found.place:
+            raise CheckpointError(
+                f"store {store.name!r} has been trained or pushed to, and the checkpoint "
+                f"{saved.folder}, which is further (epoch {saved.progress.epochs.ended}), "
+                f"was saved of another one: it is loaded into a new store only. Make the "
+                f"store anew, or pass resume=False or another URL",
+                saved.folder,
+            )
+    if before.run is None:
+        before = Progress(Epochs(before.epochs.following))
+    ended = before.epochs.ended
+    return Beginning(before, [e for e in history if e.epoch < ended], folder)

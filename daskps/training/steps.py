@@ -1,12 +1,13 @@
-"""What a trainer of `train` computes between two synchronisations, in any execution."""
+"""Steps of `train` between two synchronisations, for a trainer or a task of a round."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from dask.utils import funcname
@@ -23,22 +24,24 @@ from daskps.errors import PushRejectedError
 from daskps.layout.trees import Tree, flatten, is_tree
 from daskps.optim.local import LocalModel
 from daskps.store import intake, row_intake
+from daskps.store.row_targets import pulled
+from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_arguments
-from daskps.training.row_gradients import rows_given
-from daskps.training.row_ids import as_rows
+from daskps.training.row_ids import as_rows, ids_of_batch, rows_given
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.combination import Combination
-    from daskps.training.monitoring import Interest
+    from daskps.training.monitoring import Monitor
     from daskps.training.row_ids import IdFunction
     from daskps.typing import Array
+
 
 _GRADIENT = user_code("the gradient")
 #: Rows of the features and of the labels.
@@ -80,7 +83,7 @@ class FitPlan:
     #: rows of the next batch while it computes.
     rows_ahead: float = 0
     #: What monitors ask of trainers.
-    watches: tuple[Interest, ...] = ()
+    watches: tuple[Monitor, ...] = ()
 
     @property
     def bsp(self) -> bool:
@@ -308,3 +311,71 @@ class Stepper:
 def _is_part(value: Any) -> bool:
     """Whether it is the first of two gradients, and no loss."""
     return getattr(value, "ndim", 0) > 0 or is_tree(value)
+
+
+#: Returns what the tasks of a run share on a worker, made by the function if need be.
+Shared = Callable[[Any, Callable[[], Any]], Any]
+
+
+class RowsBefore(Protocol):
+    """What reads rows of tables as they are before a round."""
+
+    def read_rows(self, targets: Sequence[Target]) -> None:
+        """Read what is too much for one call, one after the other."""
+
+    def empty(self, n: int, dtype: Any) -> Array:
+        """Return memory like ``np.empty(n, dtype)``, of which much is used again."""
+
+
+class GraphStepper(Stepper):
+    """Steps of many ranks, one at a time."""
+
+    def __init__(self, plan: FitPlan, meta: StoreMap) -> None:
+        super().__init__(plan, meta)
+        self._arrays = self.params
+
+    def __call__(
+        self,
+        part: tuple[Any, Any],
+        rank: int,
+        number: int,
+        shared: Shared,
+        *,
+        reader: RowsBefore,
+        own: partial[GraphStepper],
+    ) -> Computed:
+        """Compute what a rank delivers to a round, from `params` as they are.
+
+        `own` is the rank's copy of what makes these: its plan has the functions to call.
+        """
+        [self.plan] = own.args
+        X, y = rows_of(part)
+        n = n_rows(X)
+        epoch, within = self.plan.place(number, self.plan.rounds)
+        self.epoch = self.plan.first + epoch
+        # Shuffled once per epoch and worker, not once per round.
+        kept: dict[int, list[list[Any]]] = shared(("batches", rank), dict)
+        groups = kept.get(epoch)
+        if groups is None:
+            groups = self.plan.groups(n, epoch, rank)
+            kept.clear()
+            kept[epoch] = groups
+        first = None
+        if self.plan.rows:
+            first = self.take(X, y, groups[within][0])
+            key = self.plan.key(number, self.plan.rounds, rank)
+            self._read(first[0], key, reader)
+        return self.step(X, y, groups[within], first)
+
+    def _read(self, X: Any, key: tuple[int, int, int, int], reader: RowsBefore) -> None:
+        """Put the rows that a batch is about into `params`."""
+        self.ids = ids_of_batch(self.meta, self.plan.rows, X, key)
+        out = {}
+        for name, ids in self.ids.items():
+            table = self.meta.layout.table_by_name[name]
+            shape = (*ids.shape, table.dim)
+            # Each time another: a gradient may be what was read.
+            out[name] = reader.empty(math.prod(shape), table.dtype).reshape(shape)
+        targets = pulled(self.meta, (), self.ids, out)
+        reader.read_rows(targets)
+        self.params = {**self._arrays, **targets[-1].finish()}

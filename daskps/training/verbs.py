@@ -14,7 +14,7 @@ from daskps.store import intake, row_intake
 from daskps.store.arguments import number
 from daskps.training.gathering import brought_by, check_op
 from daskps.training.overlap.ahead import Ahead
-from daskps.training.row_gradients import deltas_of_rows
+from daskps.training.row_ids import deltas_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -168,7 +168,7 @@ MUTANTS = (
     ),
     Mutant(
         "all-ranks-draw-the-same-ids",
-        "daskps.training.graph:GraphStepper.__call__",
+        "daskps.training.steps:GraphStepper.__call__",
         "key = self.plan.key(number, self.plan.rounds, rank)",
         "key = self.plan.key(number, self.plan.rounds, 0)",
         (

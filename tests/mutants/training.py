@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "rows-that-a-step-changed-stay-as-read-before-it",
-        "daskps.training.batch_rows:BatchRows._read_again",
+        "daskps.training.resident:BatchRows._read_again",
         "rows.reshape(-1, rows.shape[-1])[again] = fresh[name]",
         "rows.reshape(-1, rows.shape[-1])[again[:0]] = fresh[name][:0]",
         (
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-are-read-ahead-as-at-this-clock",
-        "daskps.training.batch_rows:BatchRows.begin",
+        "daskps.training.resident:BatchRows.begin",
         "session.read_all(targets, seconds, ahead=1)",
         "session.read_all(targets, seconds)",
         (
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-trainer-at-its-bound-reads-rows-ahead",
-        "daskps.training.batch_rows:BatchRows.may_begin",
+        "daskps.training.resident:BatchRows.may_begin",
         "return self._lag < self._plan.rows_ahead",
         "return self._lag <= self._plan.rows_ahead",
         (
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "pushes-of-one-parameter-change-places",
-        "daskps.training.overlap.backlog:_first",
+        "daskps.training.overlap.background:_first",
         "free = before.isdisjoint(operation.passing)",
         "free = not before.isdisjoint(operation.passing) or not before",
         (
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "what-was-issued-after-a-failure-goes-on",
-        "daskps.training.overlap.backlog:Backlog.fail",
+        "daskps.training.overlap.background:Backlog.fail",
         "failed += self.waiting",
         "pass",
         (
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "prefetch-of-another-clock",
-        "daskps.training.overlap.prefetch:_Begun.is_for",
+        "daskps.training.overlap.ahead:_Begun.is_for",
         "self.clock == clock",
         "True",
         (
@@ -194,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-checkpoint-of-another-store-that-is-further-is-passed-over",
-        "daskps.training.beginning:last_round",
+        "daskps.training.saves:last_round",
         "elif saved.progress.epochs.place > found.place:",
         "elif saved.progress.epochs.place < (0, 0):",
         (

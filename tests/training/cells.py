@@ -18,7 +18,7 @@ from daskps import RowGrad, TableSpec, codecs, optim
 from daskps.codecs import BFloat16, Float16, Int8, TopK, TwoBit
 from daskps.combination import Combination
 from daskps.consistency import ASP, BSP, SSP, Policy
-from daskps.training.choices import described
+from daskps.training.functions import described
 
 RATE = 0.5
 RANKS, BATCHES, EPOCHS, ROWS = 2, 3, 2, 4

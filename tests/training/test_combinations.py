@@ -15,7 +15,7 @@ import pytest
 import daskps
 from daskps.codecs import TopK
 from daskps.combination import GRADIENTS, Combination, check_rows, find_refusal
-from daskps.training import fit_job
+from daskps.training import job
 from tests.training.cells import Cell, attempt, every_cell, expected, store_of
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "combinations.md")
@@ -123,7 +123,7 @@ def test_auto_is_the_graph_only_where_that_is_not_refused(
     async def one(*_):
         return {"worker": 1}
 
-    monkeypatch.setattr(fit_job, "threads_of", one)
+    monkeypatch.setattr(job, "threads_of", one)
     with store_of(Cell(Combination("train", table=table))) as store:
         result = daskps.train(
             store, no_gradient, np.zeros((5, 1)), trainers=5, codec=codec, **how

@@ -15,7 +15,7 @@ from daskps import CheckpointError, TableSpec, optim
 from daskps.combination import Combination
 from daskps.consistency import ASP
 from daskps.epochs import Epochs
-from daskps.training.fit_job import FitJob
+from daskps.training.job import Job
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.steps import FitPlan
 from tests.seams import bound_link
@@ -43,7 +43,7 @@ def fail_at(last):
 
 def resuming(**given):
     """Without checkpoints, which are elsewhere."""
-    return FitJob(**given | {"resume": True})
+    return Job(**given | {"resume": True})
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def resumed(monkeypatch):
 
     def train(store, epochs, function=gradient, data=(X, Y), **how):
         with monkeypatch.context() as patched:
-            patched.setattr("daskps.training.fit.FitJob", resuming)
+            patched.setattr("daskps.training.fit.Job", resuming)
             return daskps.train(store, function, *data, epochs=epochs, **HOW | how)
 
     return train

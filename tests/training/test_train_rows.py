@@ -18,8 +18,8 @@ from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.combination import Combination
 from daskps.layout.arrays import Layout
 from daskps.store import row_intake
-from daskps.training.batch_rows import BatchRows, Marks
 from daskps.training.data.rows import batches, partition
+from daskps.training.resident import BatchRows, Marks
 from daskps.training.row_ids import checked_functions
 from daskps.training.steps import FitPlan, Stepper
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.compat.singa.servers import Following
-    from daskps.training.overlap.operation import Operation
+    from daskps.training.overlap.background import Operation
     from daskps.training.trainer import Trainer
     from daskps.typing import Array
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import RunCancelledError
-from daskps.training.overlap.backlog import Backlog
-from daskps.training.overlap.operation import Operation
+from daskps.training.overlap.background import Backlog, Operation
 
 
 def push(*names, tick=False, priority=0):
