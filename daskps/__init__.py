@@ -33,17 +33,14 @@ from daskps.errors import (
 from daskps.layout.text_ids import hash_ids
 from daskps.layout.trees import unflatten
 from daskps.store.array import ParameterArray
-from daskps.store.array_spec import ArraySpec
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
 from daskps.store.replica import Replica
-from daskps.store.restoring import restore
-from daskps.store.row_grad import RowGrad
 from daskps.store.snapshot import Snapshot
+from daskps.store.specs import ArraySpec, RowGrad, TableSpec
 from daskps.store.store import ParameterStore
-from daskps.store.stores import StoreInfo, create, list_stores, open  # noqa: A004 - used as `daskps.open`, like zarr.open
+from daskps.store.stores import StoreInfo, create, list_stores, open, restore  # noqa: A004 - used as `daskps.open`, like zarr.open
 from daskps.store.table import ParameterTable
-from daskps.store.table_spec import TableSpec
 from daskps.training import stop
 from daskps.training.callbacks import Log, ProgressBar, ReduceOnPlateau
 from daskps.training.data.rows import partition, split_batch

@@ -14,15 +14,9 @@ import pytest
 import daskps
 from daskps import LayoutError, limits
 from daskps.cluster.directory.placement import StoreRequest, reserve
-from daskps.store.created import blueprint
-from daskps.store.servers import Wanted
+from daskps.store.blueprints import Wanted, blueprint
 
-OPTIONS: dict[str, Any] = {
-    "name": None,
-    "optimizer": None,
-    "seed": 0,
-    "overwrite": False,
-}
+OPTIONS: dict[str, Any] = {"optimizer": None, "seed": 0}
 MANY = limits.MOST_PARAMETERS + 1
 
 

@@ -13,8 +13,7 @@ from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
 from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
-from daskps.store.repr import printable, shards_line, text_table
-from daskps.store.table_counts import counted_tables
+from daskps.store.repr import counted_tables, printable, shards_line, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

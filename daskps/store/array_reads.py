@@ -13,8 +13,8 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.region_routes import read_runs
 from daskps.layout.chunks import chunks_of
 from daskps.store.handle import DEFAULT
-from daskps.store.indexing import named_rows, runs_of_rows, split_index
 from daskps.store.mistaken import no_array_attribute, not_written_in_part
+from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array, taken_by
 from daskps.store.targets import checked_out, target_of
@@ -154,15 +154,14 @@ class ReadableArray:
         array([0., 1., 2.])
         """
         try:
-            if (region := self._region) is not None:
+            if self._region is not None:
                 flat = np.empty(self.size, self.dtype)
                 if out is not None:
                     out = checked_out(
                         out, self._shown.name, self.shape, str(self.dtype)
                     )
-                return self._read(
-                    region.start, flat, partial(_given_to, out, flat), timeout
-                )
+                runs, finish = [(0, self.size)], partial(_given_to, out, flat)
+                return self._read(runs, flat, finish, timeout=timeout)
             given = None if out is None else {self.name: out}
 
             def make(meta: StoreMap) -> Request:
@@ -177,50 +176,43 @@ class ReadableArray:
 
     def __getitem__(self, index: Any) -> Any:
         try:
-            named = named_rows(index, self.shape)
-            if named is not None:
-                return self._read_rows(*named)
-            low, high, inner = split_index(index, self.shape)
             width = int(np.prod(self.shape[1:], dtype=np.int64))
-            flat = np.empty((high - low) * width, self.dtype)
+            named, what = named_rows(index, self.shape), "rows"
+            if named is not None:
+                (rows, inner), runs = named, runs_of_rows(named[0])
+                n = len(rows)
+            else:
+                low, high, inner = split_index(index, self.shape)
+                n, runs, what = high - low, [(low, high)], "a slice"
+            flat = np.empty(n * width, self.dtype)
 
             def finish() -> Any:
-                return flat.reshape((high - low, *self.shape[1:]))[inner]
+                return flat.reshape((n, *self.shape[1:]))[inner]
 
-            return self._read(self._first + low * width, flat, finish, DEFAULT)
+            runs = [(a * width, b * width) for a, b in runs]
+            return self._read(runs, flat, finish, what=what)
         except BaseException as error:
             hide(error)
             raise
 
-    def _read_rows(self, rows: Array, inner: Any) -> Any:
-        """Read some rows, each once and no others, and take of these what is wanted."""
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        flat, first = np.empty(len(rows) * width, self.dtype), self._first
-        runs = [
-            (first + a * width, first + b * width)
-            for a, b in runs_of_rows(rows)
-            if width
-        ]
-
-        def finish() -> Any:
-            return flat.reshape((len(rows), *self.shape[1:]))[inner]
+    def _read(
+        self,
+        runs: list[tuple[int, int]],
+        flat: Array,
+        finish: Callable[[], Any],
+        *,
+        timeout: Any = DEFAULT,
+        what: str = "a slice",
+    ) -> Any:
+        """Read runs of the elements that it shows, one behind the other."""
+        first = self._first
+        asked = [(first + a, first + b) for a, b in runs if a < b]
 
         def make(meta: StoreMap) -> Request:
             index = self._parameter.index
-            return read_runs(meta, index, runs, flat=flat, finish=finish)
+            return read_runs(meta, index, asked, flat=flat, finish=finish)
 
-        return self._store._do(make, DEFAULT, f"rows of {self.name!r}")
-
-    def _read(
-        self, start: int, flat: Array, finish: Callable[[], Any], timeout: Any
-    ) -> Any:
-        """Read as many elements of the parameter as `flat` has, from `start` on."""
-        spans = {self._parameter.index: (start, start + len(flat), flat)}
-
-        def make(meta: StoreMap) -> Request:
-            return routes.read(meta, routes.spanning(meta, spans, finish))
-
-        return self._store._do(make, timeout, f"a slice of {self.name!r}")
+        return self._store._do(make, timeout, f"{what} of {self.name!r}")
 
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the parameter at one moment into a dask array on the owners.

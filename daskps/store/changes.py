@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller import changes, routes
+from daskps.cluster.caller import changes
 from daskps.cluster.caller.changes import NEVER, Changed, Question
 from daskps.layout.tables import UnboundedTable
 from daskps.row_init import initial_rows
-from daskps.store.row_targets import pulled
+from daskps.store.targets import pulled, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,8 +151,7 @@ async def awaited(steps: _Steps, shards: ShardClient, deadline: Deadline) -> Cha
 
 def _reading(meta: StoreMap, rows: Mapping[str, Array]) -> Request:
     """Return what reads rows, part by part where they are many."""
-    first, *rest = [routes.read(meta, of) for of in pulled(meta, (), rows, None)]
-    return first._replace(rest=tuple(rest))
+    return reading(meta, pulled(meta, (), rows, None))
 
 
 def _rows_of(request: Request, rows: Mapping[str, Array]) -> Array:
@@ -251,16 +250,14 @@ class _Part:
         at = np.searchsorted(self.ids, newer.ids)
         if np.array_equal(self.ids[np.minimum(at, len(self.ids) - 1)], newer.ids):
             # As all of them are where the whole table was read.
-            self.rows[at], self.is_read[at] = newer.rows, newer.is_read
-            self.is_there[at] = newer.is_there
+            for name in ("rows", "is_read", "is_there"):
+                getattr(self, name)[at] = getattr(newer, name)
             return
         kept = ~np.isin(self.ids, newer.ids)
-        ids = np.concatenate([self.ids[kept], newer.ids])
-        order = np.argsort(ids)
-        self.ids = ids[order]
-        self.rows = np.concatenate([self.rows[kept], newer.rows])[order]
-        self.is_read = np.concatenate([self.is_read[kept], newer.is_read])[order]
-        self.is_there = np.concatenate([self.is_there[kept], newer.is_there])[order]
+        order = np.argsort(np.concatenate([self.ids[kept], newer.ids]))
+        for name in ("ids", "rows", "is_read", "is_there"):
+            both = getattr(self, name)[kept], getattr(newer, name)
+            setattr(self, name, np.concatenate(both)[order])
 
 
 def _fill(table: Table, parts: Sequence[_Part]) -> Generator[Any, Any, None]:

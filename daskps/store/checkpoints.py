@@ -12,8 +12,7 @@ from daskps.checkpoint import listing
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
 from daskps.cluster.caller.saving import CheckpointTarget
 from daskps.cluster.wire.options import pack_options
-from daskps.layout.arrays import counted
-from daskps.store.repr import html_tables, text_table
+from daskps.store.repr import TableList
 from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def info_of(url: str, manifest: Manifest) -> CheckpointInfo:
     )
 
 
-class CheckpointList(list[CheckpointInfo]):
+class CheckpointList(TableList[CheckpointInfo]):
     """Checkpoints, the oldest first, which show themselves as a table.
 
     Parameters
@@ -110,6 +109,12 @@ class CheckpointList(list[CheckpointInfo]):
     url : str
         Where.
     """
+
+    _noun = "checkpoint"
+    _heads = (
+        *("checkpoint", "store", "version", "parameters", "tables", "bytes"),
+        "time (UTC)",
+    )
 
     def __init__(self, entries: Iterable[listing.Entry] = (), url: str = "") -> None:
         super().__init__()
@@ -124,29 +129,10 @@ class CheckpointList(list[CheckpointInfo]):
     def _notes(self) -> list[str]:
         return [f"{folder}: {why}" for folder, why in self.unread.items()]
 
-    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        heads = ("checkpoint", "store", "version", "parameters", "tables", "bytes")
-        rows: list[tuple[str, ...]] = [
-            (
-                info.url.rpartition("/")[2],
-                info.store or "-",
-                str(info.version),
-                str(info.parameters),
-                str(info.tables),
-                format_bytes(info.nbytes),
-                f"{info.time:%Y-%m-%d %H:%M:%S}",
-            )
-            for info in self
-        ]
-        return (*heads, "time (UTC)"), rows
-
-    def __repr__(self) -> str:
-        shown = text_table(*self._table()) if self else ["no checkpoints"]
-        return "\n".join([*shown, *self._notes()])
-
-    def _repr_html_(self) -> str:
-        line = counted(len(self), "checkpoint")
-        return html_tables(line, self._table(), notes=self._notes())
+    def _row(self, entry: CheckpointInfo) -> tuple[str, ...]:
+        name, store = entry.url.rpartition("/")[2], entry.store or "-"
+        held = str(entry.parameters), str(entry.tables), format_bytes(entry.nbytes)
+        return name, store, str(entry.version), *held, f"{entry.time:%Y-%m-%d %H:%M:%S}"
 
 
 @entrance

@@ -1,285 +1,43 @@
-"""What a caller hands over, made ready for the wire, or refused before it leaves.
+"""Arrays and rows that a caller hands over, checked before any of them leaves.
 
-Everything that can be wrong with an array is found here, before any shard has seen
-anything, so that a refused call changes nothing anywhere.
+Everything that can be wrong with them is found here, before any shard has seen anything,
+so that a refused call changes nothing anywhere.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import config
+from daskps.cluster.caller.row_routes import RowCut, RowsGiven
 from daskps.combination import Combination, check_together
-from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
+from daskps.errors import PushRejectedError
 from daskps.kernels import finite as finite_of
-from daskps.layout.arrays import (
-    DTYPES,
-    FLOATS,
-    Layout,
-    compute_dtype,
+from daskps.layout.ids import as_ids
+from daskps.layout.trees import flatten, is_tree
+from daskps.limits import MOST_PUSHED_ROWS, MOST_REMOVED_ROWS
+from daskps.store.specs import RowGrad
+from daskps.store.values import (
+    ADVICE,
+    COMPUTED,
+    is_finite,
+    not_finite,
+    ready,
+    takes_none,
+    times,
 )
-from daskps.layout.trees import (
-    NO_RESULT,
-    flatten,
-    holds_arrays,
-    is_future,
-    is_tree,
-)
-from daskps.store.arguments import as_float32
-from daskps.store.row_grad import RowGrad
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from daskps.layout.parameters import Parameter
+    from daskps.layout.arrays import Layout
+    from daskps.layout.tables import Table
     from daskps.typing import Array
 
-#: Each dtype that a store can hold, as arrays have it.
-_NATIVE = {name: np.dtype(name) for name in DTYPES}
-_HELD = frozenset(_NATIVE.values())
-#: What gradients of each are computed in.
-_COMPUTED = {name: compute_dtype(name) for name in FLOATS}
-
-
-def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
-    """Return `value` as an array of a native dtype that a store can hold.
-
-    Raises
-    ------
-    LayoutError or PushRejectedError
-        As `error` says: for masked arrays, dtypes no store holds, and what NumPy
-        cannot make an array of.
-    """
-    if type(value) is np.ndarray and value.dtype in _HELD:
-        return value
-    if why := _why_not(value):
-        raise error(f"{what} {why}")
-    try:
-        array = np.asarray(value)
-    except Exception as cause:
-        raise error(f"{what} cannot be made a NumPy array: {cause}") from cause
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype.name not in DTYPES:
-        raise error(
-            f"{what} has dtype {array.dtype}, which a store cannot hold; convert it "
-            f"to one of {', '.join(DTYPES)}"
-        )
-    return array
-
-
-def _why_not(value: Any) -> str:
-    """Return why something is not taken for an array, in words that end with a way."""
-    kind, why = type(value).__name__, ""
-    if isinstance(value, np.ma.MaskedArray):
-        why = (
-            "is a masked array and a store has no mask; fill it first, for example with "
-            ".filled(0)"
-        )
-    elif hasattr(value, "__dask_graph__"):
-        why = "is a dask collection; call .compute() on it first"
-    elif is_future(value):
-        why = NO_RESULT
-    elif isinstance(value, (list, tuple)) and any(map(is_future, value)):
-        why = f"is a {kind}, of which one element {NO_RESULT}"
-    elif hasattr(value, "toarray"):
-        why = f"is a {kind}, and stores hold dense arrays; pass .toarray()"
-    elif getattr(value, "requires_grad", False):
-        why = "is a tensor that requires grad; pass .detach().numpy()"
-    elif isinstance(value, (list, tuple)) and holds_arrays(value):
-        why = (
-            f"is a {kind} of arrays, which are not stacked to one; give each a name of its "
-            f"own, or pass numpy.stack(...) if they are one array"
-        )
-    elif "bfloat16" in str(getattr(value, "dtype", "")):
-        why = f"is a {kind} of bfloat16, which a store cannot hold; {as_float32(value)}"
-    return why
-
-
-def gradients(
-    layout: Layout,
-    optimizers: Mapping[int, str],
-    given: Any,
-    *,
-    finite: bool,
-    model: bool = False,
-) -> dict[int, Array]:
-    """Check a mapping of gradients.
-
-    Parameters
-    ----------
-    layout : Layout
-        The store's layout.
-    optimizers : mapping of int to str
-        The parameters that have an optimizer.
-    given : mapping
-        Nested mapping of name to array of the parameter's shape.
-    finite : bool
-        Whether NaN and Inf are refused.
-    model : bool
-        Whether the arrays are weights to average, which needs no optimizer.
-
-    Returns
-    -------
-    dict of int to ndarray, shape (n,)
-        By parameter index, C order, contiguous, in the parameter's compute dtype.
-
-    Raises
-    ------
-    UnknownParameterError, NoOptimizerError, PushRejectedError
-        For what its name says. Nothing has been changed anywhere.
-    """
-    found, by_name = {}, layout.by_name
-    for name, value in plain(given).items():
-        parameter = by_name.get(name)
-        if parameter is None or type(value) is RowGrad:
-            raise _not_taken(layout, name)
-        dtype = _COMPUTED.get(parameter.dtype)
-        if dtype is None or (not model and parameter.index not in optimizers):
-            raise _takes_none(parameter)
-        found[parameter.index] = _ready(
-            value, parameter, dtype, "gradient", finite=finite
-        )
-    return found
-
-
-def _takes_none(p: Parameter) -> PushRejectedError | NoOptimizerError:
-    """Return why a parameter takes no gradient."""
-    if p.dtype not in _COMPUTED:
-        return PushRejectedError(
-            f"parameter {p.name!r} is {p.dtype} and takes no gradient; use add or assign"
-        )
-    return NoOptimizerError(
-        f"a gradient was pushed for {p.name!r}, but the store was created without an "
-        f"optimizer for it; pass create(..., optimizer=...), or use add for a plain +="
-    )
-
-
-def check_gradient(p: Parameter, optimizers: Mapping[int, str]) -> None:
-    """Refuse gradients of a parameter that takes none, as :func:`gradients` does."""
-    if p.dtype not in _COMPUTED or p.index not in optimizers:
-        raise _takes_none(p)
-
-
-def gradient_of(p: Parameter, value: Any, *, finite: bool) -> Array:
-    """Return one gradient checked and flat, as :func:`gradients` does."""
-    return _ready(value, p, _COMPUTED[p.dtype], "gradient", finite=finite)
-
-
-def value_of(p: Parameter, value: Any, what: str, *, finite: bool) -> Array:
-    """Return one delta or value checked and flat, as :func:`values` does."""
-    return _ready(value, p, p.dtype, what, finite=finite)
-
-
-def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
-    """Check a mapping of deltas or new values, kept in the parameters' dtypes.
-
-    Parameters
-    ----------
-    layout : Layout
-        The store's layout.
-    given : mapping
-        Nested mapping of name to array of the parameter's shape.
-    what : str
-        "delta" or "value", for messages.
-    finite : bool
-        Whether NaN and Inf are refused.
-
-    Returns
-    -------
-    dict of int to ndarray, shape (n,)
-        By parameter index, C order, contiguous.
-
-    Raises
-    ------
-    UnknownParameterError, PushRejectedError
-        For what its name says. Nothing has been changed anywhere.
-    """
-    found, by_name = {}, layout.by_name
-    for name, value in plain(given).items():
-        p = by_name.get(name)
-        if p is None or type(value) is RowGrad:
-            raise _not_taken(layout, name)
-        found[p.index] = _ready(value, p, p.dtype, what, finite=finite)
-    return found
-
-
-def _not_taken(layout: Layout, name: str) -> ValueError:
-    """Return why rows are refused where arrays alone are taken, or raise for a name.
-
-    Handles and trainers push rows apart from arrays: what comes here is of an aggregate.
-    """
-    if name in layout.table_by_name:
-        check_together(Combination("aggregate", table=name))
-    # Says which names there are, where this is none.
-    shape = layout[name].shape
-    return PushRejectedError(
-        f"rows were given for {name[:60]!r}, which is an array of shape {shape}; give it "
-        f"an array of that shape"
-    )
-
-
-def scaled(
-    layout: Layout, arrays: Mapping[int, Array], weight: float, *, finite: bool
-) -> dict[int, Array]:
-    """Multiply checked gradients by a weight, refusing what overflows.
-
-    Parameters
-    ----------
-    layout : Layout
-        The store's layout.
-    arrays : mapping of int to ndarray, shape (n,)
-        Gradients by parameter index; they stay as they are.
-    weight : float
-        The factor.
-    finite : bool
-        Whether NaN and Inf are refused.
-
-    Returns
-    -------
-    dict of int to ndarray, shape (n,)
-        New arrays of the same dtypes.
-
-    Raises
-    ------
-    PushRejectedError
-        If a product is not finite. Nothing has been changed anywhere.
-    """
-    return {
-        index: times(layout.parameters[index], array, weight, finite=finite)
-        for index, array in arrays.items()
-    }
-
-
-def times(p: Parameter, array: Array, weight: float, *, finite: bool) -> Array:
-    """Return one gradient times a weight, as :func:`scaled` does."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = np.multiply(array, weight, dtype=array.dtype)
-    if finite and not is_finite(found):
-        raise PushRejectedError(
-            f"the gradient of {p.name[:60]!r} times weight={weight:g} is not finite "
-            f"as {array.dtype}; use a smaller weight"
-        )
-    return found
-
-
-def check_sums(made: Mapping[str, Array]) -> None:
-    """Refuse sums of finite arrays that are not finite.
-
-    Raises
-    ------
-    PushRejectedError
-        Naming the first of them.
-    """
-    for name, array in made.items():
-        if not is_finite(array):
-            raise PushRejectedError(
-                f"the sum of the contributions to {name[:60]!r} overflows {array.dtype}; "
-                f"scale them down, or set the configuration value daskps.finite to 'allow'"
-            )
+_NO_ROWS: Mapping[str, RowGrad] = {}
+_NO_ARRAYS: Mapping[str, Any] = {}
 
 
 def plain(given: Any) -> dict[str, Any]:
@@ -293,20 +51,110 @@ def plain(given: Any) -> dict[str, Any]:
     return flatten(given)
 
 
-def _ready(value: Any, p: Parameter, dtype: str, what: str, *, finite: bool) -> Array:
-    if (
-        type(value) is np.ndarray
-        and value.shape == p.shape
-        and value.dtype == _NATIVE[dtype]
-        and value.flags.c_contiguous
-    ):
-        # As in nearly every step of a loop: nothing to look into but the numbers.
-        flat = value.reshape(-1)
-    else:
-        flat = _made_ready(value, p, dtype, what)
-    if finite and dtype in FLOATS and not finite_of(flat, cache_dir=_cache()):
-        raise _not_finite(flat, p, what)
-    return flat
+def parted(layout: Layout, given: Any) -> tuple[Any, Mapping[str, RowGrad]]:
+    """Return what a mapping has for arrays, and what it has for tables.
+
+    Where there are no tables, what is refused is left to who looks at the arrays.
+
+    Raises
+    ------
+    PushRejectedError
+        For an array that is given for a table, or rows for an array.
+    """
+    if not layout.tables:
+        return given, _NO_ROWS
+    if type(given) is dict and len(given) == 1:
+        # As the verbs of a table say it: nothing is nested.
+        ((only, value),) = given.items()
+        if type(value) is RowGrad and only in layout.table_by_name:
+            return _NO_ARRAYS, given
+    flat = plain(given)
+    rows = {n: v for n, v in flat.items() if isinstance(v, RowGrad)}
+    for name in rows:
+        if name not in layout.table_by_name:
+            raise _rows_for_array(layout, name)
+    dense = {n: v for n, v in flat.items() if n not in rows}
+    for name in dense:
+        if (table := layout.table_by_name.get(name)) is not None:
+            raise PushRejectedError(
+                f"an array was given for {name[:60]!r}, which is a table of "
+                f"{table.told}; say which of them with daskps.RowGrad(ids, "
+                f"values), or use store[{name[:60]!r}].push(ids, values)"
+            )
+    return dense, rows
+
+
+def gradients(
+    layout: Layout,
+    optimizers: Mapping[int, str],
+    given: Any,
+    *,
+    finite: bool,
+    model: bool = False,
+    what: str = "gradient",
+) -> dict[int, Array]:
+    """Check a mapping of gradients, or of other values.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    optimizers : mapping of int to str
+        The parameters that have an optimizer.
+    given : mapping
+        Nested mapping of name to array of the parameter's shape.
+    finite : bool
+        Whether NaN and Inf are refused.
+    model : bool
+        Whether the arrays are no gradients: those need an optimizer.
+    what : str
+        "delta" or "value" where they stay in the parameters' dtypes.
+
+    Returns
+    -------
+    dict of int to ndarray, shape (n,)
+        By parameter index, C order, contiguous; gradients in the parameter's
+        compute dtype.
+
+    Raises
+    ------
+    UnknownParameterError, NoOptimizerError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found, by_name = {}, layout.by_name
+    for name, value in plain(given).items():
+        p = by_name.get(name)
+        if p is None or type(value) is RowGrad:
+            raise _not_taken(layout, name)
+        dtype = COMPUTED.get(p.dtype) if what == "gradient" else p.dtype
+        if dtype is None or (not model and p.index not in optimizers):
+            raise takes_none(p)
+        found[p.index] = ready(value, p, dtype, what, shape=p.shape, finite=finite)
+    return found
+
+
+def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
+    """Check a mapping of deltas or new values, as :func:`gradients` does gradients."""
+    return gradients(layout, {}, given, finite=finite, model=True, what=what)
+
+
+def _not_taken(layout: Layout, name: str) -> ValueError:
+    """Return why rows are refused where arrays alone are taken, or raise for a name.
+
+    Handles and trainers push rows apart from arrays: what comes here is of an aggregate.
+    """
+    if name in layout.table_by_name:
+        check_together(Combination("aggregate", table=name))
+    return _rows_for_array(layout, name)
+
+
+def _rows_for_array(layout: Layout, name: str) -> PushRejectedError:
+    # Says which names there are, where this is none.
+    shape = layout[name].shape
+    return PushRejectedError(
+        f"rows were given for {name[:60]!r}, which is an array of shape {shape}; give it "
+        f"an array of that shape"
+    )
 
 
 def look(
@@ -332,97 +180,251 @@ def look(
     """
     for index, array in arrays.items():
         if not is_finite(array):
-            raise _not_finite(array, layout.parameters[index], "gradient", advice)
+            raise not_finite(array, layout.parameters[index], "gradient", advice)
 
 
-ADVICE = (
-    "look for them in the data it comes from, lower the learning rate, clip it, or set "
-    "the configuration value daskps.finite to 'allow'"
-)
-
-
-def _not_finite(
-    flat: Array, p: Parameter, what: str, advice: Callable[[], str] = lambda: ADVICE
-) -> PushRejectedError:
-    return PushRejectedError(
-        f"the {what} of {p.name[:60]!r} has NaN or Inf (as {flat.dtype}); {advice()}"
-    )
-
-
-def _made_ready(value: Any, p: Parameter, dtype: str, what: str) -> Array:
-    array = as_array(value, f"the {what} of {p.name[:60]!r}", PushRejectedError)
-    if array.shape != p.shape:
-        raise PushRejectedError(
-            f"the {what} of {p.name[:60]!r} has shape {array.shape}, the parameter "
-            f"{p.shape}; shapes must be equal, nothing is broadcast"
-        )
-    if array.dtype != dtype:
-        name = f"the {what} of {p.name[:60]!r}"
-        array = cast(array, dtype, name, of=f"the parameter {p.dtype}", given=value)
-    return np.ascontiguousarray(array).reshape(-1)
-
-
-def cast(array: Array, dtype: str, what: str, *, of: str, given: Any) -> Array:
-    """Return an array as another dtype, where that loses nothing but digits.
-
-    Parameters
-    ----------
-    array : ndarray
-        The values.
-    dtype : str
-        The dtype.
-    what : str
-        What they are, for messages.
-    of : str
-        What they go to, with its dtype.
-    given : object
-        What the caller has given for them.
+def check_sums(made: Mapping[str, Array]) -> None:
+    """Refuse sums of finite arrays that are not finite.
 
     Raises
     ------
     PushRejectedError
-        If that cast is not "same_kind".
+        Naming the first of them.
     """
-    if not (
-        np.can_cast(array.dtype, dtype, "same_kind")
-        or _python_ints(given, array, dtype)
-    ):
-        wanted = of.rsplit(" ", 1)[-1]
-        raise PushRejectedError(
-            f"{what} has dtype {array.dtype} and {of}; that cast is not 'same_kind', "
-            f"convert it yourself with .astype({wanted!r}) if you mean it"
-        )
-    with np.errstate(over="ignore"):
-        found = array.astype(dtype)
-    if dtype not in FLOATS and not np.array_equal(found, array):
-        raise PushRejectedError(f"{what} has values that {dtype} cannot hold")
+    for name, array in made.items():
+        if not is_finite(array):
+            raise PushRejectedError(
+                f"the sum of the contributions to {name[:60]!r} overflows {array.dtype}; "
+                f"scale them down, or set the configuration value daskps.finite to 'allow'"
+            )
+
+
+def row_gradients(
+    layout: Layout,
+    optimizers: Mapping[int, str],
+    rows: Mapping[str, RowGrad],
+    *,
+    weight: float,
+    finite: bool,
+) -> list[RowsGiven]:
+    """Check gradients of rows, and multiply them by a weight.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    optimizers : mapping of int to str
+        What has an optimizer.
+    rows : mapping of str to RowGrad
+        The gradients by the names of tables.
+    weight : float
+        The factor.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    list of RowsGiven
+        One for each table, in its compute dtype.
+
+    Raises
+    ------
+    NoOptimizerError, PushRejectedError
+        For what its name says. Nothing has been changed anywhere.
+    """
+    found = []
+    for name, given in rows.items():
+        table = layout.table_by_name[name]
+        dtype = COMPUTED.get(table.dtype)
+        if dtype is None or table.index not in optimizers:
+            raise takes_none(table)
+        ids, data = _rows_of(table, given, dtype, "gradient", finite=finite)
+        if weight != 1.0:
+            data = times(table, data, weight, finite=finite)
+        cut = RowCut.of(table, ids, layout.n_shards)
+        if len(ids) > MOST_PUSHED_ROWS:
+            _check_room(cut)
+        found.append(RowsGiven(cut, data))
     return found
 
 
-def _python_ints(value: Any, array: Array, dtype: str) -> bool:
-    """Whether these are Python ints for an integer: NumPy looks at their values too."""
-    plain = not hasattr(value, "dtype") and array.dtype.kind in "iu"
-    return plain and np.dtype(dtype).kind in "iu"
+def row_values(
+    layout: Layout, rows: Mapping[str, RowGrad], what: str, *, finite: bool
+) -> list[list[RowsGiven]]:
+    """Check deltas or new values of rows, kept in the dtypes of their tables.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    rows : mapping of str to RowGrad
+        By the names of tables.
+    what : str
+        "delta" or "value", for messages.
+    finite : bool
+        Whether NaN and Inf are refused.
+
+    Returns
+    -------
+    list of list of RowsGiven
+        For one call after the other: more rows than a shard takes at once go in parts.
+
+    Raises
+    ------
+    PushRejectedError
+        For what does not fit. Nothing has been changed anywhere.
+    """
+    calls: list[list[RowsGiven]] = [[]]
+    for name, given in rows.items():
+        table = layout.table_by_name[name]
+        ids, data = _rows_of(table, given, table.dtype, what, finite=finite)
+        for i, start in enumerate(range(0, max(1, len(ids)), MOST_PUSHED_ROWS)):
+            part = slice(start, start + MOST_PUSHED_ROWS)
+            cut = RowCut.of(table, ids[part], layout.n_shards)
+            of_part = slice(start * table.dim, (start + MOST_PUSHED_ROWS) * table.dim)
+            if i == len(calls):
+                calls.append([])
+            calls[i].append(RowsGiven(cut, data[of_part]))
+    return calls
 
 
-def is_finite(array: Array) -> bool:
-    """Return whether no element is NaN or Inf."""
-    return finite_of(array, cache_dir=_cache())
+def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowsGiven]]:
+    """Return what is told of rows that go, for one call after the other.
+
+    Raises
+    ------
+    PushRejectedError
+        For what are no ids, and for a table that has a number of rows.
+    """
+    table.check_removal(PushRejectedError)
+    flat, _ = asked_ids(table, ids, PushRejectedError)
+    none = np.empty(0, table.dtype)
+    # Always the same: a task that is tried again numbers its steps as it did before.
+    starts = range(0, max(1, len(flat)), MOST_REMOVED_ROWS)
+    parts = [flat[start : start + MOST_REMOVED_ROWS] for start in starts]
+    return [[RowsGiven(RowCut.of(table, p, layout.n_shards), none)] for p in parts]
 
 
-@functools.cache
-def _cache() -> str:
-    # Without it every process compiles the loop anew, in its first push of a large
-    # array. Once: no push reads the configuration for it.
-    return str(config.load().cache)
+def asked_ids(
+    table: Table, ids: Any, error: type[ValueError] = ValueError
+) -> tuple[Array, tuple[int, ...]]:
+    """Return ids of a table as one vector, and the shape they came in.
+
+    Raises
+    ------
+    ValueError
+        Or what `error` says, for what are no ids of this table.
+    """
+    what = f"table {table.name[:60]!r}"
+    flat, shape = as_ids(ids, what, error)
+    table.check(flat, what, error)
+    return flat, shape
 
 
-def spec_of(value: Any, name: str) -> Array:
-    """Return an initial value as an array a store can hold, or raise LayoutError."""
-    array = as_array(value, f"parameter {name[:60]!r}", LayoutError)
-    if array.dtype.name in FLOATS and not is_finite(array):
-        raise LayoutError(
-            f"the initial value of parameter {name[:60]!r} has NaN or Inf; start "
-            f"from finite values"
-        )
-    return array
+def _rows_of(
+    table: Table, given: RowGrad, dtype: str, what: str, *, finite: bool
+) -> tuple[Array, Array]:
+    """Return ids, and the rows for them as one vector of a dtype."""
+    ids, shape = asked_ids(table, given.ids, PushRejectedError)
+    whole = (*shape, table.dim)
+    return ids, ready(given.values, table, dtype, what, shape=whole, finite=finite)
+
+
+def look_at_rows(rows: Iterable[RowsGiven]) -> None:
+    """Look for NaN and Inf in rows, as :func:`look` does in arrays."""
+    for given in rows:
+        if not is_finite(given.data):
+            raise not_finite(given.data, given.cut.table, "gradient")
+
+
+def _check_room(cut: RowCut) -> None:
+    """Refuse more rows than a shard can take back: one push is one update."""
+    for shard in cut.shards():
+        ids = cut.ids_of(shard)
+        if len(ids) <= MOST_PUSHED_ROWS:
+            continue
+        if (n := len(np.unique(ids))) > MOST_PUSHED_ROWS:
+            raise PushRejectedError(
+                f"a gradient for {n:,} rows of table {cut.table.name[:60]!r} in shard "
+                f"{shard}, which takes {MOST_PUSHED_ROWS:,} at once; push the batch in "
+                f"parts, or create the store with more shards"
+            )
+
+
+class RepeatedGradients:
+    """Checks mappings of gradients, nearly all of which are like the one before.
+
+    Threads: one at a time, as all of a trainer's calls.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    optimizers : mapping of int to str
+        The parameters that have an optimizer.
+    finite : bool
+        Whether NaN and Inf are refused.
+    """
+
+    def __init__(
+        self, layout: Layout, optimizers: Mapping[int, str], *, finite: bool
+    ) -> None:
+        self._layout, self._optimizers, self._finite = layout, optimizers, finite
+        self._cache = str(config.load().cache)
+        #: Of the gradients before, in their order: name, index, shape and dtype.
+        self._wanted: tuple[tuple[str, int, tuple[int, ...], Any], ...] = ()
+
+    def take(self, given: Any) -> dict[int, Array]:
+        """Return gradients as :func:`gradients` does.
+
+        Parameters
+        ----------
+        given : mapping
+            Nested mapping of name to array of the parameter's shape.
+
+        Returns
+        -------
+        dict of int to ndarray, shape (n,)
+            By parameter index, C order, contiguous, in the parameter's compute dtype.
+
+        Raises
+        ------
+        UnknownParameterError, NoOptimizerError, PushRejectedError
+            For what its name says. Nothing has been changed anywhere.
+        """
+        wanted = self._wanted
+        if type(given) is dict and len(given) == len(wanted):
+            found = {}
+            for (name, index, shape, dtype), (key, value) in zip(
+                wanted, given.items(), strict=True
+            ):
+                if (
+                    key != name
+                    or type(value) is not np.ndarray
+                    or value.shape != shape
+                    or value.dtype != dtype
+                    or not value.flags.c_contiguous
+                ):
+                    break
+                flat = value.reshape(-1)
+                # What is wrong with it is for those that look at all of them.
+                if self._finite and not finite_of(flat, cache_dir=self._cache):
+                    break
+                found[index] = flat
+            else:
+                return found
+        found = gradients(self._layout, self._optimizers, given, finite=self._finite)
+        self._learn(given)
+        return found
+
+    def _learn(self, given: Mapping[str, Any]) -> None:
+        """Remember what was good, unless it is nested: then other names say it."""
+        wanted: list[tuple[str, int, tuple[int, ...], Any]] = []
+        for name in given:
+            parameter = self._layout.by_name.get(name)
+            if parameter is None:
+                wanted.clear()
+                break
+            dtype = np.dtype(COMPUTED[parameter.dtype])
+            wanted.append((name, parameter.index, parameter.shape, dtype))
+        self._wanted = tuple(wanted)

@@ -69,18 +69,25 @@ def _not_here(name: str, form: str) -> TypeError:
     )
 
 
+def lacks(of: Any, attribute: str, advice: str = "") -> AttributeError:
+    """Return what Python says where an object lacks an attribute, and some advice."""
+    text = f"{type(of).__name__!r} object has no attribute {attribute!r}{advice}"
+    return AttributeError(text, name=attribute, obj=of)
+
+
 def no_array_attribute(array: Any, attribute: str) -> AttributeError:
     """Return what to say where a parameter lacks an attribute."""
-    text = f"{type(array).__name__!r} object has no attribute {attribute!r}"
     # Not of a private one: what copies and pickles asks for those before there is a name.
-    if not attribute.startswith("_") and hasattr(np.ndarray, attribute):
-        call = attribute + "()" * callable(getattr(np.ndarray, attribute))
-        parameter = f"store[{array.name!r}]"
-        text += (
-            f": its values are on the workers. {parameter}.pull().{call} takes a copy "
-            f"of them, {parameter}.to_dask_array().{call} works where they are"
-        )
-    return AttributeError(text, name=attribute, obj=array)
+    if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
+        return lacks(array, attribute)
+    call = attribute + "()" * callable(getattr(np.ndarray, attribute))
+    parameter = f"store[{array.name!r}]"
+    return lacks(
+        array,
+        attribute,
+        f": its values are on the workers. {parameter}.pull().{call} takes a copy "
+        f"of them, {parameter}.to_dask_array().{call} works where they are",
+    )
 
 
 def no_store_attribute(store: Any, attribute: str, names: Any) -> AttributeError:
@@ -88,15 +95,15 @@ def no_store_attribute(store: Any, attribute: str, names: Any) -> AttributeError
 
     `names` are those of its parameters, None where this handle has not met its store.
     """
-    text = f"{type(store).__name__!r} object has no attribute {attribute!r}"
     if attribute.startswith("_"):
-        return AttributeError(text, name=attribute, obj=store)
+        return lacks(store, attribute)
+    advice = ""
     below = next((n for n in names or () if n.startswith(f"{attribute}/")), None)
     if names is None or attribute in names:
-        text += f"; a parameter of that name is store[{attribute!r}]"
+        advice = f"; a parameter of that name is store[{attribute!r}]"
     elif below is not None:
-        text += f"; parameters below that name are read as store[{below!r}]"
-    return AttributeError(text, name=attribute, obj=store)
+        advice = f"; parameters below that name are read as store[{below!r}]"
+    return lacks(store, attribute, advice)
 
 
 def not_set(attribute: str) -> AttributeError:

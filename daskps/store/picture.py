@@ -1,4 +1,4 @@
-"""The picture of a store as a graph: its source in the DOT language, and its drawing."""
+"""A store as a graph of parameters, shards and workers, and the drawing of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 from dask.dot import graphviz_to_file
 from dask.utils import format_bytes
 
+from daskps.layout.tables import UnboundedTable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from daskps.layout.arrays import Layout
 
 #: The shape of what a node is.
 _SHAPES = {"array": "box", "table": "folder", "shard": "ellipse", "worker": "component"}
@@ -18,6 +22,84 @@ _SHAPES = {"array": "box", "table": "folder", "shard": "ellipse", "worker": "com
 _SOURCES = (".dot", ".gv")
 #: What no line of a picture has, and no XML: shown by its code.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def node_link(layout: Layout, owners: Sequence[str], name: str) -> dict[str, Any]:
+    """Return a directed graph in the node-link form.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    owners : sequence of str
+        Address of the worker of each shard.
+    name : str
+        Name of the store.
+
+    Returns
+    -------
+    dict
+        Plain values; a shard has one edge to its worker, and one from each parameter and
+        table that it has any of.
+    """
+    nodes = [
+        *_parameters(layout),
+        *(
+            _node(f"shard:{i}", "shard", shard=i, nbytes=layout.shard_nbytes(i))
+            for i in range(layout.n_shards)
+        ),
+        *(
+            _node(f"worker:{worker}", "worker", worker=worker)
+            for worker in dict.fromkeys(owners)
+        ),
+    ]
+    owned = [
+        {"source": f"shard:{shard}", "target": f"worker:{worker}", "kind": "owner"}
+        for shard, worker in enumerate(owners)
+    ]
+    return {
+        "directed": True,
+        "multigraph": False,
+        "graph": {"name": name},
+        "nodes": nodes,
+        "edges": [*_pieces(layout), *owned],
+    }
+
+
+def _node(key: str, kind: str, **of: Any) -> dict[str, Any]:
+    return {"id": key, "kind": kind, **of}
+
+
+def _parameters(layout: Layout) -> Iterator[dict[str, Any]]:
+    for p in layout.parameters:
+        of = {"dtype": p.dtype, "nbytes": p.nbytes}
+        name = f"parameter:{p.name}"
+        yield _node(name, "array", name=p.name, shape=list(p.shape), **of)
+    for t in layout.tables:
+        rows = t.rows if t.is_bounded else None
+        of = {"rows": rows, "dim": t.dim, "dtype": t.dtype}
+        yield _node(f"parameter:{t.name}", "table", name=t.name, **of)
+
+
+def _pieces(layout: Layout) -> Iterator[dict[str, Any]]:
+    """Give which elements, or rows, of what are in which shard."""
+    for p in layout.parameters:
+        for piece in layout.pieces_of[p.index]:
+            yield _edge(p.name, piece.shard, start=piece.start, stop=piece.stop)
+    for shard, pieces in enumerate(layout.table_pieces):
+        for of in pieces:
+            table = of.table
+            if isinstance(table, UnboundedTable):
+                if table.shards is None or shard in table.shards:
+                    yield _edge(table.name, shard)
+            elif of.n_rows:
+                stop = of.first_row + of.n_rows
+                yield _edge(table.name, shard, start=of.first_row, stop=stop)
+
+
+def _edge(name: str, shard: int, **where: int) -> dict[str, Any]:
+    source, target = f"parameter:{name}", f"shard:{shard}"
+    return {"source": source, "target": target, "kind": "piece", **where}
 
 
 def dot_source(graph: Mapping[str, Any]) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller import routes
 from daskps.store.arguments import least_version
 from daskps.store.handle import DEFAULT, LOST, Handle
-from daskps.store.node_link import node_link
-from daskps.store.picture import draw
-from daskps.store.row_targets import pulled
-from daskps.store.table_counts import counted_tables
+from daskps.store.picture import draw, node_link
+from daskps.store.repr import counted_tables
+from daskps.store.targets import pulled, reading
 from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
@@ -171,10 +169,7 @@ class Readable(Handle):
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:
-            first, *others = [
-                routes.read(meta, t, least) for t in pulled(meta, names, rows, out)
-            ]
-            return first._replace(rest=tuple(others)) if others else first
+            return reading(meta, pulled(meta, names, rows, out), least)
 
         return make
 

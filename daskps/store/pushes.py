@@ -18,11 +18,12 @@ from daskps.cluster.caller.routes import (
 )
 from daskps.errors import PushRejectedError, UnknownParameterError
 from daskps.layout.ids import as_ids
-from daskps.store import intake, row_intake
+from daskps.store import intake
 from daskps.store.arguments import flag, number
 from daskps.store.handle import DEFAULT, Handle
-from daskps.store.row_grad import RowGrad
+from daskps.store.specs import RowGrad
 from daskps.store.targets import target_of
+from daskps.store.values import as_array, times
 from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Writable(Handle):
             where = target(meta)
             finite = config.check_finite()
             layout, rules = meta.layout, meta.optimizers
-            dense, named = row_intake.parted(layout, grads)
+            dense, named = intake.parted(layout, grads)
             # The shard looks in the pass that applies them, where it gets all of them.
             later = finite and factor == 1.0 and not named and layout.n_shards == 1
             later = later and layout.nbytes >= LOOK_LATER_NBYTES and _are_large(dense)
@@ -125,23 +126,27 @@ class Writable(Handle):
                     layout, rules, dense, finite=finite and not later
                 )
             if factor != 1.0:
-                arrays = intake.scaled(layout, arrays, factor, finite=finite)
+                arrays = {
+                    i: times(layout.parameters[i], array, factor, finite=finite)
+                    for i, array in arrays.items()
+                }
+            # What is not looked at yet the one who applies it looks at: to look at it
+            # twice costs a pass more.
             if not named:
                 request = routes.push(meta, arrays, step, target=where)
-                if later:
-                    check = FiniteCheck(partial(intake.look, layout, arrays))
-                    return request._replace(check=check)
-                return request
-            # Else whoever applies them looks: to look at them twice costs a pass more.
-            at_once = finite and factor != 1.0
-            rows = row_intake.gradients(
-                layout, rules, named, weight=factor, finite=at_once
+                look = partial(intake.look, layout, arrays) if later else None
+            else:
+                now = finite and factor != 1.0
+                rows = intake.row_gradients(
+                    layout, rules, named, weight=factor, finite=now
+                )
+                request = routes.push(meta, arrays, step, target=where, rows=rows)
+                look = (
+                    partial(intake.look_at_rows, rows) if finite and not now else None
+                )
+            return (
+                request if look is None else request._replace(check=FiniteCheck(look))
             )
-            request = routes.push(meta, arrays, step, target=where, rows=rows)
-            if finite and not at_once:
-                look = FiniteCheck(partial(row_intake.look, rows))
-                return request._replace(check=look)
-            return request
 
         return make
 
@@ -296,9 +301,9 @@ class Writable(Handle):
             if not layout.tables:  # in few calls: nearly all that is added
                 arrays = intake.values(layout, named, what, finite=finite)
                 return routes.push(meta, arrays, step)
-            dense, of_tables = row_intake.parted(layout, named)
+            dense, of_tables = intake.parted(layout, named)
             arrays = intake.values(layout, dense, what, finite=finite)
-            calls = row_intake.values(layout, of_tables, what, finite=finite)
+            calls = intake.row_values(layout, of_tables, what, finite=finite)
             return _in_parts(meta, arrays, step, calls)
 
         return make
@@ -308,7 +313,7 @@ class Writable(Handle):
 
         def make(meta: StoreMap) -> Request:
             table = meta.layout.table_by_name[name]
-            calls = row_intake.removals(meta.layout, table, ids)
+            calls = intake.removals(meta.layout, table, ids)
             return _in_parts(meta, {}, Step(kind=REMOVE), calls)
 
         return self._do(make, timeout, f"a remove of {name!r}", producer=True)
@@ -376,6 +381,6 @@ def _copied(name: str, value: Any) -> Array | RowGrad:
     what = f"the gradient of {name[:60]!r}"
     if isinstance(value, RowGrad):
         ids, shape = as_ids(value.ids, f"table {name[:60]!r}", PushRejectedError)
-        values = intake.as_array(value.values, what, PushRejectedError)
+        values = as_array(value.values, what, PushRejectedError)
         return RowGrad(ids.copy().reshape(shape), values.copy())
-    return intake.as_array(value, what, PushRejectedError).copy()
+    return as_array(value, what, PushRejectedError).copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from dask.utils import format_bytes
@@ -14,7 +14,7 @@ from daskps.layout.arrays import counted
 from daskps.layout.tables import UnboundedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _TEMPLATES = str(Path(__file__).parent / "widgets")
 if _TEMPLATES not in TEMPLATE_PATHS:
     TEMPLATE_PATHS.append(_TEMPLATES)
+T = TypeVar("T")
 #: Rows of a table before it is cut.
 MOST_ROWS = 30
 
@@ -132,6 +133,29 @@ def html_tables(line: str, *tables: HtmlTable, notes: Iterable[str] = ()) -> str
     )
 
 
+class TableList(list[T]):
+    """A list that shows itself as a table."""
+
+    #: Its name for one entry, and the heads of the columns.
+    _noun: ClassVar[str]
+    _heads: ClassVar[tuple[str, ...]]
+
+    def _row(self, entry: T) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def _notes(self) -> list[str]:
+        return []
+
+    def __repr__(self) -> str:
+        rows = [self._row(entry) for entry in self]
+        shown = text_table(self._heads, rows) if rows else [f"no {self._noun}s"]
+        return "\n".join([*shown, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        table = self._heads, [self._row(entry) for entry in self]
+        return html_tables(counted(len(self), self._noun), table, notes=self._notes())
+
+
 def _cut(rows: Sequence[Sequence[str]], n_columns: int) -> Sequence[Sequence[str]]:
     """Return rows as they are, or of many the first and the last."""
     if len(rows) <= MOST_ROWS:
@@ -145,12 +169,32 @@ def snapshot_html(
     name: str, version: int, layout: Layout, n_rows: Mapping[int, int]
 ) -> str:
     """Return the table of a snapshot's parameters; see :func:`snapshot_line`."""
-    heads = ("parameter", "shape", "dtype", "bytes")
-    rows = [_about(p) for p in layout.parameters]
-    of_tables = ("table", "rows", "dim", "dtype", "bytes")
-    tables = [_about_table(t, n_rows.get(t.index)) for t in layout.tables]
     line = snapshot_line(name, version, layout, n_rows)
-    return html_tables(line, (heads, rows), (of_tables, tables))
+    return html_tables(line, *_held_tables(layout, n_rows))
+
+
+def _held_tables(
+    layout: Layout,
+    n_rows: Mapping[int, int],
+    optimizers: Mapping[int, str] | None = None,
+) -> Iterator[HtmlTable]:
+    """Give the table of arrays and that of tables, with optimizers and shards if told."""
+    arrays, tables = layout.parameters, layout.tables
+    of_tables = [_about_table(t, n_rows.get(t.index)) for t in tables]
+    for heads, rows, of in (
+        (("parameter", "shape", "dtype", "bytes"), map(_about, arrays), arrays),
+        (("table", "rows", "dim", "dtype", "bytes"), of_tables, tables),
+    ):
+        cells = [*rows]
+        if optimizers is not None:
+            heads = *heads, "optimizer"
+            rules = [optimizers.get(one.index, "none") for one in of]
+            cells = [(*row, rule) for row, rule in zip(cells, rules, strict=True)]
+            if any(one.shards is not None for one in of):
+                heads = *heads, "shards"
+                on = [shards_line(one.shards) for one in of]
+                cells = [(*row, at) for row, at in zip(cells, on, strict=True)]
+        yield heads, cells
 
 
 def _about(p: Parameter) -> tuple[str, str, str, str]:
@@ -190,16 +234,6 @@ def shards_line(shards: Sequence[int] | None) -> str:
     return ", ".join(map(str, shards[:8])) + more
 
 
-def _with_shards(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], of: Sequence[Parameter | Table]
-) -> HtmlTable:
-    """Add over which shards each is cut, where one is placed on some of them."""
-    if all(one.shards is None for one in of):
-        return heads, rows
-    cells = zip(rows, of, strict=True)
-    return (*heads, "shards"), [(*row, shards_line(one.shards)) for row, one in cells]
-
-
 def store_html(
     name: str, meta: StoreMap | None, versions: Sequence[int], ends: str = ""
 ) -> str:
@@ -208,12 +242,6 @@ def store_html(
     if meta is None:
         return html_tables(line)
     layout = meta.layout
-    parameters = [
-        (*_about(p), meta.optimizers.get(p.index, "none")) for p in layout.parameters
-    ]
-    tables = [
-        (*_about_table(t), meta.optimizers.get(t.index, "none")) for t in layout.tables
-    ]
     told = dict(enumerate(versions))
     shards = [
         (
@@ -224,20 +252,9 @@ def store_html(
         )
         for i, owner in enumerate(meta.owners)
     ]
-    return html_tables(
-        line,
-        _with_shards(
-            ("parameter", "shape", "dtype", "bytes", "optimizer"),
-            parameters,
-            layout.parameters,
-        ),
-        _with_shards(
-            ("table", "rows", "dim", "dtype", "bytes", "optimizer"),
-            tables,
-            layout.tables,
-        ),
-        (("shard", "worker", "bytes", "version"), shards),
-    )
+    tables = _held_tables(layout, {}, meta.optimizers)
+    heads = "shard", "worker", "bytes", "version"
+    return html_tables(line, *tables, (heads, shards))
 
 
 def table_html(t: Table, store: str, meta: StoreMap | None) -> str:
@@ -318,3 +335,41 @@ def _picture(chunks: tuple[tuple[int, ...], ...]) -> str:
     except ImportError:  # Dask without its arrays
         return ""
     return str(svg(chunks, size=120))
+
+
+def counted_tables(
+    layout: Layout, shards: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return what is known of each table.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's layout.
+    shards : iterable of mapping
+        A row of counters per shard; one that has not answered has no "tables".
+
+    Returns
+    -------
+    dict of str to dict
+        By name: rows, dim, dtype, nbytes of all rows, and steps; of a table of any ids
+        also how many ids are counted without a row, how many were given one, and how
+        many lost it to others.
+    """
+    answered = [of for row in shards if (of := row.get("tables")) is not None]
+    found: dict[str, dict[str, Any]] = {}
+    for t in layout.tables:
+        steps = max((of[t.name]["steps"] for of in answered), default=None)
+        there = sum(of[t.name]["rows"] for of in answered)
+        rows = t.rows if t.is_bounded else there
+        found[t.name] = {
+            "rows": rows,
+            "dim": t.dim,
+            "dtype": t.dtype,
+            "nbytes": rows * t.row_nbytes,
+            "steps": steps,
+        }
+        if not t.is_bounded:
+            for what in ("candidates", "admissions", "evictions"):
+                found[t.name][what] = sum(of[t.name][what] for of in answered)
+    return found

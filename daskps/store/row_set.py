@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.caller import routes
 from daskps.cluster.caller.table_ids import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
 from daskps.store.handle import DEFAULT, LOST
-from daskps.store.row_targets import sought
-from daskps.store.table_counts import counted_tables
+from daskps.store.repr import counted_tables
+from daskps.store.targets import reading, sought
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
@@ -159,10 +158,7 @@ class RowSet:
                 return there.reshape(shape)
 
         def make(meta: StoreMap) -> Request:
-            first, *others = [
-                routes.read(meta, of) for of in sought(meta, table, flat, shape)
-            ]
-            return first._replace(rest=tuple(others))
+            return reading(meta, sought(meta, table, flat, shape))
 
         return self._store._do(make, timeout, what)
 

@@ -1,31 +1,42 @@
-"""Making, finding and listing stores."""
+"""Making, restoring, finding and listing stores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+import inspect
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
 
 from daskps import config
+from daskps.checkpoint import listing
+from daskps.checkpoint.storage import full_url, options_of
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.finding import find_named
 from daskps.cluster.caller.link import current_link
+from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND
 from daskps.cluster.caller.scheduler_lost import scheduler_named
-from daskps.layout.arrays import counted
 from daskps.store.arguments import checked_name
-from daskps.store.awaiting import opening
+from daskps.store.blueprints import Wanted, blueprint, restored
 from daskps.store.checkpoints import recovery_target
-from daskps.store.created import blueprint
-from daskps.store.repr import html_tables, text_table
-from daskps.store.servers import Wanted
+from daskps.store.mistaken import lacks
+from daskps.store.repr import TableList
 from daskps.store.store import ParameterStore
 from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
+
+    from daskps.cluster.caller.creation import Blueprint
+    from daskps.cluster.caller.link import Link
 
 DEFAULT = config.DEFAULT
+_AWAIT = (
+    "this store is still being made by an asynchronous client; write "
+    "store = await daskps.create(...), or async with daskps.create(...) as store"
+)
 
 
 @dataclass(frozen=True)
@@ -63,30 +74,16 @@ class StoreInfo:
     nbytes: int
 
 
-class StoreList(list[StoreInfo]):
+class StoreList(TableList[StoreInfo]):
     """The stores of a cluster, which show themselves as a table."""
 
-    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        heads = ("name", "kind", "parameters", "tables", "bytes", "shards", "workers")
-        rows: list[tuple[str, ...]] = [
-            (
-                info.name,
-                "session" if info.session else "named",
-                str(info.parameters),
-                str(info.tables),
-                format_bytes(info.nbytes),
-                str(info.shards),
-                str(info.workers),
-            )
-            for info in self
-        ]
-        return heads, rows
+    _noun = "store"
+    _heads = "name", "kind", "parameters", "tables", "bytes", "shards", "workers"
 
-    def __repr__(self) -> str:
-        return "\n".join(text_table(*self._table())) if self else "no stores"
-
-    def _repr_html_(self) -> str:
-        return html_tables(counted(len(self), "store"), self._table())
+    def _row(self, entry: StoreInfo) -> tuple[str, ...]:
+        kind = "session" if entry.session else "named"
+        held = str(entry.parameters), str(entry.tables), format_bytes(entry.nbytes)
+        return entry.name, kind, *held, str(entry.shards), str(entry.workers)
 
 
 @entrance
@@ -185,22 +182,120 @@ def create(  # noqa: PLR0913 - the public contract
         raise ValueError(
             "storage_options are for the filesystem of recover_from; pass that too"
         )
-    plan = blueprint(
-        params,
-        name=name,
-        optimizer=optimizer,
-        where=Wanted(shards, servers, placement),
-        seed=seed,
-        overwrite=overwrite,
-    )
-    plan = replace(plan, recover_from=target)
+    where = Wanted(shards, servers, placement, name, overwrite, target)
+    plan = blueprint(params, optimizer=optimizer, where=where, seed=seed)
     link = current_link(client)
 
     async def make() -> ParameterStore:
-        meta = await creation.create(link, plan, seconds)
-        return ParameterStore._of(meta, link, hold=link.holds.pop(meta.uid, None))
+        return await _made(link, plan, seconds)
 
-    return opening(link.run_beside(make))
+    return _opening(link.run_beside(make))
+
+
+@entrance
+def restore(  # noqa: PLR0913 - the public contract
+    url: Any,
+    *,
+    name: str | None = None,
+    client: Any = None,
+    shards: int | None = None,
+    servers: str | Sequence[str] = "auto",
+    placement: Mapping[str, str | Sequence[str]] | None = None,
+    optimizer: Any = None,
+    init: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    recover_from: Any = None,
+    overwrite: bool = False,
+    timeout: Any = DEFAULT,
+) -> Any:
+    """Create a store that holds what a checkpoint holds, to the last bit.
+
+    Weights, the state of optimizers with their step counts, rows of tables and all that
+    is known of their ids. The number of shards may be another, and the cluster too. Every
+    file is compared with its digest first; nothing is pickled, and nothing imported that
+    a file names.
+
+    Parameters
+    ----------
+    url : str or path-like
+        Of one checkpoint, or of a folder of them: then the newest there. All workers
+        must reach it.
+    name : str, optional
+        Of the new store, as in :func:`create`; that of the saved one plays no part.
+    client : distributed.Client, optional
+        The client; the current one by default.
+    shards : int, optional
+        Number of shards, at most 16,384; one per server by default.
+    servers : {"auto", "all"}, "resource:NAME" or list of str
+        As in :func:`create`.
+    placement : mapping of str to str or list of str, optional
+        As in :func:`create`; it may be another one than that of the saved store.
+    optimizer : daskps.optim.Rule or mapping of str to Rule, optional
+        In place of the rules that were saved; their slots must be the same. Rules and
+        schedules of your own have to be passed.
+    init : mapping of str to number or initializer, optional
+        By the name of a table of any ids, what absent rows of it begin with from now on.
+    storage_options : mapping, optional
+        For the filesystem of the URL, such as keys; they are sent to the workers.
+    recover_from : str or path-like, optional
+        As in :func:`create`, with the same `storage_options`.
+    overwrite : bool
+        Replace a store of that name.
+    timeout : float, str or None
+        Seconds or a duration such as "30s"; None waits for ever. The configured
+        default grows by a second for each 10 MB.
+
+    Returns
+    -------
+    ParameterStore
+        A handle; with an asynchronous client an awaitable of one. The store has no
+        producers: what was pushed before the save and is pushed again counts again.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, if it is torn, damaged or of a newer format, or needs a rule
+        that was not passed; it names the file. Nothing of the store stays then.
+    StoreExistsError, LayoutError, NotEnoughWorkersError, ShardLostError
+        As in :func:`create`.
+    ValueError, TypeError
+        For arguments that cannot be, and without a client.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> store = daskps.create({"w": np.arange(3.0)}, optimizer=daskps.optim.Adam(0.1))
+    >>> _ = store.push({"w": np.ones(3)})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = store.save(folder)
+    ...     again = daskps.restore(folder, shards=1)
+    >>> again.optimizer, again.version, (again["w"].pull() == store["w"].pull()).all()
+    ({'w': 'Adam(lr=0.1)'}, 1, np.True_)
+    """
+    at, seconds = full_url(url), config.deadline(timeout)
+    options = options_of(storage_options)
+    target = recovery_target(recover_from, storage_options)
+    link = current_link(client)
+
+    async def make() -> ParameterStore:
+        found = await asyncio.to_thread(listing.find, at, options)
+        source = creation.CheckpointSource(
+            found.url, options, found.digest, found.manifest
+        )
+        where = Wanted(shards, servers, placement, name, overwrite, target)
+        plan = restored(source, where=where, optimizer=optimizer, init=init)
+        limit = seconds
+        if timeout is DEFAULT and limit is not None:
+            limit += found.manifest.nbytes / SAVED_NBYTES_A_SECOND
+        return await _made(link, plan, limit)
+
+    return _opening(link.run_beside(make))
+
+
+async def _made(link: Link, plan: Blueprint, seconds: float | None) -> ParameterStore:
+    """Make a store; return its first handle, which has the hold of a session store."""
+    meta = await creation.create(link, plan, seconds)
+    return ParameterStore._of(meta, link, hold=link.holds.pop(meta.uid, None))
 
 
 @entrance
@@ -263,7 +358,7 @@ def open(  # noqa: A001 - as in zarr.open
         async with scheduler_named(link, f"the search for {what}"):
             return ParameterStore._of(await find_named(link, name, waiting), link)
 
-    return opening(link.run(lambda: link.within(attach, seconds, what)))
+    return _opening(link.run(lambda: link.within(attach, seconds, what)))
 
 
 @entrance
@@ -309,3 +404,58 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
         return StoreList(StoreInfo(**row) for row in found)
 
     return link.run(lambda: link.within(rows, seconds, "the directory"))
+
+
+class Opening(Coroutine[Any, Any, ParameterStore]):
+    """A store under way: awaited it is the store, in ``async with`` it is closed too.
+
+    Parameters
+    ----------
+    work : coroutine
+        Returns the store.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, ParameterStore]) -> None:
+        self._work = work
+        self._store: ParameterStore | None = None
+
+    def __await__(self) -> Generator[Any, None, ParameterStore]:
+        return self._work.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Go on, as a coroutine does."""
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Go on with an error, as a coroutine does."""
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """Give up, as a coroutine does."""
+        self._work.close()
+
+    async def __aenter__(self) -> ParameterStore:
+        self._store = await self._work
+        return await self._store.__aenter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._store is not None:
+            await self._store.__aexit__(*exc)
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> Any:
+            raise TypeError(_AWAIT)
+
+        def __exit__(self, *exc: object) -> None: ...
+
+        def __getitem__(self, name: str) -> Any:
+            raise TypeError(_AWAIT)
+
+        def __getattr__(self, name: str) -> Any:
+            raise lacks(self, name, "" if name.startswith("_") else f": {_AWAIT}")
+
+
+def _opening(found: Any) -> Any:
+    """Return a store as it is, and the awaitable of one as an `Opening`."""
+    return Opening(found) if inspect.iscoroutine(found) else found

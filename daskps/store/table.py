@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.caller import routes
 from daskps.store.handle import DEFAULT
 from daskps.store.mistaken import not_a_row, refuses_arithmetic
 from daskps.store.repr import table_html
-from daskps.store.row_grad import RowGrad
 from daskps.store.row_set import RowSet
-from daskps.store.row_targets import pulled
 from daskps.store.snapshot import dask_table, taken_by
+from daskps.store.specs import RowGrad
+from daskps.store.targets import pulled, reading
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
@@ -140,11 +139,9 @@ class ParameterTable(RowSet):
             given = {} if out is None else {name: out}
 
             def make(meta: StoreMap) -> Request:
-                first, *others = [
-                    routes.read(meta, of._replace(finish=partial(_of, of, name)))
-                    for of in pulled(meta, (), {name: ids}, given)
-                ]
-                return first._replace(rest=tuple(others))
+                first, *rest = pulled(meta, (), {name: ids}, given)
+                first = first._replace(finish=partial(_of, first, name))
+                return reading(meta, [first, *rest])
 
             return self._store._do(make, timeout, f"a pull of {name!r}")
         except BaseException as error:

@@ -1,21 +1,40 @@
-"""Where a pull goes: which parameters, and into which arrays."""
+"""Where a pull goes: which parameters and rows, and into which arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.targets import find_overlap
+from daskps.cluster.caller.absent_rows import AbsentRows
+from daskps.cluster.caller.row_routes import RowCut, slices_of
+from daskps.cluster.caller.targets import Target, find_overlap
+from daskps.cluster.wire.rows import most_rows
+from daskps.layout.tables import UnboundedTable
+from daskps.store.intake import asked_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.row_routes import RowSlice
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.caller.targets import Target
+    from daskps.layout.tables import Table
     from daskps.typing import Array
+
+
+def reading(
+    meta: StoreMap, targets: Sequence[Target], least: int | None = None
+) -> Request:
+    """Return what reads targets, one after the other."""
+    request, others = routes.read(meta, targets[0], least), targets[1:]
+    if not others:
+        return request
+    rest = [routes.read(meta, of, least) for of in others]
+    return request._replace(rest=tuple(rest))
 
 
 def sign_of(meta: StoreMap, names: Iterable[str]) -> Target:
@@ -40,30 +59,212 @@ def target_of(
             f"out has {unasked[:8]}, which names= does not ask for; name them, or "
             f"leave names= out to pull what out names"
         )
+    given, layout = out or {}, meta.layout
     arrays: dict[str, Array] = {}
     flats: dict[int, Array] = {}
     detours: list[tuple[Array, Array]] = []
     for name in chosen:
-        p = meta.layout[name]
-        if out is None or name not in out:
-            flats[p.index] = routes.empty_like(p)
-            arrays[name] = flats[p.index].reshape(p.shape)
-            continue
-        array = arrays[name] = checked_out(out[name], name, p.shape, p.dtype)
-        if array.flags.c_contiguous:
-            flats[p.index] = array.reshape(-1)
+        p = layout[name]
+        if name in given:
+            array = arrays[name] = checked_out(given[name], name, p.shape, p.dtype)
+            is_flat = array.flags.c_contiguous
+            flat = array.reshape(-1) if is_flat else _beside(array, detours)
+            flats[p.index] = flat
         else:
-            flats[p.index] = routes.empty_like(p)
-            detours.append((array, flats[p.index].reshape(p.shape)))
+            flats[p.index] = np.empty(p.size, p.dtype)
+            arrays[name] = flats[p.index].reshape(p.shape)
+    check_apart(given.items())
+    return routes.into(meta, flats, partial(_filled, arrays, detours))
 
-    check_apart((out or {}).items())
 
-    def finish() -> dict[str, Array]:
-        for array, values in detours:
-            array[...] = values
-        return dict(arrays)
+def _beside(array: Array, detours: list[tuple[Array, Array]]) -> Array:
+    """Return where the elements go, in C order, of an array that has another one."""
+    values = np.empty(array.shape, array.dtype)
+    detours.append((array, values))
+    return values.reshape(-1)
 
-    return routes.into(meta, flats, finish)
+
+def _filled(
+    arrays: Mapping[str, Array], detours: Sequence[tuple[Array, Array]]
+) -> dict[str, Array]:
+    """Return arrays by name, once all has been read."""
+    for array, values in detours:
+        array[...] = values
+    return dict(arrays)
+
+
+def pulled(
+    meta: StoreMap, names: Any, rows: Any, out: Mapping[str, Array] | None
+) -> list[Target]:
+    """Return where a pull goes that may read rows: a target for one call each.
+
+    Parameters
+    ----------
+    meta : StoreMap
+        The store.
+    names : str or iterable of str, optional
+        Which arrays are read, in the first of these calls.
+    rows : mapping of str to array_like of int, optional
+        Ids by the names of tables.
+    out : mapping of str to ndarray, optional
+        What is to be filled, of those that it has.
+
+    Returns
+    -------
+    list of Target
+        What each of them finishes is the result of all.
+    """
+    if rows is None:
+        return [target_of(meta, names, out)]
+    given, out = checked_rows(rows), checked_mapping(out)
+    of_arrays = {n: array for n, array in out.items() if n not in given}
+    dense = target_of(meta, names, of_arrays if out else None)
+    return with_rows(meta, dense, given, out)
+
+
+def with_rows(
+    meta: StoreMap, dense: Target, rows: Mapping[str, Any], out: Mapping[str, Any]
+) -> list[Target]:
+    """Return where a read of arrays goes, and rows with it; see :func:`pulled`."""
+    arrays: dict[str, Array] = {}
+    detours: list[tuple[Array, Array]] = []
+    wanted = []
+    for name, given in rows.items():
+        table = table_of(meta, name)
+        ids, shape = asked_ids(table, given)
+        whole, what = (*shape, table.dim), "the rows that are asked for"
+        if name in out:
+            array = checked_out(out[name], name, whole, table.dtype, what=what)
+            is_flat = array.flags.c_contiguous
+            flat = array.reshape(-1) if is_flat else _beside(array, detours)
+        else:
+            flat = np.empty(len(ids) * table.dim, table.dtype)
+            array = flat.reshape(whole)
+        arrays[name] = array
+        wanted.append((table, ids, flat))
+    check_apart(out.items())
+
+    def finish() -> Any:
+        return {**dense.finish(), **_filled(arrays, detours)}
+
+    return _in_parts(meta, dense, wanted, finish)
+
+
+def _in_parts(
+    meta: StoreMap,
+    dense: Target,
+    wanted: Sequence[tuple[Table, Array, Array]],
+    finish: Callable[[], Any],
+) -> list[Target]:
+    """Return a target for each of the calls that read rows, the arrays with the first."""
+    flats = [*dense.flats, *(flat for _, _, flat in wanted)]
+    layout, first = meta.layout, len(dense.flats)
+    parts: list[dict[int, list[RowSlice]]] = [{}]
+    absent: list[AbsentRows] = []
+    for number, (table, ids, _) in enumerate(wanted, first):
+        most = most_rows(table)
+        for i, start in enumerate(range(0, len(ids), most)):
+            if i == len(parts):
+                parts.append({})
+            cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
+            marks = None
+            if isinstance(table, UnboundedTable):
+                marks = len(flats)
+                flats.append(np.ones(len(cut.ids), np.uint8))
+                absent.append(AbsentRows(table, cut, flats[number], start, flats[-1]))
+            each = slices_of(layout, cut, number, start, marks=marks)
+            for shard, one in each.items():
+                parts[i].setdefault(shard, []).append(one)
+
+    def finish_all() -> Any:
+        for one in absent:
+            one.fill()
+        return finish()
+
+    return [
+        Target(
+            {} if i else dense.slices,
+            flats,
+            finish_all if absent else finish,
+            {shard: tuple(of) for shard, of in part.items()},
+        )
+        for i, part in enumerate(parts)
+    ]
+
+
+def sought(
+    meta: StoreMap, table: Table, ids: Array, shape: tuple[int, ...]
+) -> list[Target]:
+    """Return where a look for rows of any ids goes: a target for one call each.
+
+    What each of them finishes is an array of bool of that shape, of all. No rows come.
+    """
+    layout, most = meta.layout, most_rows(table)
+    flats = [np.empty(0, table.dtype)]
+    found = np.zeros(len(ids), bool)
+    cuts: list[tuple[int, RowCut, Array]] = []
+    targets = []
+
+    def finish() -> Array:
+        for start, cut, marks in cuts:
+            part = found[start : start + len(marks)]
+            part[slice(None) if cut.at is None else cut.at] = marks
+        return found.reshape(shape)
+
+    for start in range(0, max(1, len(ids)), most):
+        cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
+        flats.append(np.zeros(len(cut.ids), np.uint8))
+        cuts.append((start, cut, flats[-1]))
+        each = slices_of(layout, cut, 0, 0, marks=len(flats) - 1, finds=True)
+        rows = {shard: (one,) for shard, one in each.items()}
+        targets.append(Target({}, flats, finish, rows))
+    return targets
+
+
+def given_ids(meta: StoreMap, rows: Any) -> dict[str, Array]:
+    """Return ids by the names of tables, in arrays that nobody else changes.
+
+    Raises
+    ------
+    ValueError, TypeError, UnknownParameterError
+        As a read of them does.
+    """
+    found = {}
+    for name, given in checked_rows(rows).items():
+        ids, shape = asked_ids(table_of(meta, name), given)
+        found[name] = ids.reshape(shape).copy()
+    return found
+
+
+def checked_rows(rows: Any) -> Mapping[str, Any]:
+    """Return a mapping of names to ids, or refuse what is none."""
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            f"rows is a mapping of the names of tables to ids, found "
+            f"{type(rows).__name__}; pass {{'emb': ids}}"
+        )
+    return rows
+
+
+def table_of(meta: StoreMap, name: Any) -> Table:
+    """Return a table by its name.
+
+    Raises
+    ------
+    ValueError
+        For the name of an array.
+    UnknownParameterError
+        For one that the store does not have.
+    """
+    table = meta.layout.table_by_name.get(name) if isinstance(name, str) else None
+    if table is None:
+        array = meta.layout[name]
+        raise ValueError(
+            f"rows= names {array.name[:60]!r}, which is an array of shape "
+            f"{array.shape}; name it in names=, or read a part with "
+            f"store[{array.name[:60]!r}][start:stop]"
+        )
+    return table
 
 
 def checked_mapping(out: Any) -> Mapping[str, Array]:

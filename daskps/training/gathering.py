@@ -12,6 +12,7 @@ from daskps.layout.arrays import FLOATS
 from daskps.limits import MOST_PARAMETERS
 from daskps.reduction import OPERATIONS
 from daskps.store import intake
+from daskps.store.values import as_array
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -49,7 +50,7 @@ def brought_by(given: Any, op: str) -> tuple[Offered, list[Array]]:
 
 
 def _numbers(value: Any, op: str, what: str) -> Array:
-    array = intake.as_array(value, what, ValueError)
+    array = as_array(value, what, ValueError)
     if op == "mean" and array.dtype.name not in FLOATS:
         return array.astype(np.float64)
     if op == "sum" and array.dtype == bool:

@@ -11,7 +11,7 @@ import numpy as np
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
 from daskps.cluster.wire.deadline import Deadline
-from daskps.store.row_targets import pulled, with_rows
+from daskps.store.targets import pulled, with_rows
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
 from daskps.training.monitoring import Watcher

@@ -12,9 +12,9 @@ from daskps.combination import check_rows
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import FLOATS
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.store import intake, row_intake
-from daskps.store.row_grad import RowGrad
-from daskps.store.row_targets import given_ids
+from daskps.store import intake
+from daskps.store.specs import RowGrad
+from daskps.store.targets import given_ids
 from daskps.training.functions import cannot_take, signature_of
 from daskps.usercode import user_code
 
@@ -176,7 +176,7 @@ def rows_given(
     """
     if not chosen.takes_rows:  # here: a call more counts for each push
         check_rows(chosen, named)
-    return row_intake.gradients(
+    return intake.row_gradients(
         meta.layout, meta.optimizers, named, weight=1.0, finite=finite
     )
 
@@ -210,7 +210,7 @@ def deltas_of_rows(
                 f"table {name[:60]!r} is {dtype}, and a round sums rows of floats alone; "
                 f"train with sync='asp' or 'ssp', or add by the store's handle outside"
             )
-    first, *rest = row_intake.values(meta.layout, named, "delta", finite=finite)
+    first, *rest = intake.row_values(meta.layout, named, "delta", finite=finite)
     if rest:
         raise PushRejectedError(
             f"more than {MOST_PUSHED_ROWS:,} rows of a table in one add, which is one "

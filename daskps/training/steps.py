@@ -23,8 +23,8 @@ from daskps.cluster.caller.routes import (
 from daskps.errors import PushRejectedError
 from daskps.layout.trees import Tree, flatten, is_tree
 from daskps.optim.local import LocalModel
-from daskps.store import intake, row_intake
-from daskps.store.row_targets import pulled
+from daskps.store import intake
+from daskps.store.targets import pulled
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_arguments
@@ -292,7 +292,7 @@ class Stepper:
     ) -> tuple[dict[int, Array], list[RowsGiven]]:
         """Return gradients of a batch, of arrays and of rows, ready to send."""
         layout, rules = self.meta.layout, self.meta.optimizers
-        dense, named = row_intake.parted(layout, as_rows(grads, self.ids))
+        dense, named = intake.parted(layout, as_rows(grads, self.ids))
         arrays = intake.gradients(layout, rules, dense, finite=False)
         if self._finite:
             intake.look(layout, arrays, partial(advice, *batch))

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.trainer_step import NO_MORE
 from daskps.store.arguments import flag
-from daskps.store.row_targets import pulled
-from daskps.store.targets import chosen_names, sign_of, target_of
+from daskps.store.targets import chosen_names, pulled, sign_of, target_of
 from daskps.training.verbs import Verbs
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.combination import check_rows, check_together
 from daskps.errors import ConsistencyError, PushRejectedError
 from daskps.layout.arrays import FLOATS
-from daskps.store import intake, row_intake
+from daskps.store import intake
 from daskps.store.arguments import number
 from daskps.training.gathering import brought_by, check_op
 from daskps.training.overlap.ahead import Ahead
@@ -67,7 +67,7 @@ class Verbs(Ahead):
         [[11, 22], [11, 22]]
         """
         meta = self._live().meta
-        dense, named = row_intake.parted(meta.layout, deltas)
+        dense, named = intake.parted(meta.layout, deltas)
         arrays: Mapping[int, Array] = {}
         if not named or dense:
             arrays = intake.values(meta.layout, dense, "delta", finite=self._finite)
@@ -123,7 +123,7 @@ class Verbs(Ahead):
         chosen = replace(self._chosen, verb="assign")
         check_together(chosen)
         factor = number(weight, "weight", least=0.0)
-        dense, named = row_intake.parted(meta.layout, values)
+        dense, named = intake.parted(meta.layout, values)
         check_rows(chosen, named)
         for name in intake.plain(dense):
             parameter = meta.layout.by_name.get(name)

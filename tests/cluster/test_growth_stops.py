@@ -10,7 +10,7 @@ import pytest
 import daskps
 from daskps import LayoutError, PushRejectedError, RowGrad, TableSpec
 from daskps.cluster.host import growth
-from daskps.store import row_intake
+from daskps.store import intake
 
 IDS = np.arange(6000) * 7919 - 10**6
 ONES = np.ones((len(IDS), 4), "f4")
@@ -120,7 +120,7 @@ def test_a_round_that_one_shard_has_no_memory_for_is_none(way, full):
 
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
 def test_the_parts_of_a_large_push_are_told(way, full, monkeypatch):
-    monkeypatch.setattr(row_intake, "MOST_PUSHED_ROWS", 2000)
+    monkeypatch.setattr(intake, "MOST_PUSHED_ROWS", 2000)
     with daskps.create({"any": TableSpec(None, 4)}, shards=2) as s:
         s["any"].add(IDS[:2000], ONES[:2000])
         full.workers = {*s.placement}

@@ -13,7 +13,7 @@ from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ContributionLostError, RunCancelledError
-from daskps.store import row_targets
+from daskps.store import targets as targets_of
 from tests.simulator.oracles import SECONDS
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class AsyncTrainer(Session):
     async def read_async(self, rows: Mapping[str, Array]) -> Any:
         """Read all parameters, and rows of tables; see :meth:`Session.read`."""
         whole = routes.whole(self.meta)
-        (target,) = row_targets.with_rows(self.meta, whole, rows, {})
+        (target,) = targets_of.with_rows(self.meta, whole, rows, {})
         request = routes.read(self.meta, target, None, self._step())
         deadline = self._deadline(None, "a pull")
         reply = await self.shards.call_async(request, deadline)

@@ -30,7 +30,7 @@ from daskps.errors import (
     StoreExistsError,
     UnknownParameterError,
 )
-from daskps.store import restoring
+from daskps.store import stores
 from tests.checkpoint.disk import Disk
 from tests.inprocess import Hub, cluster
 
@@ -437,7 +437,7 @@ def test_a_large_restore_has_more_time(tmp_path, monkeypatch):
         return await create(link, plan, seconds)
 
     monkeypatch.setattr(creation, "create", noted)
-    monkeypatch.setattr(restoring, "SAVED_NBYTES_A_SECOND", 1.0)
+    monkeypatch.setattr(stores, "SAVED_NBYTES_A_SECOND", 1.0)
     daskps.restore(tmp_path)
     daskps.restore(tmp_path, timeout=70)
     assert given == [60 + info.nbytes, 70]

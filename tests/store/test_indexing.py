@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from daskps.store.indexing import named_rows, runs_of_rows
+from daskps.store.regions import named_rows, runs_of_rows
 
 x = np.arange(24).reshape(6, 2, 2)
 

@@ -15,8 +15,9 @@ from daskps.errors import (
     UnknownParameterError,
 )
 from daskps.layout.arrays import Layout
-from daskps.store import intake
-from daskps.store.intake import gradients, spec_of, values
+from daskps.store import values as values_of
+from daskps.store.intake import gradients, values
+from daskps.store.values import spec_of
 
 LAYOUT = Layout.build(
     {
@@ -256,11 +257,11 @@ def test_initial_values_are_refused_as_such():
 
 
 def test_the_check_of_large_arrays_is_kept_for_other_processes(tmp_path):
-    forget = intake._cache.cache_clear
+    forget = values_of._cache.cache_clear
     forget()
     try:
         with dask.config.set({"daskps.cache-directory": str(tmp_path)}):
-            assert intake.is_finite(np.ones(2**15, "f4"))
+            assert values_of.is_finite(np.ones(2**15, "f4"))
         assert list(tmp_path.glob("daskps_*.py"))
     finally:
         forget()

@@ -10,7 +10,7 @@ import pytest
 
 import daskps
 from daskps.layout.arrays import Layout
-from daskps.store.node_link import node_link
+from daskps.store.picture import node_link
 
 OWNERS = ("tcp://a:1", "tcp://b:2", "tcp://a:1", "tcp://c:3")
 

@@ -12,8 +12,7 @@ import pytest
 
 import daskps
 from daskps.layout.arrays import Layout
-from daskps.store.node_link import node_link
-from daskps.store.picture import dot_source, draw
+from daskps.store.picture import dot_source, draw, node_link
 from tests import inprocess
 
 OWNERS = ("tcp://a:1", "tcp://b:2")

@@ -10,7 +10,7 @@ import pytest
 from daskps.errors import NoOptimizerError, PushRejectedError, UnknownParameterError
 from daskps.layout.arrays import Layout
 from daskps.store import intake
-from daskps.store.repeated import RepeatedGradients
+from daskps.store.intake import RepeatedGradients
 from tests.cluster.callers import counted
 
 SHAPES: dict[str, tuple[tuple[int, ...], str]] = {

@@ -11,7 +11,7 @@ from daskps import init
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
 from daskps.row_init import initial_rows
-from daskps.store import row_targets
+from daskps.store import targets as targets_of
 from tests.cluster.caller.test_row_routes import map_of
 
 DIM, SEED, FIRST = 3, 5, init.uniform(-2, 3)
@@ -45,11 +45,11 @@ def answer(target: Any) -> int:
 @pytest.mark.parametrize("n", [0, 1, 8, 30])
 def test_rows_are_read_in_parts(n_shards, n, monkeypatch):
     """None asks for more than a shard gives at once; together they ask for all."""
-    monkeypatch.setattr(row_targets, "most_rows", lambda table: 8)
+    monkeypatch.setattr(targets_of, "most_rows", lambda table: 8)
     layout = Layout.build({"w": ((4,), "float64")}, n_shards, TABLES)
     ids = np.random.default_rng(0).integers(0, 50, n)
     asked = {"t": ids, "any": ids - 25}
-    targets = row_targets.pulled(map_of(layout), (), asked, None)
+    targets = targets_of.pulled(map_of(layout), (), asked, None)
     assert len(targets) == max(1, -(-n // 8))
     counted = [answer(target) for target in targets]
     assert max(counted) <= 2 * 8
@@ -57,7 +57,7 @@ def test_rows_are_read_in_parts(n_shards, n, monkeypatch):
     found = targets[0].finish()
     np.testing.assert_array_equal(found["t"], rows_of(ids).astype("f4"), strict=True)
     is_odd = (ids - 25) % 2 == 1
-    looked = row_targets.sought(map_of(layout), layout.tables[1], ids - 25, (1, n))
+    looked = targets_of.sought(map_of(layout), layout.tables[1], ids - 25, (1, n))
     assert len(looked) == len(targets)
     assert sum(answer(target) for target in looked) == n
     # A look for rows brings a byte for each id, and no row.

@@ -20,9 +20,8 @@ from daskps import (
 from daskps.init import constant
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
-from daskps.store import intake, row_intake
-from daskps.store.created import blueprint
-from daskps.store.servers import Wanted
+from daskps.store import intake
+from daskps.store.blueprints import Wanted, blueprint
 
 LAYOUT = Layout.build(
     {"w": ((2,), "float32")},
@@ -33,9 +32,9 @@ RULES = {0: "SGD", 1: "SGD"}
 
 
 def planned(params, **more):
-    more = {"name": None, "optimizer": None, **more}
+    more = {"optimizer": None, **more}
     where = Wanted(more.pop("shards", 2), more.pop("servers", "auto"), None)
-    return blueprint(params, where=where, seed=0, overwrite=False, **more)
+    return blueprint(params, where=where, seed=0, **more)
 
 
 @pytest.mark.parametrize(
@@ -141,21 +140,21 @@ def rows(ids, values):
 
 
 def test_rows_are_made_ready_in_the_dtype_that_is_computed_in():
-    dense, named = row_intake.parted(
+    dense, named = intake.parted(
         LAYOUT, {"w": [1, 2], **rows([[4], [0]], np.ones((2, 1, 3)))}
     )
     assert [*dense] == ["w"]
-    [given] = row_intake.gradients(LAYOUT, RULES, named, weight=0.5, finite=True)
+    [given] = intake.row_gradients(LAYOUT, RULES, named, weight=0.5, finite=True)
     assert given.data.dtype == "f4"
     assert given.data.tolist() == [0.5] * 6
     assert given.cut.ids.tolist() == [0, 4]
-    [[given]] = row_intake.values(LAYOUT, named, "delta", finite=True)
+    [[given]] = intake.row_values(LAYOUT, named, "delta", finite=True)
     assert given.data.dtype == "f2"
 
 
 def test_what_needs_no_copy_is_not_copied():
     ids, data = np.array([0, 1]), np.ones((2, 3), "f4")
-    [given] = row_intake.gradients(
+    [given] = intake.row_gradients(
         LAYOUT, RULES, rows(ids, data), weight=1.0, finite=True
     )
     assert np.shares_memory(given.data, data)
@@ -173,31 +172,31 @@ def test_what_needs_no_copy_is_not_copied():
 )
 def test_rows_that_do_not_fit_are_refused(weight, values, said):
     with pytest.raises(PushRejectedError, match=said):
-        row_intake.gradients(
+        intake.row_gradients(
             LAYOUT, RULES, rows([1], values), weight=weight, finite=True
         )
 
 
 def test_gradients_need_a_rule_and_floats():
     with pytest.raises(NoOptimizerError, match="table 'emb'"):
-        row_intake.gradients(
+        intake.row_gradients(
             LAYOUT, {}, rows([1], np.ones((1, 3))), weight=1, finite=True
         )
     named = {"seen": RowGrad([1], [[1]])}
     with pytest.raises(PushRejectedError, match="int64 and takes no gradient"):
-        row_intake.gradients(LAYOUT, {2: ""}, named, weight=1, finite=True)
+        intake.row_gradients(LAYOUT, {2: ""}, named, weight=1, finite=True)
     with pytest.raises(PushRejectedError, match="same_kind"):
-        row_intake.values(LAYOUT, {"seen": RowGrad([1], [[1.5]])}, "delta", finite=True)
+        intake.row_values(LAYOUT, {"seen": RowGrad([1], [[1.5]])}, "delta", finite=True)
 
 
 def test_many_rows_go_in_parts(monkeypatch):
     """Those of a gradient do not: that is one step."""
-    monkeypatch.setattr(row_intake, "MOST_PUSHED_ROWS", 4)
+    monkeypatch.setattr(intake, "MOST_PUSHED_ROWS", 4)
     named = {
         **rows(np.arange(10) % 5, np.arange(30.0).reshape(10, 3)),
         "seen": RowGrad([1], [[1]]),
     }
-    calls = row_intake.values(LAYOUT, named, "delta", finite=True)
+    calls = intake.row_values(LAYOUT, named, "delta", finite=True)
     assert [[g.cut.table.name for g in call] for call in calls] == [
         ["emb", "seen"],
         ["emb"],
@@ -207,10 +206,10 @@ def test_many_rows_go_in_parts(monkeypatch):
     assert data.tolist() == [*range(30)]
     named.pop("seen")
     # Ten, but no more than three different ones of each shard.
-    [_] = row_intake.gradients(LAYOUT, RULES, named, weight=1.0, finite=True)
+    [_] = intake.row_gradients(LAYOUT, RULES, named, weight=1.0, finite=True)
     one = Layout.build({}, 1, {"emb": (5, 3, "float32")})
     with pytest.raises(PushRejectedError, match="for 5 rows of table 'emb' in shard 0"):
-        row_intake.gradients(one, {0: ""}, named, weight=1.0, finite=True)
+        intake.row_gradients(one, {0: ""}, named, weight=1.0, finite=True)
 
 
 @pytest.mark.parametrize(("n", "steps"), [(0, 1), (1024, 1), (1025, 2), (60_000, 59)])
@@ -219,7 +218,7 @@ def test_a_removal_goes_in_steps_of_one_size(n, steps):
     layout = Layout.build(
         {}, 3, {"any": (0, 1, "float32", AnyIds(constant(0.0), 5, 99999))}
     )
-    calls = row_intake.removals(layout, layout.tables[0], np.arange(n))
+    calls = intake.removals(layout, layout.tables[0], np.arange(n))
     assert len(calls) == steps
     named = [given.cut.ids for [given] in calls]
     assert max(map(len, named)) <= 1024

@@ -11,7 +11,7 @@ import daskps
 from daskps import config, kernels, optim
 from daskps.shards.memory.format import RANK_FLOOR
 from daskps.shards.memory.publication import PAST_NBYTES
-from daskps.store import intake
+from daskps.store import values
 from tests.seams import session_of
 
 #: Each of two shards is large enough to be written past the caches.
@@ -58,7 +58,7 @@ def mixed(trainer, part):
 def looks(trainer, part):
     """Return how many gradients of a push are looked at before it."""
     with (
-        mock.patch.object(intake, "finite_of", wraps=kernels.finite) as look,
+        mock.patch.object(values, "finite_of", wraps=kernels.finite) as look,
         mock.patch(
             "daskps.cluster.caller.near_call.finite", wraps=kernels.finite
         ) as later,

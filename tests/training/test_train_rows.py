@@ -17,7 +17,7 @@ from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.combination import Combination
 from daskps.layout.arrays import Layout
-from daskps.store import row_intake
+from daskps.store import intake
 from daskps.training.data.rows import batches, partition
 from daskps.training.resident import BatchRows, Marks
 from daskps.training.row_ids import checked_functions
@@ -279,7 +279,7 @@ def test_a_trainer_that_is_started_again_gets_the_same_ids():
 
 def pushed(meta, *ids):
     given = {"emb": RowGrad(ids, np.ones((len(ids), 1)))}
-    rows = row_intake.gradients(meta.layout, {0: ""}, given, weight=1.0, finite=True)
+    rows = intake.row_gradients(meta.layout, {0: ""}, given, weight=1.0, finite=True)
     return TrainerStep({}, 1.0, rows)
 
 

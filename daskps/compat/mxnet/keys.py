@@ -9,8 +9,8 @@ import numpy as np
 
 from daskps import config
 from daskps.errors import LayoutError, PushRejectedError
-from daskps.store.intake import is_finite
 from daskps.store.targets import check_apart
+from daskps.store.values import is_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -12,11 +12,10 @@ from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ClockError
-from daskps.store import intake, row_intake
+from daskps.store import intake
 from daskps.store.arguments import flag, number, whole
-from daskps.store.repeated import RepeatedGradients
-from daskps.store.row_targets import given_ids, pulled
-from daskps.store.targets import chosen_names, target_of
+from daskps.store.intake import RepeatedGradients
+from daskps.store.targets import chosen_names, given_ids, pulled, target_of
 from daskps.training.row_ids import rows_given
 
 if TYPE_CHECKING:
@@ -363,7 +362,7 @@ class Ahead:
     ) -> tuple[Mapping[str, Any], Sequence[RowsGiven]]:
         """Return what is given for arrays, and the rows as they are sent."""
         meta = self._session.meta
-        dense, named = row_intake.parted(meta.layout, grads)
+        dense, named = intake.parted(meta.layout, grads)
         return dense, rows_given(meta, named, self._chosen, finite=self._finite)
 
     def _to_deliver(
@@ -387,7 +386,7 @@ class Ahead:
         ):
             return self._checked(grads, weight)
         layout, optimizers = session.meta.layout, session.meta.optimizers
-        if layout.tables and row_intake.parted(layout, grads)[1]:
+        if layout.tables and intake.parted(layout, grads)[1]:
             return self._checked(grads, weight)
         try:
             found = intake.gradients(layout, optimizers, grads, finite=False)

@@ -35,7 +35,7 @@ from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.wire.messages import PROTOCOL
 from daskps.kernels import finite
-from daskps.store import intake
+from daskps.store import values
 from tests.seams import session_of, shards_of
 from tests.support import cleaned, local_cluster, store, until
 
@@ -273,7 +273,7 @@ def test_what_one_shard_gets_is_looked_at_there(client, monkeypatch, what):
 
     with store(client, params=params, shards=1) as s:
         before = opened(s) if what == "array" else rows_opened(s)
-        monkeypatch.setattr(intake, "finite_of", counted)
+        monkeypatch.setattr(values, "finite_of", counted)
         push(s, 1.0)
         assert handle(s)["lane_calls"] == before["lane_calls"] + 1
         assert not looked

@@ -1,0 +1,487 @@
+"""All that a store is made of, from arrays or from a checkpoint, checked by its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.cluster.caller.creation import Blueprint
+from daskps.errors import CheckpointError, LayoutError, UnknownParameterError
+from daskps.layout.arrays import DTYPES, FLOATS
+from daskps.layout.slots import has_master
+from daskps.layout.tables import AnyIds
+from daskps.layout.trees import flatten, is_tree
+from daskps.limits import check_parameters, check_shards
+from daskps.optim import Function, Rule, WithMaster, resolve
+from daskps.optim.patterns import first_matches
+from daskps.store.arguments import checked_name, encoded, flag, whole
+from daskps.store.specs import ArraySpec, TableSpec, first_rows
+from daskps.store.values import cast, spec_of
+from daskps.usercode import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
+    from daskps.cluster.caller.creation import CheckpointSource
+    from daskps.cluster.caller.saving import CheckpointTarget
+    from daskps.layout.tables import TableShape
+    from daskps.typing import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The name of a store and its place, as its user says them."""
+
+    shards: Any
+    servers: Any
+    placement: Any
+    name: Any = None
+    overwrite: Any = False
+    #: Where it is to be restored from once a shard of it is lost.
+    recover_from: CheckpointTarget | None = None
+
+    @property
+    def n_shards(self) -> int | None:
+        """The number of shards, None for one of each server."""
+        if self.shards is None:
+            return None
+        number = whole(self.shards, "shards")
+        check_shards(number)
+        return number
+
+    def blueprint(
+        self,
+        shapes: Mapping[str, tuple[tuple[int, ...], str]],
+        tables: Mapping[str, TableShape],
+        rules: Mapping[int, Rule],
+        **more: Any,
+    ) -> Blueprint:
+        """Return what a store of these arrays and tables is made of."""
+        return Blueprint(
+            name=None if self.name is None else checked_name(self.name),
+            shapes=shapes,
+            tables=tables,
+            rules=rules,
+            shards=self.n_shards,
+            servers=_checked_servers(self.servers),
+            placement=_checked_placement(self.placement, [*shapes, *tables]),
+            overwrite=flag(self.overwrite, "overwrite"),
+            recover_from=self.recover_from,
+            **more,
+        )
+
+
+def blueprint(
+    params: Any,
+    *,
+    optimizer: Any,
+    where: Wanted,
+    seed: int,
+) -> Blueprint:
+    """Check everything `create` was given, without the cluster.
+
+    Raises
+    ------
+    LayoutError, TypeError, ValueError
+        For what no store can be made of.
+    """
+    is_empty = isinstance(params, (list, tuple)) and not params
+    if not is_tree(params) and not is_empty:
+        raise TypeError(
+            f"params must be a mapping of names to arrays, or a list or tuple of arrays, "
+            f"found {type(params).__name__}; pass {{'w': array}}"
+        )
+    flat = {} if is_empty else flatten(params)
+    if not flat:
+        raise LayoutError("params is empty; a store needs at least one parameter")
+    number = where.n_shards
+    # Before anything of their number is made; once more when their shapes are known.
+    check_parameters((), len(flat), number or 1)
+    values = _Values()
+    of_tables = {n: v for n, v in flat.items() if isinstance(v, TableSpec)}
+    dense = {n: v for n, v in flat.items() if n not in of_tables}
+    shapes = values.take_all(dense)
+    seed = whole(seed, "seed", least=0)
+    tables = {n: _shape_of(n, t, seed) for n, t in of_tables.items()}
+    _check_size(shapes, tables, number)
+    for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
+        encoded(key, "table name", LayoutError)
+        if spec.rows is not None:
+            values.take_table(index, key, spec)
+    rules = _rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables)
+    masters = {
+        i: n for i, (n, v) in enumerate(dense.items()) if getattr(v, "master", None)
+    }
+    return where.blueprint(
+        shapes,
+        tables,
+        _with_masters(rules, masters),
+        seed=seed,
+        arrays=values.arrays,
+        collections=values.collections,
+        initializers=values.initializers,
+    )
+
+
+def restored(
+    source: CheckpointSource,
+    *,
+    where: Wanted,
+    optimizer: Any,
+    init: Any,
+) -> Blueprint:
+    """Check everything `restore` was given against what the checkpoint holds.
+
+    Raises
+    ------
+    CheckpointError
+        For rules that are not daskps' own and were not passed, and for others than were
+        saved.
+    LayoutError, TypeError, ValueError
+        For what no store can be made of.
+    """
+    manifest = source.manifest
+    shapes = {p.name: (p.shape, p.dtype) for p in manifest.parameters}
+    number, tables = where.n_shards, _tables(manifest, init)
+    _check_size(shapes, tables, number)
+    return where.blueprint(
+        shapes,
+        tables,
+        _rules(manifest, optimizer, tables),
+        seed=manifest.seed,
+        arrays={},
+        collections={},
+        initializers={},
+        source=source,
+    )
+
+
+def _check_size(
+    shapes: Mapping[str, tuple[tuple[int, ...], str]],
+    tables: Mapping[str, TableShape],
+    shards: int | None,
+) -> None:
+    check_parameters(
+        ((name, *of) for name, of in shapes.items()),
+        len(shapes),
+        shards or 1,
+        [(name, _most_rows(of), *of[1:3]) for name, of in tables.items()],
+    )
+
+
+def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
+    """Return what a table is in a layout."""
+    if spec.rows is not None:
+        return spec.rows, spec.dim, spec.dtype
+    first = first_rows(spec.init, name=name, dtype=spec.dtype)
+    policy = spec.max_rows or 0, spec.ttl or 0, spec.admit_after
+    return 0, spec.dim, spec.dtype, AnyIds(first, seed, 0, *policy)
+
+
+def _most_rows(shape: TableShape) -> int:
+    """Return for how many rows of a table memory is taken at once."""
+    rows, _, _, *any_ids = shape
+    return any_ids[0].max_rows if any_ids else rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Where initial values come from, by the index of a parameter or table."""
+
+    arrays: dict[int, Array] = field(default_factory=dict)
+    collections: dict[int, Any] = field(default_factory=dict)
+    initializers: dict[int, Any] = field(default_factory=dict)
+
+    def take_all(
+        self, dense: Mapping[str, Any]
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Take the values of all parameters; return shapes and dtypes."""
+        shapes = {}
+        for index, (key, value) in enumerate(dense.items()):
+            encoded(key, "parameter name", LayoutError)
+            if isinstance(value, ArraySpec):
+                shapes[key] = value.shape, value.dtype
+                self.initializers[index] = value.init
+            else:
+                shapes[key] = self.take(index, key, value)
+        return shapes
+
+    def take(self, index: int, key: str, value: Any) -> tuple[tuple[int, ...], str]:
+        """Take values in an array or a dask array; return shape and dtype."""
+        if hasattr(value, "__dask_graph__"):
+            about, self.collections[index] = _collection(key, value)
+            return about
+        array = spec_of(value, key)
+        self.arrays[index] = np.ascontiguousarray(array).reshape(-1)
+        return array.shape, array.dtype.name
+
+    def take_table(self, index: int, key: str, spec: TableSpec) -> None:
+        """Take what the rows of a table are at first."""
+        if not spec.has_values:
+            self.initializers[index] = spec.init
+            return
+        rows = spec.init
+        shape, dtype = self.take(index, key, rows)
+        if shape != (spec.rows, spec.dim) or not np.can_cast(
+            dtype, spec.dtype, "same_kind"
+        ):
+            raise LayoutError(
+                f"init of table {key[:60]!r} has shape {shape} and dtype {dtype}, the "
+                f"table ({spec.rows}, {spec.dim}) and {spec.dtype}; make them equal"
+            )
+        if index in self.arrays and dtype != spec.dtype:
+            of = f"the table {spec.dtype}"
+            self.arrays[index] = cast(
+                self.arrays[index],
+                spec.dtype,
+                f"init of table {key[:60]!r}",
+                of=of,
+                given=rows,
+            )
+
+
+def _collection(key: str, value: Any) -> tuple[tuple[tuple[int, ...], str], Any]:
+    # By type: a Delayed has every attribute one asks for.
+    if not isinstance(getattr(value, "chunks", None), tuple):
+        raise LayoutError(
+            f"parameter {key!r} is a {type(value).__name__}; of dask collections a "
+            f"store takes arrays, use .to_dask_array(lengths=True)"
+        )
+    if any(np.isnan(n) for n in value.shape):
+        raise LayoutError(
+            f"parameter {key!r} is a dask array of unknown chunk sizes; call "
+            f".compute_chunk_sizes() on it first"
+        )
+    dtype = value.dtype.name
+    if dtype not in DTYPES:
+        raise LayoutError(
+            f"parameter {key!r} has dtype {value.dtype}, which a store cannot hold; "
+            f"use one of {', '.join(DTYPES)}"
+        )
+    checked = value.map_blocks(
+        _checked_chunk,
+        key,
+        dtype=value.dtype,
+        meta=np.empty((0,) * value.ndim, dtype),
+        # Ours, so that what fails in it is told once, where `create` was called.
+        token="daskps-checked",
+    )
+    return (tuple(int(n) for n in value.shape), dtype), checked
+
+
+def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
+    """Return a chunk that is what its dask array says; runs on the workers."""
+    array = spec_of(chunk, key)
+    said = block_info[None]
+    shape, dtype = tuple(said["chunk-shape"]), np.dtype(said["dtype"])
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise LayoutError(
+            f"a chunk of parameter {key[:60]!r} has shape {array.shape} and dtype "
+            f"{array.dtype}, but its dask array says {shape} and {dtype}; give the "
+            f"function that made it the right chunks= and dtype="
+        )
+    return array
+
+
+def _tables(manifest: Manifest, init: Any) -> dict[str, TableShape]:
+    """Return the tables, those that `init` names with other first rows."""
+    given = dict({} if init is None else init)
+    found: dict[str, TableShape] = {}
+    for of in manifest.tables:
+        any_ids = of.any_ids
+        if any_ids is None:
+            found[of.name] = of.rows, of.dim, of.dtype
+            continue
+        if of.name in given:
+            first = first_rows(given.pop(of.name), name=of.name, dtype=of.dtype)
+            any_ids = replace(any_ids, init=first)
+        found[of.name] = 0, of.dim, of.dtype, any_ids
+    if given:
+        raise UnknownParameterError(
+            f"init names {min(map(str, given))!r:.60}, which is no table of any ids in "
+            f"this checkpoint; all else has its saved values"
+        )
+    return found
+
+
+def _rules(
+    manifest: Manifest, optimizer: Any, tables: Mapping[str, TableShape]
+) -> dict[int, Rule]:
+    """Return the rules by index: those that were saved, or those that are given."""
+    saved: list[StoredParameter | StoredTable]
+    saved = [*manifest.parameters, *manifest.tables]
+    if optimizer is None:
+        made: dict[int, Rule] = {}
+        found = {}
+        for index, of in enumerate(saved):
+            if of.rule is not None:
+                if of.rule not in made:
+                    made[of.rule] = manifest.rules[of.rule].make(MANIFEST, of.name)
+                found[index] = made[of.rule]
+        return found
+    arrays = {p.name: p.dtype for p in manifest.parameters}
+    masters = {
+        i: of.name
+        for i, of in enumerate(saved)
+        if of.rule is not None and has_master(manifest.rules[of.rule].first)
+    }
+    found = _with_masters(_rules_of(optimizer, arrays, tables), masters)
+    for index, of in enumerate(saved):
+        if of.dtype not in FLOATS:
+            continue
+        if of.rule is not None:
+            manifest.rules[of.rule].check(found[index], MANIFEST, of.name)
+        elif found[index].slots:
+            raise CheckpointError(
+                f"{of.name!r:.60} was saved without an optimizer, so there is nothing "
+                f"for the slots {list(found[index].slots)} of {found[index]!r}; restore "
+                f"without optimizer=, or with a rule without slots",
+                MANIFEST,
+                of.name,
+            )
+    return found
+
+
+def _checked_servers(servers: Any) -> str | list[str]:
+    """Return which servers are meant, or refuse what can be none."""
+    if not isinstance(servers, str):
+        found = _addresses(servers)
+        if not found:
+            raise TypeError(
+                f"servers is 'auto', 'all', 'resource:NAME' or a list of worker "
+                f"addresses, found {servers!r}"
+            )
+        return found
+    encoded(servers, "servers", ValueError)
+    if servers in ("auto", "all") or servers.removeprefix("resource:") != servers:
+        return servers
+    raise ValueError(
+        f"servers={servers!r} is not known; choose 'auto', 'all', 'resource:NAME' or "
+        f"a list of worker addresses"
+    )
+
+
+def _checked_placement(
+    placement: Any, names: Sequence[str]
+) -> list[tuple[list[str], list[int]]]:
+    """Return servers, and the indices of what is placed on them.
+
+    Parameters
+    ----------
+    placement : mapping of str to str or sequence of str, or None
+        As `create` takes it.
+    names : sequence of str
+        Of the arrays and then of the tables.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what names no servers.
+    LayoutError
+        If a pattern matches nothing.
+    """
+    if placement is None:
+        return []
+    if not isinstance(placement, Mapping):
+        raise TypeError(
+            f"placement is a mapping of patterns of names to worker addresses, such as "
+            f"{{'emb*': 'tcp://host:1234'}}, found {type(placement).__name__}"
+        )
+    servers: dict[str, list[str]] = {}
+    for pattern, given in placement.items():
+        one = [given] if isinstance(given, str) else given
+        if not isinstance(pattern, str) or not (found := _addresses(one)):
+            raise TypeError(
+                f"placement[{pattern!r:.60}] is a worker address or a list of them, and "
+                f"its key a pattern of names, found {given!r:.80}"
+            )
+        servers[pattern] = found
+    by_pattern: dict[str, list[int]] = {}
+    for index, pattern in enumerate(first_matches(servers, names, "placement")):
+        if pattern is not None:
+            by_pattern.setdefault(pattern, []).append(index)
+    return [(servers[pattern], indices) for pattern, indices in by_pattern.items()]
+
+
+def _addresses(given: Any) -> list[str]:
+    """Return addresses of workers; none for what has no such."""
+    found = list(given) if isinstance(given, Iterable) else []
+    if not all(isinstance(one, str) for one in found):
+        return []
+    for server in found:
+        encoded(server, "server", ValueError)
+    return found
+
+
+def _rules_of(
+    optimizer: Any,
+    arrays: Mapping[str, str],
+    tables: Mapping[str, TableShape],
+) -> dict[int, Rule]:
+    """Return the rules by index, that of the arrays first and then of the tables."""
+    if optimizer is None:
+        return {}
+    dtypes = {**arrays, **{n: shape[2] for n, shape in tables.items()}}
+    floats = [n for n, dtype in dtypes.items() if dtype in FLOATS]
+    if not floats and isinstance(optimizer, Rule):
+        raise LayoutError(
+            "the store has no float parameter, so an optimizer has nothing to do; "
+            "leave optimizer= out"
+        )
+    resolved = resolve(optimizer, floats)
+    for name, rule in resolved.items():
+        if isinstance(rule, Function) and name in tables:
+            raise LayoutError(
+                f"the optimizer of table {name[:60]!r} is {rule!r}, which takes whole "
+                f"arrays; give tables another one by their names, such as "
+                f"optimizer={{{name[:60]!r}: Adagrad(0.1), '*': Function(f)}}"
+            )
+        with user_code("the optimizer"):
+            of_rows, of_ranks = rule.row_mean is not None, bool(rule.rank_slots)
+        if of_ranks and name in tables:
+            raise LayoutError(
+                f"the optimizer of table {name[:60]!r} is {rule!r}, which keeps state for "
+                f"each trainer, of arrays only; give tables another one by their names, "
+                f"such as optimizer={{{name[:60]!r}: Adagrad(0.1), '*': DCASGD(0.1, ranks=2)}}"
+            )
+        if of_rows and name in arrays:
+            raise LayoutError(
+                f"the optimizer of parameter {name[:60]!r} is {rule!r}, which needs the "
+                f"rows of a table, and {name[:60]!r} is an array; give arrays another one "
+                f"by their names, such as optimizer={{'emb': Adagrad(0.1, rowwise=True), "
+                f"'*': Adagrad(0.1)}}"
+            )
+    return {i: resolved[n] for i, n in enumerate(dtypes) if n in resolved}
+
+
+def _with_masters(
+    rules: Mapping[int, Rule], masters: Mapping[int, str]
+) -> dict[int, Rule]:
+    """Return rules by index, those of parameters with masters, by name, around these.
+
+    Raises
+    ------
+    LayoutError
+        For a parameter without a rule, and for functions.
+    """
+    # Parameters that share a rule share its loops.
+    made: dict[int, Rule] = {}
+    found = dict(rules)
+    for index, name in masters.items():
+        if (rule := rules.get(index)) is None:
+            raise LayoutError(
+                f"{name[:60]!r} has a master, which is what an optimizer updates, and no "
+                f"optimizer; give it one with create(optimizer=...), or leave master= out"
+            )
+        if isinstance(rule, Function):
+            raise LayoutError(
+                f"the optimizer of {name[:60]!r} is {rule!r}, which is given the weights "
+                f"and returns them: it has no use for a master; leave master= out"
+            )
+        found[index] = made.setdefault(id(rule), WithMaster(rule))
+    return found
