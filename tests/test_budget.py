@@ -18,10 +18,10 @@ from tests.house import HOUSE, ROOT
 
 #: Code lines and statements of each folder of the package, "." for its own modules.
 ROOMS = {
-    ".": (1409, 1088),
+    ".": (1405, 1084),
     "checkpoint": (1506, 1242),
-    "cli": (680, 487),
-    "cluster": (20962, 18252),
+    "cli": (679, 486),
+    "cluster": (20963, 18255),
     "codecs": (538, 489),
     "compat": (2919, 2490),
     "demo": (575, 481),
@@ -29,14 +29,11 @@ ROOMS = {
     "layout": (1027, 964),
     "optim": (1147, 1018),
     "shards": (6025, 5378),
-    "store": (4256, 3445),
-    "training": (4695, 4034),
+    "store": (4068, 3314),
+    "training": (4584, 3909),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
-GRANTED: list[tuple[str, int, int, str]] = [
-    ("store", 4, 4, "sparse matrices and futures as values are named"),
-    ("training", 9, 5, "lists and fields that hold no rows are named"),
-]
+GRANTED: list[tuple[str, int, int, str]] = []
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowsGiven", "RowCut", "RowSlice", "RowsAsked", "RowsRead", "RowItem"}
 ROW_ATTRIBUTES = {"tables", "is_bounded", "ids", "n_rows"}
@@ -86,17 +83,17 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 566,
-    "public names of cluster/": 849,
+    "names of cluster/ that other modules use": 565,
+    "public names of cluster/": 850,
     "chain of imports in cluster/": 39,
-    "chain of imports": 67,
+    "chain of imports": 66,
     "lines of the largest file": 592,
-    "lines of the longest function": 76,
+    "lines of the longest function": 73,
     "modules of cluster/ that know rows": 51,
     "modules of cluster/ that import shards.memory": 27,
     "modules that look for torn reads": 13,
-    "docstrings of modules that open with a relative word": 77,
-    "sentences with a relative clause as subject": 303,
+    "docstrings of modules that open with a relative word": 58,
+    "sentences with a relative clause as subject": 284,
 }
 
 
