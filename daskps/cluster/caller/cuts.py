@@ -64,8 +64,9 @@ async def take_cut(
     margin = None if seconds is None else seconds + MARGIN_SECONDS
     found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
     if "waited_for" in found:
-        where = f"it waited for {found['waited_for']}, and no shard is held any more"
-        raise deadline.error(where, changes=False)
+        raise deadline.error(
+            f"it waited for {found['waited_for']}; no shard is held", changes=False
+        )
     meta.update(found["where"])
     return found
 

@@ -51,8 +51,7 @@ class Deadline:
         """
         at = f": {where}" if where else ""
         # Three digits: what is left of another deadline has more.
-        seconds = float(f"{self.timeout or 0:.3g}")
-        after = "" if self.timeout is None else f" after {seconds:g} s"
+        after = f" after {float(f'{self.timeout:.3g}'):g} s" if self.timeout else ""
         sent = "what was sent, each shard has applied once or not at all. Pass"
         return TimeoutError(
             f"timed out{after} waiting for {self.what}{at}; "
