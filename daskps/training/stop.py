@@ -48,34 +48,25 @@ class Reached(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Condition:
     """Something that may end a run; ``a & b`` ends it when both hold, ``a | b`` either.
 
-    What is called with a history of epochs says whether it holds at the end of the last.
-
-    Parameters
-    ----------
-    text : str
-        How it shows itself.
-    holds : callable
-        Returns whether a run that is so far is to end.
-    limit : int, optional
-        The round at which it holds, whatever else comes; None where nobody knows.
-    is_sudden : bool
-        Whether it may come to hold within an epoch, at a round that nobody knows.
-    metrics : frozenset of str
-        What it wants of `validate`.
-    is_either : bool
-        Whether one of two is enough.
+    Called with a history of epochs it says whether it holds at the end of the last.
+    A condition of one's own has a method ``holds``.
     """
 
-    text: str
-    holds: Callable[[Reached], bool]
+    #: Whether one of two is enough.
+    is_either = False
+    #: The round at which it holds, whatever else comes; None where nobody knows.
     limit: int | None = None
-    is_sudden: bool = False
+    #: Whether it may come to hold within an epoch, at a round that nobody knows.
+    is_sudden = False
+    #: The metrics of `validate` that it looks at.
     metrics: frozenset[str] = frozenset()
-    is_either: bool = False
+
+    def holds(self, at: Reached) -> bool:
+        """Return whether a run that is so far is to end."""
+        raise NotImplementedError
 
     def __call__(self, history: Sequence[Epoch]) -> bool:
         """Return whether it holds at the end of a history."""
@@ -98,6 +89,21 @@ class Condition:
             else NotImplemented
         )
 
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Made(Condition):
+    """A condition that a function of this module has made."""
+
+    text: str
+    test: Callable[[Reached], bool]
+    limit: int | None = None
+    is_sudden: bool = False
+    metrics: frozenset[str] = frozenset()
+    is_either: bool = False
+
+    def holds(self, at: Reached) -> bool:
+        return self.test(at)
+
     def __repr__(self) -> str:
         return self.text
 
@@ -108,13 +114,13 @@ def _joined(one: Condition, other: Condition, how: Callable[[Any], bool]) -> Con
     limits = [side.limit for side in sides if side.limit is not None]
     limit = min(limits, default=None)
     is_sudden = one.is_sudden or other.is_sudden
-    texts = [side.text for side in sides]
+    texts = [repr(side) for side in sides]
     if not is_either:
-        texts = [f"({side.text})" if side.is_either else side.text for side in sides]
+        texts = [f"({side!r})" if side.is_either else repr(side) for side in sides]
         limit = max(limits) if len(limits) == 2 else None
         # One side may hold at a round, after the other did at the end of an epoch.
         is_sudden |= len(limits) == 1
-    return Condition(
+    return _Made(
         (" | " if is_either else " & ").join(texts),
         lambda at: how(side.holds(at) for side in sides),
         limit,
@@ -168,7 +174,7 @@ def steps(n: int) -> Condition:
     steps(100) | loss_below(0.1)
     """
     n = whole(n, "n", least=1)
-    return Condition(f"steps({n})", lambda at: at.step >= n, limit=n)
+    return _Made(f"steps({n})", lambda at: at.step >= n, limit=n)
 
 
 def epochs(n: int) -> Condition:
@@ -190,7 +196,7 @@ def epochs(n: int) -> Condition:
     epochs(5) & loss_below(0.5)
     """
     n = whole(n, "n", least=1)
-    return Condition(
+    return _Made(
         f"epochs({n})", lambda at: bool(at.history) and at.history[-1].epoch + 1 >= n
     )
 
@@ -219,7 +225,7 @@ def loss_below(loss: float) -> Condition:
         found = at.history[-1].loss if at.history else None
         return found is not None and found < bound
 
-    return Condition(f"loss_below({bound:g})", holds)
+    return _Made(f"loss_below({bound:g})", holds)
 
 
 def score_above(score: float, name: str) -> Condition:
@@ -247,7 +253,7 @@ def score_above(score: float, name: str) -> Condition:
     bound = number(score, "score")
     text = f"score_above({bound:g}, {name!r})"
     holds = partial(_has_score, bound, name, text)
-    return Condition(text, holds, metrics=frozenset([name]))
+    return _Made(text, holds, metrics=frozenset([name]))
 
 
 def seconds(duration: float | str) -> Condition:
@@ -274,7 +280,7 @@ def seconds(duration: float | str) -> Condition:
     if found is None or found <= 0:
         raise ValueError(f"duration is above 0 seconds, found {duration!r}")
     text = f"seconds({found:g})"
-    return Condition(text, lambda at: at.seconds >= found, is_sudden=True)
+    return _Made(text, lambda at: at.seconds >= found, is_sudden=True)
 
 
 def no_improvement(patience: int, min_delta: float = 0.0) -> Condition:
@@ -299,4 +305,4 @@ def no_improvement(patience: int, min_delta: float = 0.0) -> Condition:
     """
     delta = number(min_delta, "min_delta", least=0)
     n = whole(patience, "patience", least=1)
-    return Condition(f"no_improvement({n}, {delta:g})", partial(_is_stuck, n, delta))
+    return _Made(f"no_improvement({n}, {delta:g})", partial(_is_stuck, n, delta))

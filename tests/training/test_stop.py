@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,3 +246,17 @@ def test_a_metric_without_validate_is_refused(way):
         with pytest.raises(ValueError, match=r"at 'f1' of validate, which is None"):
             daskps.train(store, gradient, X, **HOW | {"callbacks": [plateau]})
         assert store.version == 0
+
+
+class Third(daskps.stop.Condition):
+    """One of a user's own."""
+
+    def holds(self, at):
+        return len(at.history) == 3
+
+
+def test_a_condition_of_a_users_own_is_combined_as_others_are():
+    one = Third() & daskps.stop.loss_below(9.0)
+    assert repr(one).endswith("& loss_below(9)")
+    history: Any = [SimpleNamespace(loss=1.0, step=n, seconds=0.0) for n in (1, 2, 3)]
+    assert [one(history[:n]) for n in range(4)] == [False, False, False, True]
