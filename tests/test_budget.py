@@ -21,7 +21,7 @@ ROOMS = {
     ".": (1405, 1084),
     "checkpoint": (1506, 1242),
     "cli": (679, 486),
-    "cluster": (20963, 18255),
+    "cluster": (20963, 18253),
     "codecs": (538, 489),
     "compat": (2919, 2490),
     "demo": (575, 481),
@@ -33,7 +33,9 @@ ROOMS = {
     "training": (4584, 3909),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
-GRANTED: list[tuple[str, int, int, str]] = []
+GRANTED: list[tuple[str, int, int, str]] = [
+    ("training", 9, 11, "a condition of a user's own is a subclass"),
+]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowsGiven", "RowCut", "RowSlice", "RowsAsked", "RowsRead", "RowItem"}
 ROW_ATTRIBUTES = {"tables", "is_bounded", "ids", "n_rows"}
