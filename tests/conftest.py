@@ -60,8 +60,9 @@ CLUSTERS = {
     "rpc_cluster",
     "way",
 }
-#: Nothing but what it does when it is imported, by the process that workers come from.
-collect_ignore = ["preloaded.py"]
+#: Programs without examples: imported a second time, by another name, their functions
+#: would be those of a module that no other process can import.
+collect_ignore = ["benchmarks", "preloaded.py", "simulator"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

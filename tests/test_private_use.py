@@ -23,7 +23,7 @@ ALLOWED = {
     "cluster/caller": 14,
     "cluster/directory": 4,
     "cluster/host": 7,
-    "cluster/lane": 46,
+    "cluster/lane": 61,
     "cluster/machine": 7,
     "cluster/runs": 3,
     "cluster/wire": 1,

@@ -164,7 +164,7 @@ class ProgressBar:
     >>> from types import SimpleNamespace
     >>> file = io.StringIO()
     >>> run = SimpleNamespace(
-    ...     slowest=5, rounds=20, loss=0.25, history=[], following=0, epochs=2
+    ...     slowest=5, rounds=20, loss=0.25, history=[], first=0, epochs=2
     ... )
     >>> ProgressBar(file).on_round(run)
     >>> "5/20" in file.getvalue()
