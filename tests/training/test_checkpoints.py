@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,15 @@ GIVEN_UP = [
 ]
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests were started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
 @pytest.mark.parametrize(("ends", "error"), GIVEN_UP)
 def test_a_save_of_a_run_that_has_ended_is_given_up(
