@@ -397,6 +397,7 @@ def here(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     monkeypatch.setattr(tables, "_PULLS", 3)
     monkeypatch.setattr(tables, "_PUSHES", 3)
     monkeypatch.setattr(steps_here, "CALLS", 40)
+    monkeypatch.setattr(steps_here, "HUGE", (2**12, 1))
     monkeypatch.setattr(steps_here, "WARM_SECONDS", 0)
     return client
 

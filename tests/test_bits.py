@@ -36,7 +36,7 @@ def test_bits_of_the_task_graph() -> None:
     assert found == {case.name: TABLE[case.name] for case in graph}
 
 
-@pytest.mark.parametrize("way", ["machine", "rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("way", ["machine", "lane"], indirect=True)
 def test_bits_between_processes(way: Any) -> None:
     """Every seventh case: of all policies, codecs and tables some are among them."""
     some = CASES[::7]

@@ -27,9 +27,13 @@ KEPT = ".cache/daskps/kernels"
 #: Where the search for what is wrong begins, if few seeds find it: its course may change
 #: with every line that sends a message, and then the search takes longer.
 BEGIN = {
-    "adopter-forgets-who-has-scaled": 37,
-    "adopter-knows-nothing-of-delays": 19,
-    "manifest-first": 22,
+    "adopter-forgets-who-has-scaled": 43,
+    "adopter-knows-nothing-of-delays": 21,
+    "cut-holds-nothing": 6,
+    "half-of-a-log-put-back": 2,
+    "manifest-first": 24,
+    "stale-generation-accepted": 7,
+    "sync-has-a-new-number-each-time": 5,
 }
 
 
