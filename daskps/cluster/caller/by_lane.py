@@ -1,4 +1,4 @@
-"""Calls to shards of other processes by lanes, where there are any, else by message."""
+"""Calls to shards of other processes: by lanes where there are any, else by message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.wire.deadline import Deadline
 
-#: How many routes are ready for lanes: those of reads, of pushes, and of both at once.
+#: Number of routes kept ready for lanes: of reads, of pushes, and of both at once.
 MOST_ROUTES = 24
 
 
@@ -60,9 +60,9 @@ class FarByLane(Far):
         return LaneFuture(self.link, call_of(self, route, request, deadline))
 
     def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
-        """Return how a call takes lanes; None where it may take none."""
-        # Pieces that a caller gives away are of a form of their own each time, and heads of
-        # frames have no place for the pushes that it has given up.
+        """Return the route of a call over lanes; None where it may take none."""
+        # Pieces that a caller gives away need a new form each time, and heads of frames
+        # have no place for the pushes that it has given up.
         if request.given or request.step.given_up:
             return None
         has_words = request.codec and not codecs.named(request.codec).is_fixed

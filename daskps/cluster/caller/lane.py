@@ -1,8 +1,8 @@
-"""The caller's end of one lane: whole calls in few calls of Python, and of the kernel.
+"""The caller's end of one lane: a whole call in few calls of Python and the kernel.
 
-What nearly all calls are has a way of its own here: the frame goes in one piece, its
-answer comes in one piece, and says of each shard that it is done. All else is looked at
-as :class:`Channel` does.
+A short way here serves nearly all calls: the frame goes in one piece, and its answer
+comes in one piece and says of each shard that it is done. :class:`Channel` reads all
+other answers.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.lane_form import LaneForm
     from daskps.typing import Array
 
-#: Seconds, and microseconds of the next one, as the kernel takes them.
+#: Seconds and microseconds of a time-out, as the kernel takes them.
 _TIME = struct.Struct("ll")
-#: What is asked of a lane that nobody uses; errors are told in any case.
+#: The event that `poll` looks for on a lane that nobody uses; it always tells errors.
 _HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-#: Numbers of frames go round.
+#: The largest number of a frame; 0 follows it.
 _MOST_NUMBER = 0xFFFF_FFFF
 
 
 class LaneSaid(NamedTuple):
-    """What a call says that its form does not."""
+    """The numbers and arrays of one call, beside its form."""
 
     clock: int = 0
     sequence: int = 0
     floor: int = 0
     weight: float = 1.0
     lr: float | None = None
-    #: What it brings, by the names that the form has for them.
+    #: The arrays that it brings, by their names in the form.
     arrays: Mapping[Any, Array] = MappingProxyType({})
-    #: Flat arrays where goes what it reads.
+    #: Flat arrays that take the values it reads.
     outs: Sequence[Array] = ()
-    #: What a read outside runs waits for.
+    #: The version that a read outside runs waits for.
     min_version: int | None = None
-    #: Which version of each shard a trainer has read last, where its run asks.
+    #: Version of each shard that a trainer has read last, where its run asks.
     seen: Mapping[int, int] | None = None
 
 
@@ -80,10 +80,11 @@ class LaneRefusedError(Exception):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a lane had no answer, in as many texts as there are kinds of it."""
+    """Return why a lane had no answer, by one text for each kind of reason."""
     if isinstance(error, LaneRefusedError):
         return f"refused: {str(error).partition(':')[0]}"
-    # A BlockingIOError of a socket whose thread waits in the kernel: for too long.
+    # A thread that waits in the kernel gets a BlockingIOError when it has waited too
+    # long.
     late = isinstance(error, (BlockingIOError, TimeoutError))
     return "TimeoutError" if late else type(error).__name__
 
@@ -102,14 +103,14 @@ class Lane(Channel):
     def __init__(self, taken: socket.socket, patience: float) -> None:
         super().__init__(taken, patience)
         if not self._is_tls:
-            # The kernel looks at the time itself: half as many calls of it.
+            # The kernel keeps the time itself: that takes half as many calls of it.
             taken.settimeout(None)
             self._set_patience(patience)
         self._recv_into = taken.recv_into
         #: Numbers of the forms that the host has been told, the latest last.
         self._forms: dict[bytes, int] = {}
         self._number = 0
-        #: What the answers to those have in the buffer.
+        #: Views of the buffer where the answers to these forms lie.
         self._sources: dict[bytes, tuple[Array, ...]] = {}
 
     @property
@@ -120,7 +121,7 @@ class Lane(Channel):
         return bool(found.poll(0))
 
     def begin(self, patience: float, seconds: float) -> None:
-        """Give the next frames a patience, and all of them so many seconds."""
+        """Give the next frames a patience, and all of them together so many seconds."""
         if patience != self._patience:
             self._set_patience(patience)
         self._until = time.monotonic() + seconds
@@ -148,9 +149,9 @@ class Lane(Channel):
         Parameters
         ----------
         form : LaneForm
-            What all calls like it say.
+            The part that is equal in all calls of its kind.
         said : LaneSaid
-            What else it says.
+            The rest of the call.
         left : float
             Seconds that all of it may take.
         wait_ms : int
@@ -217,7 +218,7 @@ class Lane(Channel):
     def answer(self, form: LaneForm, outs: Sequence[Array]) -> tuple[int, ...]:
         """Return the rows that answer the last call, one after the other.
 
-        What was read is in `outs` then, but of shards that wait.
+        The values that were read are in `outs` then, but for those of shards that wait.
 
         Parameters
         ----------
@@ -235,7 +236,7 @@ class Lane(Channel):
         LaneRefusedError
             Where it leaves the call to messages.
         ProtocolError
-            Where it says what answers nothing.
+            Where it sends something that answers nothing.
         """
         buffer, nbytes = self._buffer, form.answer_nbytes
         is_small = form.first_nbytes == nbytes
@@ -252,7 +253,7 @@ class Lane(Channel):
             rows = form.rows.unpack_from(buffer, HEAD_NBYTES)
             if rows[::4] == form.shards and rows[3::4] == form.applied:
                 if is_small:
-                    # Of frames with rows each has its own.
+                    # Each frame with rows has other places.
                     sources = None if form.counts else self._sources.get(form.key)
                     if sources is None and form.places:
                         sources = self._find_in(form)
@@ -265,10 +266,10 @@ class Lane(Channel):
         return self._read_answer(form, outs, got)
 
     def _find_in(self, form: LaneForm) -> tuple[Array, ...]:
-        """Return what small answers to a form have in the buffer, for the next time.
+        """Return views of the buffer where small answers to a form lie, for next times.
 
-        The same for all forms of that key: the host is told what is read. Where it goes
-        is each caller's own.
+        They are the same for all forms of that key, which says what is read. Each
+        caller has other arrays that the values go to.
         """
         found = tuple(
             [
@@ -283,7 +284,7 @@ class Lane(Channel):
     def _read_answer(
         self, form: LaneForm, outs: Sequence[Array], got: int
     ) -> tuple[int, ...]:
-        """As :meth:`answer`, of whatever begins with the bytes in the buffer."""
+        """As :meth:`answer`, of any answer that begins with the bytes in the buffer."""
         self._from, self._to = 0, got
         if not got:
             raise ConnectionResetError("the other end of a lane has closed it")
@@ -306,20 +307,20 @@ class Lane(Channel):
         return form.rows.unpack(rows)
 
     def fetch(self, what: str, about: Mapping[str, Any]) -> None:
-        """Ask for what :meth:`fetched` returns."""
+        """Send a request whose answer :meth:`fetched` returns."""
         self._number = (self._number + 1) & _MOST_NUMBER
         self.send(pack_fetch(what, about, self._number))
 
     def fetched(
         self, make: Callable[[Any], Sequence[Array]]
     ) -> tuple[Any, Sequence[Array]]:
-        """Return what was asked for: what is said of it, and arrays.
+        """Return the answer to :meth:`fetch`: a description, and arrays.
 
         Parameters
         ----------
         make : callable
-            Returns arrays to receive into, for what is said of them. It refuses what
-            is no answer.
+            Returns arrays to receive into, by their description; it refuses one that is
+            no answer.
 
         Raises
         ------

@@ -1,9 +1,9 @@
 """One call by lanes, from the thread that makes it.
 
-A lane carries what a message would. It only ever takes a call that is answered at once
-and without an error. All else goes on by message, under the same sequence numbers: what
-is late, refused, or cut off half way, and what has to be waited for. So there is one
-road for that, `far`.
+A lane carries the same call as a message would, but only if the host answers at once
+and without an error. All other calls go on by message, under the same sequence numbers:
+those that are late, refused or cut off half way, and those that have to wait. So one
+module serves all of these, `far`.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: How long a call may wait at its host on a lane; by message it waits on. Calls of runs
-#: wait for other trainers, all others for what is over soon.
+#: wait for other trainers, all others for something that ends soon.
 WAIT_SECONDS = 20.0
 WAIT_MS, SOON_MS = int(1000 * WAIT_SECONDS), 500
 #: How long to wait for messages that were called off.
 STOP_SECONDS = 5.0
-#: What a thread does meanwhile, and says of shards that it reaches itself.
+#: Work of the thread meanwhile; returns shards that the thread reaches itself, with
+#: their versions.
 Meanwhile = Callable[[], "Sequence[tuple[int, int]]"]
-#: What leaves a call to messages.
+#: Errors of a lane after which a call goes on by message.
 _LEFT = (OSError, ProtocolError, LaneRefusedError)
 
 
 class LaneCall:
-    """One call from a thread to shards of other processes, by lanes where there are any.
+    """One call from a thread to shards of other processes, by lanes if there are any.
 
     Parameters
     ----------
     far : Far
         Sends the messages.
     route : LaneRoute
-        Who is told what, on which lanes.
+        The forms of its frames, by host, and the lanes.
     said : LaneSaid
-        What else it says.
+        The rest of the call: its numbers and arrays.
     make : callable
         Returns the same call as it goes by message.
     deadline : Deadline
@@ -97,7 +98,7 @@ class LaneCall:
         self._deadline = deadline
         #: Lanes that have the call and have not answered yet.
         self._under_way: list[tuple[LaneForm, Lane]] = []
-        #: What is to go by message, and what has gone.
+        #: Requests that are to go by message, and messages that have gone.
         self._left: list[tuple[Request, Sequence[int]]] = []
         self._sent: list[CallFuture[Reply]] = []
         self._versions: list[tuple[int, int]] = []
@@ -105,23 +106,24 @@ class LaneCall:
         self._is_stopped = False
 
     def run(self, meanwhile: Meanwhile | None = None) -> Reply:
-        """Begin it, and return what the shards have said.
+        """Begin it, and return the answers of the shards.
 
         Parameters
         ----------
         meanwhile : callable, optional
-            What its thread does while the hosts work on it. Returns the versions of
-            the shards that it has reached itself, which are in the reply then.
+            Work of its thread while the hosts work on the call. Returns the versions of
+            the shards that the thread has reached itself; the reply has these as well.
 
         Returns
         -------
         Reply
-            What the shards have said.
+            The answers of the shards.
 
         Notes
         -----
-        On lanes Ctrl-C may end it anywhere: what is not given back is nobody's. What
-        goes by message is another thread's, where this is the main one.
+        Ctrl-C may end it anywhere while it uses lanes: a lane that the thread has not
+        given back is nobody's. Where this is the main thread another one sends the
+        messages.
         """
         self.begin()
         try:
@@ -143,7 +145,8 @@ class LaneCall:
         if route.may_wait or said.min_version is not None:
             wait_ms = WAIT_MS
         end = self._deadline.end
-        # Where it is over already: what is answered at once is.
+        # If the time is over already, the host still answers what it can answer at
+        # once.
         if end is not None and (until := end - time.monotonic()) > 0:
             left = until
             wait_ms = int(min(wait_ms, 1000 * left))
@@ -163,7 +166,7 @@ class LaneCall:
             raise
 
     def finish(self) -> Reply:
-        """Return what the shards have said, by message or by lane."""
+        """Return the answers of the shards, by message or by lane."""
         try:
             while self._left or self._under_way:
                 self.send_left()
@@ -175,7 +178,7 @@ class LaneCall:
             raise
 
     def send_left(self) -> None:
-        """Send by message what no lane has."""
+        """Send the requests that no lane has by message."""
         while self._left:
             if self._is_stopped:
                 raise concurrent.futures.CancelledError
@@ -183,7 +186,7 @@ class LaneCall:
             self._sent.append(self._far.send(request, shards, self._deadline))
 
     def stop(self) -> None:
-        """Make it end soon, from any thread; the thread that is at it ends it itself."""
+        """Make it end soon, from any thread; the calling thread itself ends it."""
         self._is_stopped = True
         for _, lane in [*self._under_way]:
             lane.shut()
@@ -197,11 +200,11 @@ class LaneCall:
             self._route.lanes.end(form.worker, lane, by_caller=True)
         for sent in self._sent:
             sent.stop()
-        # Until then the loop may read or fill the caller's arrays.
+        # Until they end the loop may read or fill the caller's arrays.
         concurrent.futures.wait(self._sent, STOP_SECONDS)
 
     def _receive(self) -> None:
-        """Take what the hosts say by their lanes, until one leaves something to do."""
+        """Take the answers from the lanes, until one leaves a request to messages."""
         outs, counters = self._said.outs, self._far.counters
         while self._under_way and not self._left:
             form, lane = self._under_way[0]
@@ -227,7 +230,7 @@ class LaneCall:
                 self._leave(form, codes)
 
     def _leave(self, form: LaneForm, codes: Sequence[int]) -> None:
-        """Leave what a host has parked to messages."""
+        """Leave a call that a host has parked to messages."""
         self._far.counters.fell_back("it has to be waited for")
         request = self._make()
         if all(code & APPLIED for code in codes):
@@ -237,8 +240,8 @@ class LaneCall:
     def _await(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
         """Return the answer of a host that is silent, for as long as it may be.
 
-        Meanwhile the event loop asks the directory whether that is in vain, as it does
-        for a message that is late; the lane is shut then.
+        Meanwhile the event loop asks the directory whether the wait is in vain, as for
+        a message that is late; if it is, the loop shuts the lane.
         """
         end, may_wait = self._deadline.end, self._route.may_wait
         left = math.inf if end is None else end - time.monotonic()
@@ -253,7 +256,7 @@ class LaneCall:
             watch.stop()
 
     def _fall_back(self, at: int, error: Exception) -> None:
-        """Leave to messages what a lane has no answer to."""
+        """Leave a request to messages that a lane has no answer to."""
         form, lane = self._under_way.pop(at)
         if isinstance(error, LaneRefusedError):
             self._route.lanes.give_back(form.worker, lane)
@@ -266,7 +269,7 @@ class LaneCall:
 
 
 class LaneFuture(CallFuture[Reply]):
-    """A call that its thread has sent to all hosts, and takes the result of later.
+    """A call that its thread has sent to all hosts; it takes the result later.
 
     Parameters
     ----------
@@ -283,7 +286,7 @@ class LaneFuture(CallFuture[Reply]):
         call.send_left()
 
     def result(self, timeout: float | None = None) -> Reply:
-        """Return what the shards have said, once they have."""
+        """Return the answers of the shards, once they are there."""
         if not self.done():
             try:
                 self.set_result(self._call.finish())
@@ -292,7 +295,7 @@ class LaneFuture(CallFuture[Reply]):
         return super().result(timeout)
 
     def stop(self) -> None:
-        """Make it end soon, from any thread; the thread that began it ends it itself."""
+        """Make it end soon, from any thread; the thread that began it ends it."""
         self._call.stop()
         if threading.get_ident() == self._owner:
             self._call.call_off()

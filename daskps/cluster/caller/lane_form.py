@@ -1,8 +1,8 @@
-"""What a host is told on lanes along a route, made ready once.
+"""Forms: the part that all calls along a route share, sent once over each lane.
 
-From one call to the next only numbers and the contents of arrays change. How long the
-arrays are, where in the caller's they begin, what the answer looks like and where its
-arrays go: all of that stays while the shards are where they are.
+From one call to the next only numbers and the contents of arrays change. The lengths of
+the arrays, their places in the caller's, the layout of the answer and the places of its
+arrays stay while the shards are where they are.
 """
 
 from __future__ import annotations
@@ -32,65 +32,66 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.read_words import ReadWords
     from daskps.typing import Array
 
-#: What of a step makes a form another one.
+#: Fields of a step that a form has: steps that differ in these need different forms.
 told_once = attrgetter("kind", "run", "rank", "tick", "producer", "wait", "whole")
-#: Without a byte for so long, a lane is given up.
+#: A caller gives a lane up that brings no byte for so long.
 PATIENCE_SECONDS = 1.5
-#: What a host takes in and applies in a second at least: that adds to the patience.
+#: Bytes that a host takes in and applies in a second at least; they add to the
+#: patience.
 SLOW_NBYTES = 100_000_000
 
-#: Which array of a target, which of its elements, dtype and number of these, and where
-#: they are in a frame that is received at once.
+#: Number of an array of a target, elements of it, their dtype and number, and their
+#: place in a frame that is received at once.
 LanePlace = tuple[int, slice, Any, int, int]
-#: Which array of a request, and its elements from where to where.
+#: Name of an array of a request, and start and stop of elements of it.
 LaneSlice = tuple[Any, int, int]
 
 
 class RowMove(NamedTuple):
-    """Rows that come one after the other, and belong elsewhere."""
+    """Rows that arrive one after the other, and belong to other places."""
 
-    #: To which array of a target, and to which of its rows.
+    #: Number of the array of a target that they go to, and the rows of it.
     number: int
     at: Array
-    #: What has come, by row.
+    #: The rows that have come.
     rows: Array
 
     def put(self, outs: Sequence[Array]) -> None:
-        """Put rows where they belong, all of which have come."""
+        """Put the rows where they belong, once all have come."""
         out = outs[self.number].reshape(-1, self.rows.shape[1])
         scatter(out, self.at, self.rows, cache_dir=cache_dir())
 
 
 class WordMove(NamedTuple):
-    """Words that come, and the numbers that they stand for."""
+    """Words that arrive, and the places of the numbers that they stand for."""
 
-    #: Which of the arrays of a call they come to.
+    #: Number of the array of a call that they are received in.
     come: int
     how: ReadWords
-    #: To which array of a target the numbers go, and to which of its elements.
+    #: Number of the array of a target that the numbers go to, and the elements of it.
     number: int
     where: slice
 
     def put(self, outs: Sequence[Array]) -> None:
-        """Put the numbers where they belong, all of whose words have come."""
+        """Put the numbers where they belong, once all of their words have come."""
         self.how.decode(outs[self.come], outs[self.number][self.where])
 
 
 class LaneForm:
-    """What one host is told: all but the numbers of a call, and its arrays.
+    """The form of calls to one host: all but the numbers of a call, and its arrays.
 
     Parameters
     ----------
     worker : str
-        The host's.
+        Address of the host.
     call : Call
         A call of this form.
     slices : sequence of (name, start, stop)
-        Which elements of the caller's arrays its arrays are, in their order.
+        The elements of the caller's arrays that a call sends, in their order.
     reads : mapping of int to sequence of ReadSlice, optional
-        What it reads of a shard and where that goes.
+        By shard the elements that it reads, and the places that they go to.
     moves : sequence of WordMove
-        Words among what is read.
+        The words among the values that it reads.
     tables : (sequence of int, sequence of int), optional
         Tables of which its frames bring rows, and of which they read some; see
         :mod:`daskps.cluster.caller.lane_rows`.
@@ -128,32 +129,34 @@ class LaneForm:
         tables: tuple[Sequence[int], Sequence[int], bool] | None = None,
     ) -> None:
         self.worker, self.store = worker, call.store
-        #: What the host is told once for each lane, and what that is known by.
+        #: The text of the form, sent once for each lane, and the key that it is known
+        #: by.
         self.said = (
             say_form(call) if tables is None else {**say_form(call), "tables": tables}
         )
         text = json.dumps(self.said, separators=(",", ":")).encode()
         self.key = hashlib.blake2b(text, digest_size=16).digest()
         self.slices = tuple((n, a, b) for n, a, b in slices if b > a)
-        #: Bytes of the arrays that go, and with those that come.
+        #: Bytes of the arrays that go, and of these and the arrays that come.
         self.nbytes = sum(part.step.nbytes for part in call.parts)
         self.call_nbytes = call.nbytes
         self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
         self.shards = self.asked = tuple(part.shard for part in call.parts)
-        #: Of frames with rows how many there are of each shard and table, and what has
-        #: come that belongs elsewhere: words, and rows one after the other.
+        #: For frames with rows: the number of rows of each shard and table, and the
+        #: words and rows that arrive one after the other and belong to other places.
         self.counts = b""
         self.moves: Sequence[RowMove | WordMove] = moves
         n_shards = len(self.shards)
-        #: The rows of an answer, and what they say where nothing is waited for.
+        #: The layout of an answer's rows, and their codes where no shard waits for
+        #: anything.
         self.rows = struct.Struct(f"<{4 * n_shards}q")
         self.applied = (APPLIED,) * n_shards
-        #: What is read of each of them, and where that goes.
+        #: By shard the elements that are read, and the places that they go to.
         self.reads = tuple([tuple((reads or {}).get(s, ())) for s in self.shards])
         self._place()
 
     def _place(self) -> None:
-        """Work out where in an answer what lies that is read."""
+        """Work out where in an answer the values lie that are read."""
         at = rows_end = HEAD_NBYTES + self.rows.size
         places: list[LanePlace] = []
         for (dtype, start, stop), number, where in chain.from_iterable(self.reads):
@@ -162,16 +165,17 @@ class LaneForm:
                 at += n * np.dtype(dtype).itemsize
         self.places = tuple(places)
         self.answer_nbytes = at
-        #: What is received at first: all of it, or what comes before large arrays.
+        #: Bytes that are received first: the whole answer, or the part before large
+        #: arrays.
         self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
 
 
 def seen_of(form: LaneForm, seen: Mapping[int, int]) -> bytes:
-    """Return which versions of the shards of a form were read last, in the same place."""
+    """Return the versions that were last read of a form's shards, packed for a body."""
     return np.array([seen.get(shard, UNREAD) for shard in form.shards], LEAST).tobytes()
 
 
 def least_of(form: LaneForm, min_version: int) -> bytes:
-    """Return the versions that the shards of a form are waited for, as a body has them."""
+    """Return the versions a call waits for at a form's shards, packed for a body."""
     found = [at_least(shard, min_version) for shard in form.shards]
     return np.array(found, LEAST).tobytes() if any(found) else b""

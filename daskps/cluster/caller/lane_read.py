@@ -1,4 +1,4 @@
-"""Reads by lanes, made ready once, as those of near shards are."""
+"""Reads by lanes, made ready once, like the reads of near shards."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class LaneRead:
-    """One read of shards of other processes, ready to be repeated into whatever arrays.
+    """One read of shards of other processes, ready to be repeated into any arrays.
 
-    It holds none of them: what a loop has let go of must not be kept alive here.
+    It holds none of them: arrays that a loop has let go of must not live on here.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class LaneRead:
     request : Request
         The read, which may go to any arrays.
     route : LaneRoute
-        How that takes lanes.
+        The same read as a route over lanes.
     seen : dict of int to int, optional
-        Takes which version was read of each shard.
+        Takes the version that was read of each shard.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LaneRead:
         step: Step,
         seen: dict[int, int] | None = None,
     ) -> LaneRead | None:
-        """Return a read of slices; None where no lane may be taken."""
+        """Return a read of slices; None where the read may take no lane."""
         target = Target({s: tuple(of) for s, of in slices.items()}, (), dict)
         request = routes.read(far.meta, target, None, step)
         route = far.find_lanes(request, tuple(slices))
@@ -77,15 +77,15 @@ class LaneRead:
         Parameters
         ----------
         clock : int
-            The trainer's; outside runs 0.
+            The trainer's clock; outside runs 0.
         outs : sequence of ndarray, shape (n,)
-            Where it goes.
+            The arrays to fill.
         deadline : Deadline
             Its end.
         read_near : callable, optional
             Reads the rest, and returns whether that was possible; else this returns
-            None. While the hosts read, or afterwards where that is little work: whom it
-            would wait for needs the interpreter's lock.
+            None. It runs while the hosts read, or afterwards where they have little
+            work: they then need the interpreter's lock above all.
         """
         said, make = LaneSaid(clock, outs=outs), partial(self._make, clock, outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
@@ -101,7 +101,7 @@ class LaneRead:
         return reply.lag if is_read else None
 
     def _make(self, clock: int, outs: Sequence[Array]) -> Request:
-        """Return it as it goes by message."""
+        """Return the same read as a request by message."""
         request = self._request
         step = request.step._replace(clock=clock)
         target = Target(self._route.slices, outs, dict)

@@ -1,4 +1,4 @@
-"""How the calls along a route take lanes: what each host is told."""
+"""Routes over lanes: the form of a route's calls for each host."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.wire.messages import Call
 
-#: Of the arrays of a call to one host.
+#: Bytes of the arrays of a call to one host.
 SMALL_NBYTES = 65_536
 
 
 def looks_there(request: Request, shards: Sequence[int]) -> bool:
-    """Return whether the shard of a call looks for NaN and infinity in its gradients.
+    """Return whether a call's shard is to look for NaN and infinity in its gradients.
 
-    Where nobody has looked and one shard gets all of them: of several, some would have
-    applied their part when another one finds any.
+    Only where nobody has looked yet and one shard gets all gradients: of several shards
+    some would have applied their part when another one finds any.
     """
     check = request.check
     return (
@@ -44,9 +44,9 @@ def unlooked(call: Call) -> Call:
 
 
 class LaneRoute:
-    """A route as lanes take it.
+    """A route over lanes.
 
-    It holds no arrays: what a loop has let go of must not be kept alive here.
+    It holds no arrays: arrays that a loop has let go of must not live on here.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class LaneRoute:
     request : Request
         A call along the route.
     shards : sequence of int
-        The shards of it that are meant.
+        The shards of the route that the call is for.
     looks : bool
-        Whether the shard looks for NaN and infinity in what its calls bring.
+        Whether the shard looks for NaN and infinity in the arrays of its calls.
     """
 
     __slots__ = (
@@ -87,10 +87,10 @@ class LaneRoute:
         #: Whether its calls may have to wait for other trainers.
         self.may_wait = self.run != 0
         target, owners = request.target, meta.where.owners
-        #: What is read of which shard.
+        #: By shard the elements that are read.
         self.slices: Mapping[int, tuple[ReadSlice, ...]]
         self.slices = {} if target is None else target.slices
-        #: What of it is read of shards that are not meant.
+        #: The part of it that is read of other shards than those of the call.
         self.rest = {s: of for s, of in self.slices.items() if s not in shards}
         hosts: dict[str, list[int]] = {}
         for shard in shards:
@@ -111,14 +111,15 @@ class LaneRoute:
                 reads, moves = _in_words(call, reads, words)
             forms.append(LaneForm(worker, call, given, reads, moves=moves))
         self.forms = tuple(forms)
-        #: Dtype and length of the arrays that words come to. A call makes them, behind
-        #: those of its target, the first one last: so none has to know how many there are.
+        #: Dtype and length of the arrays that words are received in. A call puts them
+        #: behind the arrays of its target, the first one last: so no user of them needs
+        #: their number.
         self.words = tuple(words)
         #: Whether its calls cost their hosts little but the interpreter's lock.
         self.is_small = all(form.call_nbytes <= SMALL_NBYTES for form in forms)
 
     def reads_as(self, target: Target | None) -> bool:
-        """Return whether it reads what a target does, to the same places."""
+        """Return whether it reads the elements of a target, to the same places."""
         if target is None:
             return True
         return self.slices is target.slices or self.slices == target.slices
@@ -129,9 +130,9 @@ def _in_words(
     slices: Mapping[int, tuple[ReadSlice, ...]],
     words: list[tuple[str, int]],
 ) -> tuple[dict[int, tuple[ReadSlice, ...]], list[WordMove]]:
-    """Return where goes what comes in words and as it is, and what words then say.
+    """Return the places of arrays that arrive, in words or not, and how words decode.
 
-    The arrays that words come to are added to `words`.
+    It adds the arrays that words are received in to `words`.
     """
     reads, moves = {}, []
     for part in call.parts:

@@ -1,7 +1,7 @@
-"""One call with rows, or words of any number, as lanes take it: its frames and arrays.
+"""Frames and arrays of one call over lanes with rows, or with any number of words.
 
-What a host is told once, and where frames get what is theirs, is in
-:mod:`daskps.cluster.caller.lane_rows`.
+The module :mod:`daskps.cluster.caller.lane_rows` has the forms that a host is told
+once, and fills the frames.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-#: What is to be done with what a frame has brought, words before rows.
+#: Copies and decodings to do once a frame has come, words before rows.
 Moves: TypeAlias = "list[WordMove | RowMove]"
 
 
 class RowFrame(LaneForm):
-    """One frame of a call with rows: its form, and what is this call's alone.
+    """One frame of a call with rows: its form, and the parts of this call alone.
 
     Parameters
     ----------
     form : LaneForm
-        What the host is told once.
+        The form that the host is told once.
     counts : sequence of int
-        How many ids there are, for each shard and table.
+        The number of ids for each shard and table.
     brought : sequence of (name, start, stop)
-        Which elements of the call's arrays go, in their order.
+        The elements of the call's arrays that go, in their order.
     nbytes : int
         Bytes of these.
     reads : sequence of sequence of ReadSlice
-        What comes of each shard, and where it goes.
+        By shard the elements that come, and the places that they go to.
     moves : list of WordMove and RowMove
-        Words that come, then rows that do one after the other and belong elsewhere.
+        Words that come, then rows that come one after the other, and belong to other
+        places.
     asked : tuple of int
-        The shards that the call means.
+        The shards that the call is for.
     """
 
     __slots__ = ()
@@ -83,7 +84,7 @@ class RowFrame(LaneForm):
 
 
 class RowRoute(LaneRoute):
-    """One call with rows as lanes take it: its frames, and the arrays of these.
+    """One call with rows over lanes: its frames, and the arrays of these.
 
     Parameters
     ----------
@@ -92,9 +93,9 @@ class RowRoute(LaneRoute):
     arrays : mapping of name to ndarray
         Arrays that it brings beside rows.
     flats : sequence of ndarray
-        Where goes what it reads.
+        The arrays that take the values it reads.
     run : int
-        The run of who calls; 0 outside runs.
+        The run whose trainer calls; 0 outside runs.
     """
 
     __slots__ = ("brings", "outs")
@@ -110,12 +111,13 @@ class RowRoute(LaneRoute):
         self.may_wait, self.is_small = run != 0, False
         self.slices, self.rest, self.words = {}, {}, ()
         self.forms: tuple[LaneForm, ...] = ()
-        #: What goes, by what frames call it, and where goes what comes.
+        #: The arrays that go, by their names in frames, and the arrays for those that
+        #: come.
         self.brings: dict[Any, Array] = dict(arrays)
         self.outs: list[Array] = [*flats]
 
     def bring(self, array: Array) -> Hashable:
-        """Return what an array is called that goes with the frames."""
+        """Add an array that goes with the frames; return its name in these."""
         name = "rows", len(self.brings)
         self.brings[name] = array
         return name
@@ -123,7 +125,7 @@ class RowRoute(LaneRoute):
     def take_in(
         self, one: RowSlice, moves: Moves, codec: Codec | None = None
     ) -> ReadSlice:
-        """Return where rows are received that one shard is asked for."""
+        """Return the place where the rows of one shard are received."""
         asked, at = one.asked, one.at
         n, number = len(asked.ids) * asked.dim, one.number
         if isinstance(at, slice):
@@ -145,16 +147,16 @@ class RowRoute(LaneRoute):
         slices: Sequence[ReadSlice],
         moves: Moves,
     ) -> list[ReadSlice]:
-        """Return where arrays are received, some of which come in words."""
+        """Return the places where arrays are received, some of them in words."""
         return [
             one if how is None else self.take_words(how, one, moves)
             for one, how in zip(slices, words, strict=True)
         ]
 
     def take_words(self, how: ReadWords, into: ReadSlice, moves: Moves) -> ReadSlice:
-        """Return where words are received; the numbers that they say go to `into`."""
+        """Return the place where words are received; their numbers go to `into`."""
         dtype, n, come = how.codec.dtype, how.n_words, len(self.outs)
         self.outs.append(np.empty(n, dtype))
-        # What rows then are moved from has to be there.
+        # Words first: the moves of rows after them copy from the numbers that they say.
         moves.insert(0, WordMove(come, how, into.number, into.where))
         return ReadSlice((dtype, 0, n), come, slice(0, n))

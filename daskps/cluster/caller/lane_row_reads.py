@@ -1,4 +1,4 @@
-"""Reads of rows by lanes alone, without what a call of any kind is made of."""
+"""Reads of rows by lanes alone, without the objects of a general call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
 
-#: How many forms are ready: of each host, for each choice of tables.
+#: Number of forms kept ready: one for each host and choice of tables.
 MOST_FORMS = 64
 
 
@@ -47,35 +47,35 @@ class LaneRowReads:
         self._far, self._lanes, self._meta = far, lanes, far.meta
         self._known: Prepared[tuple[str, tuple[int, ...]], HostRows]
         self._known = Prepared(far.meta, MOST_FORMS)
-        #: Until when shards are held for far: a way that is closed may be open soon.
+        #: Until when shards count as far: a nearer way that is closed may be open soon.
         self._until: dict[int, float] = {}
 
     def note(self, shards: Mapping[int, object]) -> None:
-        """Hold those of these shards for far, for a while, that are None."""
+        """Count those of these shards as far, for a while, that are None."""
         until = time.monotonic() + AGAIN_SECONDS
         self._until.update({s: until for s, found in shards.items() if found is None})
 
     def knows(self, shards: Mapping[int, Sequence[RowCopy]]) -> bool:
-        """Return whether all of these were far a moment ago."""
+        """Return whether all of these shards were far a moment ago."""
         until = self._until
         return min([until.get(shard, 0.0) for shard in shards]) > time.monotonic()
 
     def read(
         self, pending: Mapping[int, Sequence[RowCopy]], until: Callable[[], Deadline]
     ) -> bool:
-        """Read rows, by message what no lane answers.
+        """Read rows; a message asks for those that no lane answers.
 
         Parameters
         ----------
         pending : mapping of int to sequence of RowCopy
-            What is read of each shard, of tables with a number of rows.
+            The rows to read of each shard, of tables with a number of rows.
         until : callable
             Returns its end.
 
         Returns
         -------
         bool
-            False for ids that a shard does not have: others say which.
+            False for ids that a shard does not have: the general read says which.
         """
         meta, far = self._meta, self._far
         layout, where = meta.layout, meta.where
@@ -116,5 +116,5 @@ class LaneRowReads:
     def _request(
         self, rows: Mapping[int, tuple[RowSlice, ...]], flats: Sequence[Array]
     ) -> Request:
-        """Return it as it goes by message."""
+        """Return the same read as a request by message."""
         return routes.read(self._meta, Target({}, flats, dict, rows))

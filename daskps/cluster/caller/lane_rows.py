@@ -1,7 +1,7 @@
-"""How calls with rows of tables take lanes: forms by host, and each call's own frames.
+"""Calls with rows of tables over lanes: forms by host, and the frames of each call.
 
-Which tables a call names stays from call to call, its ids do not. A form of a read names
-all shards of its host, those without an id too: else there were as many forms as sets of
+The tables stay the same from call to call, the ids do not. A form of a read names all
+shards of its host, those without an id too: else there were as many forms as sets of
 shards that ids can fall on.
 """
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
-#: How many kinds of calls with rows are ready for lanes.
+#: Number of kinds of calls with rows that are kept ready for lanes.
 MOST_KINDS = 24
 
 
 class HostRows:
-    """What one host is told once of calls with rows of the same tables.
+    """The form of calls with rows of the same tables to one host.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ class HostRows:
     request : Request
         A call of this form.
     pushed, read : sequence of int
-        Which of the store's tables it brings rows of, and reads.
+        Numbers of the store's tables that it brings rows of, and that it reads.
     looks : bool
         Whether the shard looks for NaN and infinity in the rows that it gets.
     finds : bool
-        Whether of the tables that it reads it asks only which rows there are.
+        Whether it only asks which rows there are, of the tables that it reads.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class HostRows:
         plain = None if target is None else target._replace(rows={})
         call = request._replace(rows=(), target=plain).call(meta, shards, 0.0, "")
         call = unlooked(call) if looks else call
-        #: Whose words it brings; how many they are comes with each frame.
+        #: The codec of the words that it brings; each frame says how many words there
+        #: are.
         self._codec = codecs.named(request.codec) if request.codec else None
         if self._codec is not None:
             call = _unsized(call)
@@ -88,7 +89,7 @@ class HostRows:
         self._layout, self._read = layout, tuple(read)
         #: Position of the first table of each shard.
         self._firsts = [len(layout.pieces[shard]) for shard in shards]
-        #: What comes after the ids, and which of the caller's arrays those are.
+        #: The arrays that follow the ids, and the caller's arrays that they are.
         word = "" if self._codec is None else self._codec.dtype
         self._word_nbytes = np.dtype(word or "uint8").itemsize
         n_read = len(self._read)
@@ -97,7 +98,7 @@ class HostRows:
             request.route.slices[shard] if request.arrays else () for shard in shards
         ]
         self._reads = [() if plain is None else plain.slices.get(s, ()) for s in shards]
-        #: How arrays travel that are read, and whose words rows are.
+        #: By shard the words of the arrays that are read, and the codec of the rows.
         self._words = [part.words for part in call.parts]
         name = request.read_codec
         self._read_codec = codecs.named(name) if name else None
@@ -109,16 +110,16 @@ class HostRows:
         meant: Sequence[int],
         route: RowRoute,
     ) -> RowFrame:
-        """Return the frame of a call; its arrays go into those of the route.
+        """Return the frame of a call, and add its arrays to those of the route.
 
         Parameters
         ----------
         given : sequence of RowsGiven
             The rows that it brings.
         rows : mapping of int to sequence of RowSlice
-            Those that it reads, by shard.
+            The rows that it reads, by shard.
         meant : sequence of int
-            The shards of it that are meant.
+            The shards of the host that the call is for.
         route : RowRoute
             The call.
         """
@@ -177,7 +178,7 @@ class HostRows:
         brought: list[tuple[Any, int, int]],
         route: RowRoute,
     ) -> list[int]:
-        """Have words go with a frame; return how many there are of what."""
+        """Have words go with a frame; return the number of words of each array."""
         found = []
         for part, slot, _, _, _, row in self._given:
             if row < 0:
@@ -194,7 +195,7 @@ class HostRows:
 
 
 class RowRoutes:
-    """The ways of calls with rows by lanes, from one process to the shards of a store.
+    """The routes of calls with rows over lanes, from one process to a store's shards.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ class RowRoutes:
         self._kinds: Prepared[Hashable, _Kind] = Prepared(meta, MOST_KINDS)
 
     def find(self, request: Request, shards: Sequence[int]) -> RowRoute | None:
-        """Return how a call takes lanes; None where it brings too much for them."""
+        """Return a call's route over lanes; None where it brings too much for them."""
         meta, step, target = self._meta, request.step, request.target
         if request.codec and not _may_say(meta, request):
             return None
@@ -222,7 +223,8 @@ class RowRoutes:
         finds = bool(read) and target is not None and _finds(target.rows)
         slices = {} if target is None else target.slices
         looks = request.check is not None and looks_there(request, shards)
-        # Its shards differ from call to call; see above.
+        # The shards of such a call differ from call to call: see the module's
+        # docstring.
         only_rows = not (changes(step) or slices or request.arrays)
         key = (
             None if only_rows else (request.route, *shards),
@@ -270,7 +272,7 @@ class _Kind:
 
 
 def _unsized(call: Call) -> Call:
-    """Return a call whose form does not say how many words there are."""
+    """Return the call without its numbers of words, which the form does not say."""
     parts = []
     for part in call.parts:
         items = [one._replace(data=one.data[:0]) for one in part.step.items]
@@ -280,7 +282,7 @@ def _unsized(call: Call) -> Call:
 
 
 def _may_say(meta: StoreMap, request: Request) -> bool:
-    """Return whether words are no more than a lane takes: a user's may be any number."""
+    """Return whether a lane takes all words: a user's codec may make any number."""
     layout, word = meta.layout, codecs.named(request.codec).dtype
     sizes = [
         (len(words), layout.pieces[shard][position].size)
@@ -305,7 +307,7 @@ def _finds(rows: Mapping[int, Sequence[RowSlice]]) -> bool:
 def _tables_of(
     meta: StoreMap, rows: Mapping[int, Sequence[RowSlice]]
 ) -> tuple[int, ...]:
-    """Return which of the store's tables are read."""
+    """Return the numbers of the store's tables that are read."""
     pieces = meta.layout.pieces
     found = {
         one.asked.position - len(pieces[shard])

@@ -1,8 +1,8 @@
-"""Lanes of a process: sockets to the hosts, for the calls of its threads.
+"""Lanes of a process: its sockets to the hosts, for the calls of its threads.
 
-A few to each host, for all handles and trainers of a client or worker: a task that has
-just unpickled its handle takes one that is there. They are opened beside the calls, in
-the background, once a host is called often by message.
+All handles and trainers of a client or worker share a few lanes to each host: a task
+that has just unpickled its handle takes a lane that is open. The event loop opens lanes
+beside the calls, in the background, once threads call a host often by message.
 """
 
 from __future__ import annotations
@@ -48,32 +48,33 @@ class Lanes:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        #: Those that nobody uses, the latest last. Whoever takes one out has it; where
-        #: Ctrl-C comes just then, nobody has, and it ends.
+        #: Lanes that nobody uses, the latest last. The thread that takes one out has
+        #: it; where Ctrl-C comes just then nobody has it, and it ends.
         self._idle: dict[str, list[Lane]] = {}
         self._open: dict[str, weakref.WeakSet[Lane]] = {}
-        #: By worker: calls for which there was no lane, and before when none is opened.
+        #: By worker: calls for which there was no lane, and the time before which none
+        #: is opened.
         self._wanted: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._opening: set[str] = set()
         self._lock = threading.Lock()
         self._is_closed = False
-        #: How often none could be opened, by the reason.
+        #: By reason how often no lane could be opened.
         self.failures: dict[str, int] = {}
-        #: By which hosts know that two lanes are of one process.
+        #: A token by which hosts know that two lanes are of one process.
         self._token = uuid.uuid4().hex
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self, worker: str, store: str) -> Lane | None:
-        """Return a lane to a worker that nobody uses, and have it; None for messages.
+        """Take an idle lane to a worker and return it; None for messages.
 
         Parameters
         ----------
         worker : str
-            Whom to call.
+            The worker to call.
         store : str
-            A store that has shards there; where there is none, none is opened.
+            A store that has shards there; with "" no lane is opened.
         """
         idle = self._idle.get(worker)
         while idle:
@@ -89,7 +90,7 @@ class Lanes:
         return None
 
     def give_back(self, worker: str, lane: Lane) -> None:
-        """Let others have a lane that has ended its call."""
+        """Take a lane back whose call has ended, for other threads."""
         if self._pauses:
             self._pauses.pop(worker, None)
         self._idle[worker].append(lane)
@@ -97,9 +98,9 @@ class Lanes:
             _close_all(self._idle)
 
     def end(self, worker: str, lane: Lane, *, by_caller: bool) -> None:
-        """Close a lane that ended inside of a call.
+        """Close a lane that broke off inside of a call.
 
-        Where it was not its caller who ended it another one is opened in a while.
+        Unless its caller ended it, another one is opened in a while.
         """
         if not by_caller:
             self._pause(worker)
@@ -116,7 +117,7 @@ class Lanes:
         _close_all({worker: self._idle.get(worker, [])})
 
     def close(self) -> None:
-        """Close all lanes; who is at one closes it at the end of its call."""
+        """Close all lanes; a thread that uses one closes it at the end of its call."""
         self._is_closed = True
         _close_all(self._idle)
 
@@ -124,7 +125,7 @@ class Lanes:
         return sum(lane.is_open for lane in self._open.get(worker, ()))
 
     def _want(self, worker: str, store: str) -> None:
-        """Have a lane opened to a worker that is called often, unless that is vain."""
+        """Have a lane opened to a worker that is called often, unless in vain."""
         if self._is_closed or time.monotonic() < self._not_before.get(worker, 0.0):
             return
         with self._lock:
@@ -140,10 +141,10 @@ class Lanes:
         self.link.start(partial(self._open_one, worker, store))
 
     def _close_hung_up(self) -> None:
-        """Close the lanes of hosts that are gone, whom nobody may ever call again."""
+        """Close the lanes of hosts that are gone, which nobody may ever call again."""
         for idle in [*self._idle.values()]:
             for lane in [*idle]:
-                # Who has taken it meanwhile finds out.
+                # A thread that has taken it meanwhile finds out by itself.
                 with contextlib.suppress(ValueError):
                     if lane.has_hung_up:
                         idle.remove(lane)
@@ -156,7 +157,8 @@ class Lanes:
             lane = await self._opened(worker, store)
         finally:
             with self._lock:
-                # At once with its lane: who wants one in between would open one too many.
+                # In one step with the lane: a thread that came in between would open
+                # another.
                 self._opening.discard(worker)
                 if lane is not None:
                     self._open.setdefault(worker, weakref.WeakSet()).add(lane)
@@ -186,7 +188,7 @@ class Lanes:
             if taken is not None:
                 taken.close()
             why = f"no lane: {type(error).__name__}"
-            # Anew: a thread may be looking through them.
+            # A new dict: a thread may be looking through the old one.
             self.failures = {**self.failures, why: self.failures.get(why, 0) + 1}
             self._pause(worker)
             return None
