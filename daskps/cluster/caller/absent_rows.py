@@ -1,7 +1,7 @@
-"""Rows that a table of any ids does not have: what they would begin with.
+"""Initial values of rows that a table of any ids does not have.
 
-A pull inserts nothing, and takes nothing of a shard's time for rows that it has not: who
-reads works them out.
+A pull inserts nothing, and takes no time of a shard for rows that the shard does not
+have: the reading process works out their values.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class AbsentIds(NamedTuple):
-    """Ids of which it is known that they have no row, and where theirs would go."""
+    """Ids that are known to have no row, and the places where their rows would go."""
 
     table: UnboundedTable
     ids: Array
-    #: Of shape (n, dim), and which of its rows they are.
+    #: An array of shape (n, dim), and the rows of it that are for these ids.
     out: Array
     at: Array
 
     def fill(self) -> None:
-        """Write what the rows begin with."""
+        """Write the initial values of the rows."""
         table = self.table
         self.out[self.at] = initial_rows(
             self.ids,
@@ -42,18 +42,19 @@ class AbsentIds(NamedTuple):
 
 
 class AbsentRows(NamedTuple):
-    """A read of ids of which the shards will say which ones they have."""
+    """A read of ids; the shards will say which of these they have."""
 
     table: UnboundedTable
     cut: RowCut
-    #: Where the rows go, flat, and which of its rows the first id goes to.
+    #: The flat array that the rows go to, and the row of it that the first id goes to.
     flat: Array
     start: int
-    #: What the shards have said: 1 for each id, in the order of the cut, that has a row.
+    #: The answers of the shards: 1 for each id, in the order of the cut, that has a
+    #: row.
     marks: Array
 
     def fill(self) -> None:
-        """Write what the rows begin with that no shard has."""
+        """Write the initial values of the rows that no shard has."""
         if self.marks.all():
             return
         absent = np.flatnonzero(self.marks == 0)

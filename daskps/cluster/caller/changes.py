@@ -1,4 +1,4 @@
-"""What others have changed in a table: asked of its shards, near ones without a message."""
+"""Changes of other producers in a table: near shards are read, others asked."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
 
-#: What users of stores, which import no shards, need of them.
+#: Names for the users of stores, which import nothing of `shards`.
 __all__ = ["NEVER", "Changed", "Question", "ask", "look"]
 
-#: How often a look is tried that an update runs into.
+#: Number of tries of a look that updates run into.
 _TRIES = 2
 
 
 class Question(NamedTuple):
-    """What is asked of some shards of a table."""
+    """A question to some shards of a table."""
 
     table: Table
-    #: By shard the version since when; NEVER for all rows.
+    #: By shard the version after which changes count; NEVER for all rows.
     since: Mapping[int, int]
     #: The producer whose own changes are left out, 0 for none.
     by: int

@@ -10,13 +10,14 @@ from daskps.shards.memory.publication import PAST_NBYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Gradients of less are looked at before they leave: no shard writes it past the caches.
+#: Smaller gradients are looked at before they leave: shards do not write these past the
+#: caches.
 LOOK_LATER_NBYTES = PAST_NBYTES
 
 
 @dataclass(slots=True)
 class FiniteCheck:
-    """A look for NaN and infinity in gradients that nobody has had yet.
+    """A look for NaN and infinity in gradients, still to be done.
 
     Called, it raises PushRejectedError where there are any.
     """
@@ -25,7 +26,7 @@ class FiniteCheck:
     done: bool = False
 
     def __call__(self) -> None:
-        """Look, unless somebody has."""
+        """Look, unless a thread has looked already."""
         if not self.done:
             self.function()
             self.done = True

@@ -1,4 +1,4 @@
-"""How a read without a lock looks at a shard: who looks, and how long it waits."""
+"""Looks at a shard for reads without a lock, for a trainer or a handle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 #: How long a read waits without asking the shards, and how much of it without a sleep.
 WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
-#: How often the shards' owners are looked after: one that is gone publishes nothing more,
-#: and what is read from its memory would look as if nobody pushed.
+#: How often a read looks after the shards' owners: an owner that is gone publishes
+#: nothing more, and reads of its memory would look as if nobody pushed.
 LOOK_SECONDS = 0.1
 
 
 def looks_at(segment: Segment, ways: Ways) -> TrainerReads:
-    """Return what says at which flip a trainer may read a shard, or a handle."""
+    """Return the object that finds the flip at which a trainer or a handle may read."""
     if ways.run:
         return TrainerReads(segment, ways.run, ways.rank)
     return LatestReads(segment, 0, -1)
@@ -33,7 +33,7 @@ class NotedReads(TrainerReads):
     segment : Segment
         The shard's memory.
     ways : Ways
-        Whose reads these are.
+        The ways of the trainer that reads.
     shard : int
         The shard's number.
     seen : dict of int to int
@@ -47,7 +47,7 @@ class NotedReads(TrainerReads):
         self._shard, self._seen = shard, seen
 
     def is_whole(self, flip: int) -> bool:
-        """Return whether what was copied since belongs to that flip, and note it."""
+        """Return whether the copy made since belongs to that flip, and note it."""
         version = self.version(flip)
         found = super().is_whole(flip)
         if found:

@@ -1,4 +1,4 @@
-"""The way on the machine: the shards of another worker, mapped into this process."""
+"""Shards of another worker of the machine, mapped into this process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 
 logger = logging.getLogger(__name__)
-#: How long a call waits here before its owner waits for it, which hears more: that
-#: a run was cancelled, a store deleted, a worker lost.
+#: How long a call waits here before the shard's owner waits in its place. The owner
+#: hears more: that a run was cancelled, a store deleted, a worker lost.
 PATIENCE_SECONDS = 1.0
 
 
@@ -37,11 +37,11 @@ class MappedShards(NearShards):
     meta : StoreMap
         The store.
     worker : str
-        Who owns the shards.
+        The owner of the shards.
     joined : RunMembership, optional
         The run whose trainer calls.
     machine : Machine
-        Where the shards' memory is looked for.
+        The machine where it looks for the shards' memory.
 
     Raises
     ------
@@ -97,13 +97,13 @@ class MappedShards(NearShards):
         return any(gate_of(s.shard.segment) == CLOSED for s in self.shards.values())
 
     def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
-        """Leave that to the owner: its deputies hand back what finds no room."""
+        """Leave that to the owner: its deputies hand steps back that find no room."""
 
     def is_live(self) -> bool:
         """Return whether their owner is there, as far as this process can tell.
 
-        A process that ends leaves the machine first: calls of its other threads go on by
-        message, and hear from there what is closed.
+        A process that ends leaves the machine first: calls of other threads of it go on
+        by message, and hear from the owner that it is closed.
         """
         try:
             return self._members.lives(self._owner)

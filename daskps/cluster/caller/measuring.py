@@ -1,4 +1,4 @@
-"""One number of a parameter, worked out where its elements are."""
+"""Measures: one number of a parameter, worked out where its elements are."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ async def measured(
     shards : ShardClient
         The store.
     asked : Measuring
-        Which number of which elements.
+        The number, and the elements that it is of.
     other : ndarray, shape (n,), optional
-        Of a "dot" what they are multiplied by.
+        The vector that a "dot" multiplies them by.
     deadline : Deadline
         Its end.
 
@@ -72,7 +72,7 @@ def _shares(layout: Layout, asked: Measuring) -> dict[int, Share]:
 
 
 class _Joined:
-    """What the blocks come to, by whoever has them."""
+    """The numbers of all blocks, joined from the answers of the shards."""
 
     def __init__(self, asked: Measuring, dtype: str, other: Array | None) -> None:
         self._asked, self._dtype, self._other = asked, dtype, other
@@ -85,7 +85,7 @@ class _Joined:
         self._n = 0
 
     def take(self, share: Share, blocks: Any, cut: Any) -> None:
-        """Take what a shard has said."""
+        """Take the answer of a shard."""
         self._blocks[share.first : share.end] = unpack_array(blocks, self._in.name)
         self._n += share.end - share.first
         for where, packed in zip(share.cut, cut, strict=True):
@@ -101,7 +101,7 @@ class _Joined:
         self._cut[block] = held, missing - len(elements)
 
     def finish(self) -> Array:
-        """Return what all blocks come to."""
+        """Return the numbers of all blocks."""
         if self._n + len(self._cut) != len(self._blocks):
             raise IllegalStateError(f"shards lack blocks of {self._asked}")
         for block, (held, missing) in self._cut.items():

@@ -1,8 +1,8 @@
-"""Shards as this process can reach them itself, and steps that each of them just takes.
+"""Shards that this process reaches itself, and steps that they take at once.
 
-Nearly all steps of a trainer simply join the round of each shard, or are applied at once
-in a run without rounds, and that is all there is to do then. What may have to wait is a
-call, see :mod:`daskps.cluster.caller.near_call`.
+Nearly all steps of a trainer simply join the round of each shard, or the shard applies
+them at once in a run without rounds, and no more is to do then. Steps that may have to
+wait are calls, see :mod:`daskps.cluster.caller.near_call`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Item, Tick
     from daskps.typing import Array
 
-#: How long a step that is simple waits for a shard's lock before it becomes a ticket.
+#: How long a simple step waits for a shard's lock before it becomes a ticket.
 SOON_SECONDS = 0.05
-#: How soon a nearer way is looked for to shards that are called by message.
+#: How soon a call looks again for a nearer way to shards that it reaches by message.
 AGAIN_SECONDS = 1.0
-#: How often the shards' owners are looked after.
+#: How often a call looks after the shards' owners.
 LOOK_SECONDS = 0.001
 
 
@@ -72,12 +72,12 @@ class NearRoute:
         # Trainers that begin with different shards wait less for each other.
         first = max(0, ways.rank) % max(1, len(parts))
         self.parts = parts[first:] + parts[:first]
-        #: Until when it holds: a way that is closed today may be open soon.
+        #: Until when it holds: a way that is closed now may be open soon.
         self.until = time.monotonic() + AGAIN_SECONDS if self.far else math.inf
         servings = {id(p.serving): p.serving for p in parts}
         #: Hosts that its calls reach without a message.
         self.n_hosts = len(servings)
-        #: Those whose owners are other processes.
+        #: The hosts among them that are other processes.
         self._mapped = [s for s in servings.values() if not s.is_own]
         #: When to look after them again; never, where there are none.
         self.next_look = 0.0 if self._mapped else math.inf
@@ -97,17 +97,18 @@ class NearRoute:
         *,
         check: bool = False,
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
-        """Have each shard take a step that is simple, as nearly all are.
+        """Have each shard take a simple step, as nearly all are.
 
-        With `check` it looks for NaN and infinity in rows. Of several shards those that
-        others are at get theirs last: updates of many rows take long.
+        With `check` each shard looks for NaN and infinity in rows. Of several shards
+        those that other threads use get their part last: updates of many rows take
+        long.
 
         Returns
         -------
         list of (int, int)
             The shards that have taken it, with their versions.
         sequence of NearPart
-            The others: nothing was changed there.
+            The other shards: the step changed nothing there.
         """
         versions: list[tuple[int, int]] = []
         if time.monotonic() > self.next_look and not self.is_live():

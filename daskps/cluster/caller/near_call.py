@@ -1,9 +1,9 @@
 """Calls to shards that this process can reach itself, from a thread of it.
 
 All shards get their part as a ticket before the thread waits for any of them: under BSP
-another trainer may wait for this one on the next shard. What only the owner of a shard
-can do, and what is at another machine, is sent by message, under the same sequence
-number.
+another trainer may wait for this one on the next shard. The thread sends a message,
+under the same sequence number, for parts that only the owner of a shard can do, and for
+shards of other machines.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.wire.deadline import Deadline
 
-#: How long to wait for the lock of a shard before its owner is asked.
+#: How long to wait for the lock of a shard before asking its owner.
 PATIENCE_SECONDS = 1.0
 #: How long to wait for a message that was called off, and for a ticket.
 STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
-#: How long a call looks at shared shards without sleeping in between.
+#: How long a call looks at shared shards without a sleep in between.
 SPIN_SECONDS = 0.0005
-#: What a read gets to wait for its turn, however late it is.
+#: Seconds that a read may wait for its turn at least, even if the call is late.
 MIN_SECONDS = 0.01
-#: What leaves a part of a call to the owner of the shard.
+#: Errors that leave a part of a call to the owner of the shard.
 HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
@@ -65,7 +65,7 @@ def call_near(
     far : Far
         Sends the messages.
     request : Request
-        What is said; what it reads is in its target afterwards.
+        The call; its target has the values that were read afterwards.
     near : NearRoute
         The shards of its route.
     deadline : Deadline
@@ -76,7 +76,7 @@ def call_near(
     Returns
     -------
     Reply
-        What the shards have said.
+        The answers of the shards.
     """
     call = NearCall(far, request, near, deadline, taken=taken, parts=parts)
     return shielded(call.run, call.stop)
@@ -92,7 +92,8 @@ class NearCall:
     taken : sequence of (int, int)
         Shards that have taken it before, with their versions.
     parts : sequence of NearPart, optional
-        The shards of `near` that have not; all by default. Others see to its far ones.
+        The shards of `near` that have not; all by default. The caller sees to its far
+        ones.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class NearCall:
         self._far_shards = near.far if parts is None else []
         self._versions = [*taken]
         self._tickets: list[tuple[NearPart, Ticket]] = []
-        #: Shards whose owners must have it, as it is and without what was accepted.
+        #: Shards whose owners must get the request as it is, and shards whose owners
+        #: get it without its accepted arrays.
         self._back: list[int] = []
         self._waiting: list[int] = []
         self._sent: list[CallFuture[Reply]] = []
@@ -133,19 +135,19 @@ class NearCall:
             self._call_off()
             raise
         finally:
-            # This call is their owner: such a cycle would keep the memory of shards
-            # mapped until it is collected.
+            # This call is the owner of its tickets: such a cycle would keep the memory
+            # of shards mapped until it is collected.
             self._tickets.clear()
 
     def stop(self) -> None:
-        """Make the thread that is at it end soon, with an error."""
+        """Make the thread that runs it end soon, with an error."""
         self._is_stopped = True
         self.one_done()
         for sent in [*self._sent]:
             sent.stop()
 
     def one_done(self) -> None:
-        """Hear that a ticket is done, from whoever has served its shard."""
+        """Hear that a ticket is done, from the thread that has served its shard."""
         if (woken := self._woken) is not None:
             woken.set()
 
@@ -158,7 +160,8 @@ class NearCall:
         if self._far_shards:
             self._send(request, self._far_shards)
         if time.monotonic() > near.next_look and not near.is_live():
-            # What is pushed to a worker that is gone would be acknowledged, and lost.
+            # A deputy would acknowledge a push to a worker that is gone, and the push
+            # would be lost.
             self._back = [p.shard for p in parts if not p.serving.is_live()]
             parts = [p for p in parts if p.shard not in self._back]
         seconds = PATIENCE_SECONDS
@@ -182,12 +185,13 @@ class NearCall:
     def _offer(
         self, part: NearPart, seconds: float, *, check: bool = False
     ) -> Ticket | None:
-        """Give a shard its part; it may be done at once. None leaves it to the owner."""
+        """Give a shard its part, maybe done at once; None leaves it to the owner."""
         request, layout = self._request, part.hosted.layout
         rows = tuple([g.item(layout, part.shard, sent=False) for g in request.rows])
         shard, empty = part.shard, part.serving.empty
         if request.codec:
-            # What is handed back goes by message, as it is. Rows are numbers already.
+            # A message takes the words as they are if the shard hands the step back.
+            # Rows are numbers already.
             step = request.step_of(shard, part.generation, check=check)
             step = widened_step(step, request.codec, layout, shard, empty=empty)
             step = step._replace(items=(*step.items, *rows), owned=not rows)
@@ -199,12 +203,13 @@ class NearCall:
                 part.serving.make_room(part.hosted, step.producer, seconds)
             part.hosted.offer(ticket, seconds)
         except ShardBusyError:
-            # Its holder may be stopped: by message this hears of a fence.
+            # The holder of the lock may be stopped: by message this call hears of a
+            # fence.
             return None
         return None if isinstance(ticket.outcome, HANDED_BACK) else ticket
 
     def _heed(self, shard: int, version: int, outcome: Ready) -> None:
-        """Take what a shard has said into the reply."""
+        """Take the answer of a shard into the reply."""
         self._versions.append((shard, version))
         self._lag = max(self._lag, outcome.lag)
 
@@ -213,7 +218,8 @@ class NearCall:
     ) -> Sequence[NearPart]:
         """Have the first shard look at its part of the gradients while it applies them.
 
-        Until it has, no other one has seen anything. Returns what is left to offer.
+        Until it has looked, no other shard has got anything. Returns the parts left to
+        offer.
         """
         in_others = bool(self._request.rows) and len(parts) > 1
         if self._sent or self._back or in_others or not self._may_look_later(parts):
@@ -230,7 +236,7 @@ class NearCall:
         return parts
 
     def _may_look_later(self, parts: Sequence[NearPart]) -> bool:
-        """Look at all that does not go to the first shard; return whether it is fine."""
+        """Check the gradients for all shards but the first; return whether all pass."""
         first, *others = parts
         arrays, cache = self._request.arrays, cache_dir()
         return first.hosted.shard.segment.weights_nbytes >= PAST_NBYTES and all(
@@ -246,7 +252,7 @@ class NearCall:
         self._wait(end)
         for part, ticket in self._tickets:
             self._take_outcome(part, ticket, end)
-        # The owners wait as well, and say why where it is in vain.
+        # The owners wait as well, and say why where the wait is in vain.
         if self._back:
             self._send(self._request, self._back)
         if self._waiting:
@@ -256,7 +262,7 @@ class NearCall:
         return [(p, ticket) for p, ticket in self._tickets if ticket.outcome is None]
 
     def _wait(self, end: float) -> None:
-        """Wait for the tickets as long as that makes sense here; take the rest back."""
+        """Wait for the tickets as long as that makes sense here; take back the rest."""
         if not (undone := self._undone()):
             return
         patience = min(part.serving.patience for part, _ in undone)
@@ -266,7 +272,7 @@ class NearCall:
             if pause.seconds >= seconds:
                 break
             shared = [part.hosted for part, _ in undone if part.hosted.is_shared]
-            # Who publishes in another process wakes nobody here.
+            # A publication by another process wakes no thread here.
             for hosted in shared:
                 hosted.look()
             if shared:
@@ -315,7 +321,7 @@ class NearCall:
             self._sent[-1].stop()
 
     def _left(self, parts: Sequence[NearPart]) -> float:
-        """Return the seconds left, or say which shards were too late."""
+        """Return the seconds left, or raise an error that names the late shards."""
         try:
             return self._deadline.left()
         except TimeoutError:
@@ -328,5 +334,5 @@ class NearCall:
             part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
         for sent in self._sent:
             sent.stop()
-        # Until then the loop may read or fill the caller's arrays.
+        # Until they end the loop may read or fill the caller's arrays.
         concurrent.futures.wait(self._sent, STOP_SECONDS)

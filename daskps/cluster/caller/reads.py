@@ -1,13 +1,13 @@
-"""Reads without a lock or a message, made ready once: into arrays, and as views.
+"""Reads without a lock or a message, prepared once: into arrays, and as views.
 
-Between two reads of the same parameters nothing changes but the clock: which shards,
-which of their elements, which places. What a small read costs is the Python between the
-call and the copy, so all of that is looked up once.
+Between two reads of the same parameters nothing changes but the clock: shards, elements
+and places stay. The cost of a small read is the Python between the call and the copy,
+so a prepared read looks all of that up once.
 
-A view copies nothing. Under BSP a shard applies round t + 1 only with the contribution of
-every live trainer. It writes that round to buffers that are not in force, and none before
-t + 2 to one that was read at clock t. So what a trainer reads at its clock stays as it is
-until it has ticked twice.
+A view copies nothing. Under BSP a shard applies round t + 1 only with the contribution
+of every live trainer. It writes that round to buffers that are not in force, and no
+round before t + 2 to one that was read at clock t. So a view that a trainer takes at
+its clock stays as it is until it has ticked twice.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
     from daskps.cluster.host.copy_routine import Copy
     from daskps.shards.memory.segment import Segment
 
-#: How often a copy that updates run into is tried again.
+#: Number of tries of a copy that updates run into.
 TRIES = 4
 
-#: Which array, which of its elements, and what to copy there.
+#: Number of an array, elements of it, and the array to copy there.
 PieceCopy = tuple[int, slice, Array]
 PieceCopies = tuple[PieceCopy, ...]
-#: A parameter in one shard: who looks, which piece, and that in both buffers.
+#: A parameter in one shard: the object that looks, the piece, and its array in both
+#: buffers.
 Seen = tuple[TrainerReads, int, tuple[Array, Array]]
 
 
@@ -58,25 +59,25 @@ class Source(NamedTuple):
     """One shard of a read."""
 
     looks: TrainerReads
-    #: What to copy where all of its weights lie in one buffer, for either of them.
+    #: By buffer the copies to make where all weights lie in that one.
     whole: tuple[PieceCopies, PieceCopies]
-    #: What to copy at a flip where they do not.
+    #: Returns the copies to make at a flip where they do not.
     mixed: Callable[[int], PieceCopies]
 
 
 class PreparedRead:
-    """One read, ready to be repeated into whatever arrays.
+    """One read, ready to be repeated into any arrays.
 
-    It holds none of them: what a loop has let go of must not be kept alive here.
+    It holds none of them: arrays that a loop has let go of must not live on here.
 
     Parameters
     ----------
     ways : Ways
-        How this process reaches the shards, and whose reads these are.
+        How this process reaches the shards, and the trainer that reads.
     slices : mapping of int to tuple of ReadSlice
-        What to read of which shard, and where that goes.
+        By shard the elements to read, and the places that they go to.
     seen : dict of int to int, optional
-        Takes which version was read of each shard.
+        Takes the version that was read of each shard.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PreparedRead:
         self.lag = 0
         asked = [one.range for of in slices.values() for one in of]
         copy = copier(sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in asked))
-        #: None to assign to a slice, which costs half of what a call of `copyto` does.
+        #: None to assign to a slice, which costs half as much as a call of `copyto`.
         self._copy: Copy | None = None if copy is np.copyto else copy
         #: Hosts whose shards it reads.
         self.n_hosts = 0
@@ -116,14 +117,14 @@ class PreparedRead:
         self._lives, self.n_hosts = [*lives], len(lives)
 
     def read(self, bounds: Iterable[int], outs: Sequence[Array]) -> bool:
-        """Read what may be read; False where the shards must be asked.
+        """Read without asking the shards; False where this may not be done.
 
         Parameters
         ----------
         bounds : iterable of int
             For each shard the clock of the trainer; outside runs the least version.
         outs : sequence of ndarray, shape (n,)
-            Where it goes.
+            The arrays to fill.
 
         Returns
         -------
@@ -215,18 +216,19 @@ class NamedRead:
         for shard, of in target.slices.items():
             where = far_slices if ways.find_shard(shard) is None else near
             where[shard] = of
-        #: What this process reaches of it, and by lanes the rest.
+        #: The read of shards that this process reaches, and by lanes the read of the
+        #: others.
         self.prepared, self.by_lane = PreparedRead(ways, near, seen), None
         if far_slices:
             step = Step(run=ways.run, rank=ways.rank)
             self.by_lane = LaneRead.of(far, far_slices, step, seen)
-        #: Whether it is worth being kept.
+        #: Whether it is worth keeping.
         self.is_possible = self.prepared.is_possible and (
             not far_slices or self.by_lane is not None
         )
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
-        """Return the arrays as vectors; None for others to look at them."""
+        """Return the arrays as vectors; None where the general read must check them."""
         flats, is_known = [], True
         wanted = zip(out.values(), self._wanted, self._apart, strict=True)
         for array, (shape, dtype), latest in wanted:
@@ -246,7 +248,7 @@ class NamedRead:
         return flats
 
     def target(self, out: Mapping[str, Array]) -> Target | None:
-        """Return this read into the arrays of `out`; None for others to look at them."""
+        """Return this read into `out`; None where the general read must check that."""
         flats, found = self.flats(out), dict(out)
         if flats is None:
             return None
@@ -261,11 +263,11 @@ class Reads:
     meta : StoreMap
         The store.
     ways : Ways
-        How this process reaches its shards, and whose reads these are.
+        How this process reaches its shards, and the trainer that reads.
     far : Far
         The way to those of other processes.
     seen : dict of int to int, optional
-        Takes which version was read last of each shard.
+        Takes the version that was last read of each shard.
     """
 
     def __init__(
@@ -277,16 +279,16 @@ class Reads:
     ) -> None:
         self._meta, self._ways, self._far, self._seen_at = meta, ways, far, seen
         self._counters = far.counters
-        #: Of rows of tables.
+        #: The reads of rows of tables.
         by_lane = None if far.lanes is None else LaneRowReads(far, far.lanes)
         self.rows = RowReads(meta, ways, far.counters, by_lane)
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
-        #: What was read last, under the one key: loops read the same again.
+        #: The last read, under the one key: loops read the same again.
         self._latest: Prepared[None, PreparedRead] = Prepared(meta, most=1)
         most = max(1, len(meta.layout.parameters))
         self._seen: Prepared[str, tuple[Seen | None]] = Prepared(meta, most)
-        #: Largest number of clocks a live trainer was behind one of these reads.
+        #: Largest number of clocks that a live trainer was behind one of these reads.
         self.lag = 0
 
     def clear(self) -> None:
@@ -323,7 +325,7 @@ class Reads:
         return dict(out)
 
     def target(self, names: Any, out: Any) -> Target | None:
-        """Return where a known read goes; None where it is not known."""
+        """Return the target of a known read; None where it is not known."""
         known = self._named.find(_asked(names, out))
         return None if known is None else known.target(out)
 
@@ -377,7 +379,7 @@ class Reads:
         return found
 
     def late(self, names: Iterable[str], seen: Container[str]) -> list[str]:
-        """Return those that can be seen once their round is complete."""
+        """Return the names of those that can be seen once their round is complete."""
         return [n for n in names if n not in seen and self._find_seen(n) is not None]
 
     def _find_seen(self, name: str) -> Seen | None:

@@ -1,9 +1,10 @@
 """Reads of rows without a lock or a message, from shards that this process reaches.
 
-What stays the same from one read to the next is looked up once: which shards there are,
-and where the rows of each table begin. Any update of rows spoils a copy that it runs
-into. Who finds one under way reads of the other shards first, and waits a moment for the
-rest: the shards have turns too, but those are much longer.
+The shards, and the places where the rows of each table begin, stay the same from one
+read to the next: they are looked up once. Any update of rows spoils a copy that it runs
+into. A read that finds an update under way copies from the other shards first, and
+waits a moment for the rest: it might also wait for its turn at the shard, but much
+longer.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
     from daskps.typing import Array
 
-#: How often a copy is made that an update may run into, and how long a read waits in
-#: all for updates that are under way.
+#: Number of tries of a copy that updates run into, and how long a read waits in all for
+#: updates that are under way.
 TRIES, SPIN_SECONDS = 2, 0.0005
 _ID = np.dtype(np.int64)
 
 
 class TableAsked(NamedTuple):
-    """Rows of one table that are read, and where they go."""
+    """Rows of one table that are read, and the array that they go to."""
 
     table: Table
     ids: Array
@@ -71,9 +72,9 @@ class RowReads:
     meta : StoreMap
         The store.
     ways : Ways
-        How this process reaches its shards, and whose reads these are.
+        How this process reaches its shards, and the trainer that reads.
     counters : Counters
-        Has the calls that take no message.
+        Counts the calls that take no message.
     by_lane : LaneRowReads, optional
         Reads rows of shards that are all of other processes.
     """
@@ -89,7 +90,8 @@ class RowReads:
         self._by_lane = None if ways.run else by_lane
         self._known: Prepared[int, RowSource] = Prepared(meta, meta.layout.n_shards)
         self._n_arrays = len(meta.layout.parameters)
-        #: The dtype of each table, and how many rows of it are read here at once.
+        #: The dtype of each table, and the number of rows of it that are read here at
+        #: once.
         self._tables = {
             table.index: (np.dtype(table.dtype), most_rows(table))
             for table in meta.layout.tables
@@ -101,7 +103,7 @@ class RowReads:
         self.lag = 0
 
     def clear(self) -> None:
-        """Forget the shards, and with them their memory."""
+        """Forget the shards, and so let go of their memory."""
         self._known.clear()
 
     # -- of tables alone ---------------------------------------------------------
@@ -112,7 +114,7 @@ class RowReads:
         out: Mapping[str, Array] | None = None,
         clock: int = 0,
     ) -> dict[str, Array] | None:
-        """Read rows of tables, where that is simple, as it nearly always is.
+        """Read rows of tables, if the read is simple, as nearly all are.
 
         Parameters
         ----------
@@ -121,12 +123,12 @@ class RowReads:
         out : mapping of str to ndarray, optional
             Where they go, for each of the tables; new arrays by default.
         clock : int
-            That of the trainer; 0 outside runs.
+            The clock of the trainer; 0 outside runs.
 
         Returns
         -------
         dict of str to ndarray
-            The rows; None for others to read them, or to say what is wrong.
+            The rows; None where the general read must read them, or say what is wrong.
         """
         tables = self._meta.layout.table_by_name
         if out is not None and out.keys() != rows.keys():
@@ -152,7 +154,7 @@ class RowReads:
         *,
         until: Callable[[], Deadline] | None = None,
     ) -> Array | None:
-        """As :meth:`pull`, of one table; by lane too, where there is an end to that."""
+        """As :meth:`pull`, of one table; by lane too, where there is a deadline."""
         made = self._asked(table, ids, out)
         return made[1] if made and self.read((made[0],), clock, until) else None
 
@@ -205,7 +207,7 @@ class RowReads:
                 break
             if tries >= TRIES or (pause and pause.seconds > SPIN_SECONDS):
                 return False
-            # Made after the look at the time: a thread that loses its processor here
+            # Made after the look at the time: a thread that the kernel suspends here
             # still tries once more.
             pause = pause or Pause(SPIN_SECONDS)
             pause()
@@ -217,9 +219,9 @@ class RowReads:
     def _asked(
         self, table: Table, given: Any, out: Any
     ) -> tuple[TableAsked, Array] | None:
-        """Return a read of rows, and the array that the caller gets; None for others to say.
+        """Return a read of rows and the caller's array, or None for the general read.
 
-        That is: what is wrong with it, or how it goes in parts.
+        The general read says what is wrong with the ids, or reads them in parts.
         """
         if (
             type(given) is np.ndarray
@@ -245,7 +247,7 @@ class RowReads:
         return TableAsked(table, ids, out.reshape(len(ids), dim)), out
 
     def _cut(self, asked: Sequence[TableAsked]) -> dict[int, list[RowCopy]]:
-        """Return what is copied of each shard."""
+        """Return by shard the copies to make."""
         n_shards, n_arrays = self._meta.layout.n_shards, self._n_arrays
         found = dict[int, list[RowCopy]]()
         for table, ids, out in asked:
@@ -255,7 +257,7 @@ class RowReads:
                 continue
             cut = RowCut.find(table, ids, n_shards)
             if cut is None:
-                return {}  # others say which id is none
+                return {}  # the general read says which id is not of the table
             for shard in cut.shards():
                 mine, at = cut.ids_of(shard), cut.at_of(shard)
                 one = RowCopy(table.index - n_arrays, mine, out, at)
@@ -263,7 +265,7 @@ class RowReads:
         return found
 
     def contains(self, table: Table, ids: Array) -> Array | None:
-        """Return which ids a table of any ids has; None for others to say it.
+        """Return which ids a table of any ids has; None where shards must be asked.
 
         No row is copied: the index of each shard has them.
         """
@@ -285,14 +287,15 @@ class RowReads:
     # -- with arrays ---------------------------------------------------------------
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
-        """Read all that a target asks for.
+        """Read all elements and rows of a target.
 
         Parameters
         ----------
         target : Target
-            What is read, and where it goes.
+            The read, and the arrays that it fills.
         bounds : iterable of int
-            For each of its shards the clock of the trainer, or else the least version.
+            For each of its shards the clock of the trainer, or outside runs the least
+            version.
 
         Returns
         -------
@@ -304,7 +307,7 @@ class RowReads:
             return False
         pending = [*zip(found, bounds, strict=False)]
         # Trainers that begin with different shards run less into each other's updates,
-        # and who has run into one reads the other shards meanwhile.
+        # and a trainer that has run into one reads the other shards meanwhile.
         first = max(0, self._ways.rank) % max(1, len(pending))
         pending = pending[first:] + pending[:first]
         for _ in range(TRIES):
@@ -322,7 +325,7 @@ class RowReads:
         return False
 
     def _fill(self, target: Target, shard: int, source: RowSource, least: int) -> int:
-        """Copy what a target asks for of one shard; return what became of it."""
+        """Copy the part of a target that one shard has; return the outcome."""
         if (flip := source.find_flip(least)) < 0:
             return NEVER
         outs = target.outs(shard)
@@ -337,7 +340,7 @@ class RowReads:
         return DONE if copied else SPOILED
 
     def _find(self, shard: int) -> RowSource | None:
-        """Return a shard as this process has it; None where it has not."""
+        """Return a shard as this process reaches it; None where it does not."""
         source, where = self._known.find(shard), self._meta.where
         if source is None and (found := self._ways.find_shard(shard)) is not None:
             serving, hosted = found
@@ -348,7 +351,7 @@ class RowReads:
         return source
 
     def _may_copy(self, found: _Found) -> TypeGuard[dict[int, RowSource]]:
-        """Return whether this process has all of these shards, whose owners live."""
+        """Return whether this process reaches all shards, and their owners live."""
         if None in found.values():
             if self._by_lane is not None:
                 self._by_lane.note(found)  # for the next one
@@ -362,7 +365,7 @@ class RowReads:
         return True
 
     def _note(self, found: Mapping[int, RowSource]) -> None:
-        """Count a read, and how late the trainers are that it did not wait for."""
+        """Count a read, and note how late the trainers are that it did not wait for."""
         servings = set()
         self.lag = 0
         for source in found.values():

@@ -1,7 +1,8 @@
-"""Rows on their way: what each shard gets of the ids of one call.
+"""Routes of rows: the ids of one call, split by shard.
 
-For arrays a route says that once. Of a table only its shards stay the same, the ids are
-others with each call: they are split here, and a call's answer is put in order again.
+For arrays one route serves all calls. For a table only the shards stay the same, the
+ids change with each call: this module splits them, and puts a call's answer in order
+again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class RowCut(NamedTuple):
-    """Ids of one table, those of each shard one after the other."""
+    """Ids of one table, grouped by shard."""
 
     table: Table
     ids: Array
-    #: Where each of them was, None where their order is the same.
+    #: The place where each of them was, None where their order is the same.
     at: Array | None
-    #: Where those of each shard begin, and the last of them end.
+    #: The places where the ids of each shard begin, and where the last shard's end.
     starts: Sequence[int]
 
     @classmethod
@@ -48,9 +49,9 @@ class RowCut(NamedTuple):
 
     @classmethod
     def find(cls, table: Table, ids: Array, n_shards: int) -> RowCut | None:
-        """Cut ids; None where one is none of the table.
+        """Cut ids; None where one of them is not of the table.
 
-        Most loops push to the rows that they have pulled: that is cut once.
+        Most loops push to the rows that they have pulled: these ids are cut once.
         """
         if n_shards == 1:
             return cls(table, ids, None, (0, len(ids)))
@@ -62,7 +63,7 @@ class RowCut(NamedTuple):
             return None
         cut = cls(table, found.ids, found.pos, found.starts)
         if is_kept:
-            # A copy: whoever gave them may write others there.
+            # A copy: the caller may write other ids into its array.
             _latest.cut, _latest.n_shards, _latest.ids = cut, n_shards, ids.copy()
         return cut
 
@@ -72,22 +73,23 @@ class RowCut(NamedTuple):
         return (i for i in range(len(starts) - 1) if starts[i] < starts[i + 1])
 
     def ids_of(self, shard: int) -> Array:
-        """Return those of a shard."""
+        """Return the ids of a shard."""
         return self.ids[self.starts[shard] : self.starts[shard + 1]]
 
     def at_of(self, shard: int) -> Array | None:
-        """Return where those of a shard were, None for one after the other."""
+        """Return where the ids of a shard were, None for one after the other."""
         if self.at is None:
             return None
         return self.at[self.starts[shard] : self.starts[shard + 1]]
 
 
-#: Of fewer ids a comparison costs as much as the cut, and more take too much memory.
+#: A comparison of fewer ids costs as much as the cut, and more ids take too much
+#: memory.
 MIN_KEPT, MAX_KEPT = 256, 65_536
 
 
 class _Latest(threading.local):
-    """What this thread has cut last."""
+    """The last cut of this thread."""
 
     cut: RowCut | None = None
     n_shards = 0
@@ -95,7 +97,7 @@ class _Latest(threading.local):
     ids = np.empty(0, np.int64)
 
     def fits(self, table: Table, ids: Array, n_shards: int) -> bool:
-        """Return whether these ids are the same."""
+        """Return whether the last cut was of these ids."""
         cut = self.cut
         return (
             cut is not None
@@ -112,9 +114,9 @@ class RowsGiven(NamedTuple):
     """Rows that a call brings, of one table."""
 
     cut: RowCut
-    #: Flat, in the order in which the caller has them; nothing for what is removed.
+    #: Flat, in the order in which the caller has them; empty for rows to be removed.
     data: Array
-    #: What a codec has made of those of each shard; the data are what that comes to.
+    #: By shard the words that a codec has made of its rows; the data are their numbers.
     words: Sequence[Array] | None = None
 
     def copied(self) -> RowsGiven:
@@ -133,7 +135,7 @@ class RowsGiven(NamedTuple):
         return ids
 
     def item(self, layout: Layout, shard: int, *, sent: bool) -> Item:
-        """Return what a shard gets; one after the other where it is `sent`."""
+        """Return the rows for a shard; one after the other where they are `sent`."""
         cut, dim = self.cut, self.cut.table.dim
         position = layout.table_position(shard, cut.table.index)
         start, stop = cut.starts[shard], cut.starts[shard + 1]
@@ -171,10 +173,11 @@ class RowSlice(NamedTuple):
     """Rows of a shard that a read asks for, and where they go."""
 
     asked: RowsAsked
-    #: Which array of the target, and which of its rows.
+    #: Number of an array of the target, and the rows of it.
     number: int
     at: Array | slice
-    #: Which array of the target gets the marks of a table of any ids, and what of it.
+    #: For a table of any ids the array of the target that gets the marks, and the part
+    #: of it.
     marks: tuple[int, slice] | None = None
 
     def read_into(self, flats: Sequence[Array]) -> RowsRead:
@@ -191,7 +194,7 @@ class RowSlice(NamedTuple):
         return RowsRead(position, ids, out, at, found)
 
     def fill(self, flats: Sequence[Array], rows: Array) -> None:
-        """Put what a shard has answered where it belongs."""
+        """Put the rows that a shard has answered where they belong."""
         if dim := self.asked.dim:
             flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)
 
@@ -205,7 +208,7 @@ def slices_of(
     marks: int | None = None,
     finds: bool = False,
 ) -> dict[int, RowSlice]:
-    """Return what each shard is asked for, of a read into one array.
+    """Return by shard the part of a read into one array.
 
     Parameters
     ----------
@@ -214,13 +217,14 @@ def slices_of(
     cut : RowCut
         The ids.
     number : int
-        Which array of the target they go to.
+        Number of the array of the target that they go to.
     start : int
-        Which of its rows the first id goes to.
+        The row of it that the first id goes to.
     marks : int, optional
-        Of a table of any ids: which array gets a mark for each id, in the order of `cut`.
+        For a table of any ids the number of the array that gets a mark for each id, in
+        the order of `cut`.
     finds : bool, default False
-        Whether that is all that is asked for.
+        Whether the read asks for the marks alone.
     """
     table, found = cut.table, {}
     for shard in cut.shards():

@@ -1,9 +1,10 @@
-"""One shard that rows are read of without its lock: what stays, looked up once.
+"""Sources of rows: shards read without their locks, each looked up once.
 
-Rows of any ids are found in the index of the shard first; which of them it has not is
-known when the copy is known to be whole. What was found is kept then for a push of the same
-ids, the next call of a trainer as a rule. An update spoils such a copy; of a table of n rows
-its log says what the rows were that it has changed meanwhile.
+A read finds rows of any ids in the index of the shard first; it knows which ids have no
+row when it knows that its copy is whole. It then keeps the rows found for a push of the
+same ids, the next call of a trainer as a rule. An update spoils such a copy; for a
+table of n rows a log has the old values of the rows that the update has changed
+meanwhile.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ if TYPE_CHECKING:
 
 
 class RowCopy(NamedTuple):
-    """What is copied out of a shard, of one table."""
+    """Rows to copy out of a shard, of one table."""
 
-    #: Which of the store's tables.
+    #: Number of the table in the store.
     ordinal: int
     ids: Array
-    #: Where they go, of shape (n, dim), and to which rows there; None for one after another.
+    #: The array of shape (n, dim) that they go to, and the rows there; None for one
+    #: after another.
     out: Array
     at: Array | None
 
 
-#: What becomes of a copy: all of it is of one version, an update is at it or has run into
-#: it, others must say.
+#: Outcomes of a copy: all of it is of one version, an update is under way or has run
+#: into it, the shard must be asked.
 DONE, BUSY, SPOILED, NEVER = range(4)
 
 
@@ -55,16 +57,16 @@ class RowSource(NamedTuple):
     looks: TrainerReads
     serving: NearShards
     header: memoryview[int]
-    #: What copies rows out of each table.
+    #: By table the kernel that copies rows out of it.
     gathers: Sequence[FixedGather]
-    #: Whether a table has rows of any ids, by its number.
+    #: By table whether it has rows of any ids.
     any_ids: Sequence[bool]
 
     @classmethod
     def of(
         cls, segment: Segment, looks: TrainerReads, serving: NearShards
     ) -> RowSource:
-        """Return that of a segment."""
+        """Return the source of a segment."""
         gathers, any_ids = [], []
         for table in segment.tables:
             first, kept = table.piece.first_row, segment.cache_dir
@@ -75,15 +77,15 @@ class RowSource(NamedTuple):
     def read(
         self, copies: Sequence[RowCopy], clock: int, absent: list[AbsentIds]
     ) -> int:
-        """Copy rows out; return what became of it.
+        """Copy rows out; return the outcome.
 
-        Where it is DONE, `absent` gets the ids that the shard does not have.
+        If it is DONE, `absent` gets the ids that the shard does not have.
         """
         if (flip := self.find_flip(clock)) < 0:
             return NEVER
         header = self.header
         sequence = header[ROWS_SEQUENCE]
-        # In this order: what is published before the one is seen by the other.
+        # In this order: the second load sees all that was published before the first.
         if sequence & UNTOLD == UNTOLD or header[FLIP] != flip:
             return BUSY
         missing: list[AbsentIds] = []
@@ -104,7 +106,7 @@ class RowSource(NamedTuple):
         return DONE
 
     def _put_back(self, copies: Sequence[RowCopy], flip: int, sequence: int) -> bool:
-        """Put what rows were at a flip over what has changed of a copy; False where it cannot."""
+        """Put old values of a flip over changed rows of a copy; False if it cannot."""
         segment, header = self.segment, self.header
         if not is_logged(sequence, header[ROWS_SEQUENCE]):
             return False
@@ -123,11 +125,12 @@ class RowSource(NamedTuple):
         missing: list[AbsentIds],
         found: list[tuple[AnyRows, Array, Array, int]],
     ) -> tuple[Array, Array | None]:
-        """Return the numbers of the rows that ids have, and where these go."""
+        """Return the numbers of the rows of ids, and the places that they go to."""
         ordinal, ids, out, at = copy
         keeps = FEWEST_LOOKED <= len(ids) <= MOST_LOOKED
         if keeps:
-            # Before they are looked up: another thread may write into the caller's array.
+            # Copied before the lookup: another thread may write into the caller's
+            # array.
             kept = scratch.empty(len(ids), np.int64)
             kept[:] = ids
             ids = kept
@@ -144,7 +147,7 @@ class RowSource(NamedTuple):
     def _look_up(
         self, ordinal: int, ids: Array, flip: int
     ) -> tuple[UnboundedTable, Array, int, int]:
-        """Return a table, the row of each id or -1, how many have none, and since when."""
+        """Return a table, each id's row or -1, how many have none, and since when."""
         memory = self.segment.tables[ordinal]
         table, any_rows = memory.piece.table, memory.any_rows
         if any_rows is None or not isinstance(table, UnboundedTable):
@@ -154,7 +157,7 @@ class RowSource(NamedTuple):
         return table, rows, any_rows.index.look_up(ids, rows, since=since), since
 
     def contains(self, ordinal: int, ids: Array) -> Array | None:
-        """Return which ids have rows; None where an update is at them."""
+        """Return which ids have rows; None where an update is under way."""
         header, flip = self.header, self.find_flip(0)
         sequence = header[ROWS_SEQUENCE]
         if sequence & 1 or flip < 0 or header[FLIP] != flip:
@@ -164,6 +167,6 @@ class RowSource(NamedTuple):
         return found if header[ROWS_SEQUENCE] == sequence else None
 
     def find_flip(self, clock: int) -> int:
-        """Return the flip that may be read, maybe after a little while; else below 0."""
+        """Return the flip that may be read, maybe after a short wait; else below 0."""
         flip = self.looks.find_flip(clock)
         return wait(self.looks, clock) if flip == NOT_YET else flip

@@ -1,4 +1,4 @@
-"""Gradients of rows as a run's codec has them: words for each shard."""
+"""Gradients of rows encoded by a run's codec: words for each shard."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def worded(given: RowsGiven, codec: Codec, *, finite: bool, empty: Empty) -> RowsGiven:
-    """Return rows in words, whose data are what these come to.
+    """Return rows in words, with the numbers that these stand for as data.
 
-    Near shards take the data, so results do not depend on the way.
+    Near shards take the data, so results do not depend on the carrier.
 
     Raises
     ------
     PushRejectedError
-        If one of them is too large for the codec, or that does not do what it says.
+        If one of them is too large for the codec, or the codec breaks its promises.
         Nothing has been changed anywhere.
     """
     cut, dim = given.cut, given.cut.table.dim

@@ -1,4 +1,4 @@
-"""Asking the shards of a table of any ids which ids have rows."""
+"""Questions to the shards of a table of any ids about the ids that have rows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Arr
     shards : ShardClient
         The store.
     table : Table
-        Which.
+        The table.
     deadline : Deadline
         When to give up.
 
     Returns
     -------
     ndarray, int64
-        Those of each shard of one version of it.
+        The ids; those of each shard are of one version of it.
 
     Raises
     ------
     ShardLostError, TimeoutError
-        For what its name says.
+        As their names say.
     """
     layout = shards.meta.layout
     ordinal = table.index - len(layout.parameters)
@@ -44,6 +44,6 @@ async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Arr
     )
     ids = [unpack_array(packed, "int64") for packed in found]
     whole = np.concatenate(ids)
-    # Runs that are in order, so as good as merged.
+    # The ids are sorted runs: a stable sort merges them.
     whole.sort(kind="stable")
     return whole

@@ -1,4 +1,4 @@
-"""Where reads go: what is asked of each shard, and the arrays for that."""
+"""Targets of reads: the elements and rows of each shard, and arrays for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:
-    """Return the bytes of what is read, as numbers and as it travels.
+    """Return the bytes of arrays that are read, as numbers and as they travel.
 
     With `in_words` floats travel as the words of a codec of 16 bits.
     """
@@ -50,10 +50,10 @@ def find_overlap(arrays: Iterable[tuple[Any, Array]]) -> tuple[Any, Any] | None:
 
 
 class ReadSlice(NamedTuple):
-    """Elements of a shard that a read asks for, and where they go."""
+    """Elements of a shard that a read asks for, and the place that they go to."""
 
     range: Range
-    #: Which array of the target, and which of its elements.
+    #: Number of an array of the target, and the elements of it.
     number: int
     where: slice
 
@@ -62,12 +62,12 @@ class ReadSlice(NamedTuple):
 ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
 
 
-#: What is read of tables, where that is nothing.
+#: The rows of a read without tables.
 _NO_ROWS: Mapping[int, tuple[RowSlice, ...]] = {}
 
 
 class Target(NamedTuple):
-    """Where a read goes: what it asks of each shard, and the arrays for that."""
+    """The target of a read: elements and rows of each shard, and arrays for them."""
 
     slices: ReadSlices
     #: Flat arrays.
@@ -97,7 +97,7 @@ class Target(NamedTuple):
         return [one.read_into(self.flats) for one in self.rows.get(shard, ())]
 
     def fill(self, shard: int, arrays: Sequence[Array]) -> None:
-        """Put what a shard has answered where it was asked for."""
+        """Copy the answer of a shard into the arrays of the target."""
         outs = self.outs(shard)
         for out, array in zip(outs, arrays, strict=False):
             np.copyto(out, array)
@@ -111,10 +111,10 @@ class Target(NamedTuple):
                 np.copyto(self.flats[number][where], next(given))
 
     def ranges(self, shard: int) -> tuple[Range, ...]:
-        """Return what is read of a shard."""
+        """Return the elements that are read of a shard."""
         return tuple([one.range for one in self.slices.get(shard, ())])
 
     def outs(self, shard: int) -> list[Array]:
-        """Return where that goes."""
+        """Return the arrays that the elements of a shard go to."""
         slices = self.slices.get(shard, ())
         return [self.flats[one.number][one.where] for one in slices]

@@ -1,9 +1,9 @@
 """The ways from this process to the shards of one store, the nearest first.
 
-In the process, if the host lives here. On the machine, if the shard's memory can be
-mapped: that is proved by opening it and finding what its owner has written there, not
-by the name of a machine, and where Dask would charge no worker of this process for it.
-Else by message, which `far` sends.
+The first way is in the process, if the host lives here. The second is on the machine,
+if this process can map the shard's memory, and if Dask would charge no worker of this
+process for it: the proof is to open the memory and to find there the bytes that its
+owner has written, not the name of a machine. The last is a message, which `far` sends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Ways:
         self._in_process = settings.process_way
         self._on_machine = settings.machine_way
         self._mapped: dict[str, MappedShards | None] = {}
-        #: By worker why its shards cannot be mapped.
+        #: By worker the reason why its shards cannot be mapped.
         self._closed: dict[str, str] = {}
         #: Where the shards were when these were mapped.
         self._where = meta.where
@@ -73,7 +73,7 @@ class Ways:
         return 0 if self._joined is None else self._joined.run
 
     def moved(self, located: Mapping[str, Any]) -> None:
-        """Hear where the directory says the shards and the mailboxes are now."""
+        """Take over the directory's word where the shards and the mailboxes are now."""
         with self._lock:
             # First: shards are mapped anew with the shards' new owners.
             if self._joined is not None:
@@ -85,9 +85,9 @@ class Ways:
         return self._in_process and worker in HOSTS
 
     def serving(self, worker: str, *, by_owner: bool = False) -> NearShards | None:
-        """Return what serves the shards of a worker in this process, if anything.
+        """Return the object that serves a worker's shards in this process, if any.
 
-        With `by_owner` that can only be their owner.
+        With `by_owner` only their owner counts.
         """
         if self.is_near(worker):
             return HOSTS[worker]
@@ -96,7 +96,7 @@ class Ways:
     def find_shard(
         self, shard: int, *, by_owner: bool = False
     ) -> tuple[NearShards, HostedShard] | None:
-        """Return a shard and what serves it in this process, if anything does."""
+        """Return a shard and the object that serves it in this process, if any."""
         serving = self.serving(self._meta.owners[shard], by_owner=by_owner)
         hosted = serving and serving.shards.get((self._meta.uid, shard))
         return (serving, hosted) if serving and hosted else None
@@ -146,8 +146,8 @@ class Ways:
     def _mapped_of(self, worker: str) -> MappedShards | None:
         if not self._on_machine:
             return None
-        # Without the lock, which the event loop that brings a nanny's answer may want.
-        # Asked again with each call: a nanny that was late may have answered.
+        # Asked without the lock, which the event loop that brings a nanny's answer may
+        # want. Asked again with each call: a nanny that was late may have answered.
         if worker not in self._mapped and not accounting.may_map():
             return None
         with self._lock:
