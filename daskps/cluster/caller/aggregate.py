@@ -1,4 +1,4 @@
-"""Reducing contributions on the owners of shards, which stay as they are or take it."""
+"""Contributions reduced by the owners of shards, which may take over the result."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ async def aggregate_into(
     source: Producer,
     deadline: Deadline,
 ) -> Reply:
-    """Leave the reduced arrays with the shards; return what that has led to.
+    """Leave the reduced arrays with the shards; return the versions that this led to.
 
-    Each host keeps what it has reduced until all have: what fails on one of them, as a
-    function of the user's may, changes none. Then their shards take it, under one number
-    of the producer: whatever is sent again counts once.
+    Each host keeps its reduced arrays until all hosts have theirs: a failure on one
+    host, as of a function of the user's, changes no shard. Then the shards take the
+    arrays, under one number of the producer: a message that is sent again counts once.
     """
     meta, link = shards.meta, shards.link
     pickled, indices = dumps(reduce), {i: None for of in contributions for i in of}
@@ -113,7 +113,8 @@ async def aggregate_into(
                     touched=route.touched,
                 )
             except ContributionLostError:
-                # A worker died in between: the others know what they have taken.
+                # A worker died in between: the other hosts know which arrays they have
+                # taken.
                 deadline.left()
                 continue
             finally:
@@ -122,11 +123,11 @@ async def aggregate_into(
 
 
 def _drop(shards: ShardClient, token: str) -> None:
-    """Tell all hosts, without waiting, that nothing need be kept any more."""
+    """Tell all hosts, without waiting, that they need keep nothing any more."""
 
     async def tell(worker: str) -> None:
         about = {"store": shards.meta.uid, "token": token}
-        # What does not get there goes after a while.
+        # A host that this message does not reach drops its arrays after a while.
         with contextlib.suppress(OSError, DaskPSError):
             await shards.link.control(worker, "drop_aggregate", **about)
 

@@ -1,9 +1,9 @@
 """All-reduces of one trainer: its arrays go to the hosts of the store, and come back.
 
-Each host reduces a part of the elements, so that no node gets all of them. What it holds
-goes with it when it dies: its next owner asks for the arrays again, and a trainer that
-has got the result already has left it with the host of its own worker, where the others
-find it.
+Each host reduces a part of the elements, so that no node gets all of them. A host that
+dies takes its part along: the next owner asks for the arrays again, and a trainer that
+has got the result already has left it with the host of its own worker, where the other
+trainers find it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 PART_NBYTES = 256 * 1024
 #: How long one message waits at a host; less where results may be found elsewhere.
 WAIT_SECONDS, LOST_SECONDS = 5.0, 0.5
-#: How long the host of another trainer may take to say what it has, and bytes of it
-#: that take a second more.
+#: How long the host of another trainer may take to send its result, and the number of
+#: bytes for which it may take a second more.
 PEER_SECONDS, PEER_NBYTES = 2.0, 20e6
 
 
@@ -41,7 +41,8 @@ class _Asked(NamedTuple):
     """One all-reduce of this trainer."""
 
     number: int
-    #: The first one that it may ask for again once it is started again.
+    #: Number of the first all-reduce that the trainer may repeat once it is started
+    #: again.
     floor: int
     brought: Offered
     flats: Sequence[Array]
@@ -65,16 +66,16 @@ class _Asked(NamedTuple):
 
 
 class CallCount:
-    """How far one trainer is in calls that all trainers make equally often."""
+    """Progress of one trainer in calls that all trainers make equally often."""
 
     def __init__(self) -> None:
-        #: Number of the next one, the first at this clock, and the clock.
+        #: Number of the next call, of the first call at this clock, and the clock.
         self.number, self.first, self.clock = 0, 0, -1
-        #: The last one of the rank's trainers before this one.
+        #: Number of the last call of the rank's trainers before this one.
         self._last = -1
 
     def resume(self, place: Sequence[int] | None, clock: int) -> None:
-        """Go on where the rank's last trainer was at a clock, as the directory has it."""
+        """Go on where the directory says the rank's last trainer was at a clock."""
         if place is not None:
             at, first, self._last = place
             self.number = first if clock == at else self._last + 1
@@ -83,8 +84,8 @@ class CallCount:
     def at(self, clock: int) -> int:
         """Return the number of a call at a clock.
 
-        What the rank's last trainer had called at its clock is called again at that
-        clock only.
+        The trainer repeats the calls that the rank's last trainer made at its clock at
+        that clock only.
         """
         if clock > self.clock:
             self.number = max(self.number, self._last + 1)
@@ -114,15 +115,16 @@ class Allreduces:
         self._run, self._rank = run, rank
         self._calls = CallCount()
         self._restartable = False
-        #: The first one that any trainer may ask for again.
+        #: Number of the first all-reduce that any trainer may ask for again.
         self._least = 0
-        #: Up to which number others may have a result that no shard's host has.
+        #: Other trainers may have results up to this number that no shard's host has.
         self._behind = -1
-        #: Where the shards were when the arrays of the one under way were first sent.
+        #: Where the shards were when this trainer first sent the arrays of the current
+        #: one.
         self._where: ShardMap | None = None
 
     def resume(self, told: dict[str, Any], clock: int) -> None:
-        """Go on where a rank's last trainer was at a clock, as the directory has it."""
+        """Go on where the directory says the rank's last trainer was at a clock."""
         self._restartable, self._behind = True, told["latest"]
         self._calls.resume(told["allreduces"], clock)
 
@@ -147,8 +149,8 @@ class Allreduces:
                 lambda: self._reduced(brought, flats, parts, deadline)
             )
         except (ValueError, ConsistencyError):
-            # All trainers get it. What was given up is asked for again: it counts where
-            # it has arrived.
+            # All trainers get this error. A caller repeats an all-reduce that it gave
+            # up, under the same number: the arrays count where they have arrived.
             self._next()
             raise
         outs = [np.empty_like(flat) for flat in flats]
@@ -165,7 +167,7 @@ class Allreduces:
         self._where = None
 
     def _keep(self, brought: Offered, outs: Sequence[Array]) -> None:
-        """Leave the result where other trainers find it."""
+        """Leave the result with a host, where other trainers find it."""
         host = HOSTS.get(self._link.node.address)
         if host is None:
             return
@@ -181,8 +183,8 @@ class Allreduces:
     def _placed(self, brought: Offered) -> Offered:
         """Say at which clock it is where all trainers are at the same one.
 
-        One that was started again may have left a call out: it would wait for ever for
-        the others, and they for it.
+        A trainer that was started again may have left a call out: it would wait for
+        ever for the others, and they for it.
         """
         if self._restartable and self._bsp:
             return brought._replace(clock=self._calls.clock)
@@ -201,7 +203,7 @@ class Allreduces:
         meta = self._shards.meta
         self._where = self._where or meta.where
         done: dict[int, Sequence[Array]] = {}
-        #: Whether a part's arrays are with its host, as far as this knows.
+        #: By part whether its host has its arrays, as far as this trainer knows.
         sent = dict.fromkeys(range(parts), False)
         absent: list[Sequence[int]] = []
         while sent:
@@ -226,7 +228,8 @@ class Allreduces:
                     else:
                         sent[part] = state == "waits"
         if any(absent) and self._may_be_elsewhere:
-            # Who is in none of the parts may have got the result before it finished.
+            # A trainer that is in none of the parts may have got the result before it
+            # finished.
             found = await self._found_elsewhere(asked, deadline)
             if found:
                 return found
@@ -235,14 +238,14 @@ class Allreduces:
 
     @property
     def _may_be_elsewhere(self) -> bool:
-        """Whether a host may have lost what some trainers have got."""
+        """Whether a host may have lost a result that some trainers have got."""
         has_moved = self._where is not self._shards.meta.where
         return has_moved or self._calls.number <= self._behind
 
     def _plan(
         self, asked: _Asked, sent: dict[int, bool], seconds: float
     ) -> dict[str, dict[str, Any]]:
-        """Return what each host is asked, by worker."""
+        """Return the questions to the hosts, by worker."""
         meta = self._shards.meta
         owners, n_shards = meta.where.owners, meta.layout.n_shards
         of: dict[str, list[tuple[int, list[Any] | None]]] = {}
@@ -293,8 +296,8 @@ class Allreduces:
         Raises
         ------
         ConsistencyError
-            Where the shards' hosts wait for trainers that had it and are past it, and
-            nobody has it any more.
+            Where the shards' hosts wait for trainers that had the result and are past
+            it, and nobody has the result any more.
         """
         told, brought = await self._tell(deadline), asked.brought
         is_lost: bool = waits and told["is_past"]

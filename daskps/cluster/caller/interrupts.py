@@ -1,7 +1,8 @@
-"""Calls of the main thread, where Ctrl-C may raise between any two lines.
+"""Calls of the main thread, in which Ctrl-C may raise between any two lines.
 
-Between taking a lock and the `try` that gives it back, for one: then the shard would
-stay locked. What takes locks is done by another thread; the main one waits for it.
+One such place is between taking a lock and the `try` that gives it back: the shard
+would stay locked. So another thread does the work that takes locks, and the main thread
+waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 STOP_SECONDS = 5.0
 #: How soon Ctrl-C is seen at the latest.
 LOOK_SECONDS = 0.2
-#: Made when the main thread first needs it; it ends with the last client of the process.
+#: Made when the main thread first needs it; it ends with the process's last client.
 _EXECUTOR: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_EXECUTOR.clear)
 
@@ -32,18 +33,18 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
     Parameters
     ----------
     work : callable
-        What to do.
+        The work.
     stop : callable
         Makes it end soon, from another thread.
 
     Returns
     -------
     T
-        What the work returns.
+        The value that the work returns.
     """
     if not is_main():
         return work()
-    # Made here: Ctrl-C may come before `submit` has returned one.
+    # Made here: Ctrl-C may come before `submit` has returned a future.
     future: Future[T] = Future()
 
     def run() -> None:
@@ -66,7 +67,7 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
     except BaseException:
         if not future.cancel():
             stop()
-            # Until then it may read or fill the caller's arrays.
+            # Until it ends the work may read or fill the caller's arrays.
             concurrent.futures.wait([future], STOP_SECONDS)
         raise
 
@@ -74,7 +75,7 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
 def end() -> None:
     """End the threads, each after the call that it carries out."""
     while _EXECUTOR:
-        # Taken out first: `_submit` asks whether it was ended here.
+        # Taken out first: `_submit` asks by that whether the executor was ended here.
         _EXECUTOR.pop().shutdown(wait=False)
 
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Applied(NamedTuple):
-    """What is applied to which parameters."""
+    """A function to apply, and the parameters that it is applied to."""
 
-    #: Pickled.
+    #: The function, pickled.
     function: bytes
-    #: Their indices.
+    #: Indices of the parameters.
     parameters: Sequence[int]
-    #: Whether what it returns must be finite.
+    #: Whether the values that the function returns must be finite.
     finite: bool
 
 
@@ -39,21 +39,21 @@ async def apply(
     shards : ShardClient
         The store.
     source : Producer
-        Whose step it is.
+        The producer of the step.
     applied : Applied
-        What is done.
+        The function and its parameters.
     deadline : Deadline
         Its end.
 
     Returns
     -------
     Version
-        What the shards have come to.
+        The versions that the shards have reached.
 
     Raises
     ------
     PushRejectedError, ConsistencyError
-        Naming the shards that have applied it.
+        With the numbers of the shards that have applied it.
     """
     meta = shards.meta
     pieces = [p for i in applied.parameters for p in meta.layout.pieces_of[i]]
@@ -66,7 +66,7 @@ async def apply(
 
 
 class Scaled(NamedTuple):
-    """By what the learning rates of which parameters and tables are multiplied."""
+    """A factor for learning rates, and the parameters and tables that have them."""
 
     factor: float
     #: Their indices, None for all.
@@ -88,9 +88,9 @@ async def scale_lr(
     shards : ShardClient
         The store.
     source : Producer
-        Whose step it is.
+        The producer of the step.
     scaled : Scaled
-        What is multiplied, and by what.
+        The rates, and the factor.
     deadline : Deadline
         Its end.
     run : int, default 0
@@ -99,12 +99,12 @@ async def scale_lr(
     Returns
     -------
     Version
-        What the shards have come to.
+        The versions that the shards have reached.
 
     Raises
     ------
     PushRejectedError, ConsistencyError
-        Naming the shards that have done it.
+        With the numbers of the shards that have done it.
     """
     layout, indices = shards.meta.layout, scaled.indices
     wanted = list(range(layout.n_shards))
@@ -120,7 +120,7 @@ async def scale_lr(
 
 
 async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float]:
-    """Return by what learning rates are multiplied, by index, of those that are.
+    """Return the factors of learning rates by index, of rates that have one.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float
     Returns
     -------
     dict of int to float
-        The least that any shard has.
+        The least factor that any shard has.
     """
     answers = await shards.control("lr_factors", deadline)
     found: dict[int, float] = {}
@@ -147,28 +147,29 @@ async def take_each(
     what: tuple[str, Mapping[str, Any], Sequence[int]],
     deadline: Deadline,
 ) -> Version:
-    """Have shards do something under one number, wherever they are and move to.
+    """Have shards do something once, under one number, wherever they move to.
 
     Parameters
     ----------
     shards : ShardClient
         The store.
     source : Producer
-        Whose step it is.
+        The producer of the step.
     what : (str, mapping, sequence of int)
-        What hosts are asked, what it says to all of them, and the shards.
+        The message to the hosts, its arguments for all of them, and the shards.
     deadline : Deadline
         Its end.
 
     Returns
     -------
     Version
-        What the shards have come to.
+        The versions that the shards have reached.
 
     Raises
     ------
     DaskPSError
-        What the first shard says that has not done it, naming those that have.
+        The error of the first shard that has not done it, with the numbers of those
+        that have.
     """
     method, more, wanted = what
     async with source.turn_async(deadline, shards.settle, wanted) as turn:

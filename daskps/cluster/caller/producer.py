@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Tasks of one process that may push at once, each with an identity of its own.
 MOST_TASKS = 1024
-#: What is said of a push that is given up before it has left.
+#: Arguments of `end` for a push that is given up before it has left.
 _UNSENT = {"is_answered": False, "is_sent": False}
-#: Called with identity and floor once pushes that were given up are below the floor.
+#: A function that gets identity and floor once given-up pushes are below the floor.
 Announce = Callable[[int, int], None]
 
 
 def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Producer:
-    """Return the identity of a task's pushes to a store, or of all others from here.
+    """Return the producer of a task's pushes to a store, or of all other pushes here.
 
-    Handles share it: one for each would fill the shards' tables with producers of
+    All handles share it: one for each would fill the shards' tables with producers of
     which nobody can say that they have ended.
     """
     known: dict[Any, Producer] = link.producers
@@ -41,9 +41,9 @@ def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Produce
 
 
 def _kept(known: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """Return what is known by a key, made where it is new.
+    """Return the value of a key, made where the key is new.
 
-    Nobody here hears that a task has ended: of too many the first is forgotten.
+    Nobody here hears that a task has ended: of too many this forgets the first.
     """
     if (found := known.get(key)) is not None:
         return found
@@ -53,42 +53,47 @@ def _kept(known: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
 
 
 class Turn(NamedTuple):
-    """The sequence number of a push, and below which all others are settled."""
+    """The number of a push, and the floor below which all other pushes have ended."""
 
     number: int
     floor: int
-    #: Which pushes before it were given up, as far as shards have to be told.
+    #: Pushes before it that were given up, as far as shards have to hear of them.
     given_up: tuple[int, ...] = ()
 
 
 class Producer:
     """Identity and sequence numbers of the pushes of one task, or of all handles.
 
-    Those of all handles of a store in this process share one, see :func:`producer_of`.
-    Pushes are numbered in the order of their calls, and none leaves while one 32 or more
-    older is unanswered: the shards know only within a window what they have applied. A task may be
-    tried again, from its first number on, so its pushes say which others were given up,
-    until each shard that these were meant for has answered one that leaves them behind.
+    All handles of a store in this process share one, see :func:`producer_of`. It
+    numbers pushes in the order of their calls, and none leaves while one 32 or more
+    older is unanswered: the shards know only within a window which pushes they have
+    applied. Dask may try a task again, from its first number on, so its pushes name the
+    others that were given up, until each shard that these were meant for has answered
+    one that leaves them behind.
     """
 
     SPREAD = 32
 
     def __init__(self, task: tuple[Any, float] | None = None, nth: int = 0) -> None:
-        #: Key and start of the task that pushes, if one does; which of its producers.
+        #: Key and start of the task that pushes, if one does, and the number of this
+        #: producer among the task's.
         self._task, self._nth = task, nth
         self.id = 0
         self._next = 0
-        #: Pushes that have a number and no end, and below which there are none.
+        #: Numbers of pushes that have not ended, and the number below which there are
+        #: none.
         self._open: set[int] = set()
         self._floor = 0
         #: Pushes that were given up, of which the shards have not heard.
         self._given_up: set[int] = set()
-        #: The same of shards whose window has yet to leave it behind, and all of them.
+        #: Given-up pushes of a task, each with the shards whose window has yet to leave
+        #: it behind; and their sorted numbers.
         self._unheard: dict[int, set[int]] = {}
         self._listed: tuple[int, ...] = ()
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
-        #: How many threads wait for an older push to end, and who does on event loops.
+        #: Number of threads that wait for an older push to end, and the waiting calls
+        #: of event loops.
         self._n_waiting = 0
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
 
@@ -106,7 +111,8 @@ class Producer:
     def take(self, n: int) -> Sequence[int]:
         """Give the next pushes numbers; each has a turn then, or is given up.
 
-        A task that is tried again numbers them alike, whatever they wait for.
+        A task that is tried again gives its pushes the same numbers, whatever they wait
+        for.
         """
         with self._lock:
             first = self._next
@@ -128,7 +134,7 @@ class Producer:
         shards: Collection[int] = (),
         number: int = -1,
     ) -> HeldTurn:
-        """Hold a sequence number, the next one, while its push to some shards is under way."""
+        """Hold the next sequence number while its push to some shards is under way."""
         found = self._begin(number)
         if not isinstance(found, Turn):
             number = found
@@ -178,16 +184,16 @@ class Producer:
         return found
 
     def _queued(self, number: int) -> asyncio.Future[None]:
-        """Take a place among those who wait for older pushes to end."""
+        """Take a place among the calls that wait for older pushes to end."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             heappush(self._queue, (number, id(place), place))
-            # One may have ended just now.
+            # A push may have ended just now.
             self._call_next()
         return place
 
     def _call_next(self) -> None:
-        """Have those on event loops go on that no older push is too far behind."""
+        """Wake calls on event loops once no older push is too far behind them."""
         while self._queue and self._queue[0][0] - self._floor < self.SPREAD:
             *_, place = heappop(self._queue)
             # The loop of another thread may be closed by now.
@@ -195,7 +201,7 @@ class Producer:
                 place.get_loop().call_soon_threadsafe(_call, place)
 
     def _begin(self, number: int) -> Turn | int:
-        """Give a number its turn, or return it where a push is too far behind; -1: a new one."""
+        """Give a number, or for -1 a new one, its turn; return it if it has to wait."""
         with self._lock:
             if number < 0:
                 number = self._next
@@ -216,9 +222,9 @@ class Producer:
     ) -> None:
         """Give a sequence number back: its push was answered or given up.
 
-        A cut would wait for a push that was given up, where it has left: it may have
-        reached some of its shards. The next push says that it is settled, but may be
-        long in coming.
+        A cut would wait for a push that was given up after it had left: it may have
+        reached some of its shards. The next push says that this one has ended, but may
+        be long in coming.
         """
         with self._lock:
             if not is_answered:
@@ -243,7 +249,7 @@ class Producer:
             announce(self.id, floor)
 
     def _list(self, number: int, shards: Collection[int]) -> None:
-        """Say of a push of a task from here on that it was given up."""
+        """Have later pushes of a task say that this one was given up."""
         if self._task is not None:
             self._unheard[number] = {*shards}
             listed = self._listed
@@ -251,7 +257,7 @@ class Producer:
             self._listed = (*listed, number) if is_last else (*sorted(self._unheard),)
 
     def _heard(self, number: int, shards: Collection[int]) -> None:
-        """Note that shards have answered a push, and with it what it leaves behind."""
+        """Note that shards have answered a push, which leaves older ones behind."""
         for behind in self._listed:
             if behind <= number - WINDOW:
                 self._unheard[behind].difference_update(shards)
@@ -270,11 +276,11 @@ class HeldTurn:
     Parameters
     ----------
     producer : Producer
-        Whose.
+        The producer of the push.
     turn : Turn
         The number.
     announce : callable
-        Hears which pushes that were given up are settled.
+        Gets identity and floor once given-up pushes have ended.
     shards : collection of int
         Where the push goes.
     """
@@ -300,11 +306,11 @@ class HeldTurn:
 
 
 class Repeated:
-    """One number for a push that may be sent again and again: each shard applies it once.
+    """One number for a push that may be sent repeatedly: each shard applies it once.
 
-    It takes the place of a producer for that push alone. Producers of such pushes are
-    used again by others once the push has ended: a place at a shard is soon had, and
-    lasts until a client or a task ends.
+    It takes the place of a producer for that push alone. Once the push has ended other
+    such pushes use its producer again: a producer takes a place at each shard, until a
+    client or a task ends.
 
     Parameters
     ----------
@@ -324,7 +330,8 @@ class Repeated:
         try:
             self._producer = self._idle.pop()
         except IndexError:
-            # Not that of the task's other pushes, whose numbers go on meanwhile.
+            # Not the producer of the task's other pushes, whose numbers go on
+            # meanwhile.
             self._producer = Producer(task, next(numbers))
         self._shards: Collection[int] = ()
         self._turn = self._producer.turn(Deadline(None, ""), _tell_nobody).__enter__()
@@ -339,7 +346,7 @@ class Repeated:
         await self._producer.identify(link)
 
     def end(self, *, is_answered: bool = True) -> None:
-        """Let others use the producer: all shards have applied the push, or none will."""
+        """Free the producer: all shards have applied the push, or none will."""
         number, shards = self._turn.number, self._shards
         self._producer.end(number, _tell_nobody, shards, is_answered=is_answered)
         self._idle.append(self._producer)
@@ -351,7 +358,7 @@ class Repeated:
     def give_up(
         self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
     ) -> None:
-        """Do nothing: it is sent again."""
+        """Do nothing: the caller sends the push again."""
 
     @contextmanager
     def turn(
@@ -366,7 +373,7 @@ class Repeated:
         try:
             yield self._turn
         except BaseException:
-            # A cut does not wait for it until it is sent again.
+            # A cut does not wait for the push until the caller sends it again.
             if self.id:
                 announce(self.id, self._turn.number + 1)
             raise

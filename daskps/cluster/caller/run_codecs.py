@@ -1,4 +1,4 @@
-"""How what a trainer pushes and pulls travels, and what is left over of its gradients."""
+"""Codecs of a run: encoded pushes and pulls, and the rest of each gradient."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class RunCodecs:
         self, meta: StoreMap, joined: RunMembership, *, finite: bool, empty: Empty
     ) -> None:
         self._layout, self._finite, self._empty = meta.layout, finite, empty
-        #: What messages call that of gradients, and that of what is read; "" for none.
+        #: Names in messages of the codecs of gradients and of reads; "" for none.
         self.pushes_in, self.reads_in = joined.coded[0], joined.read_codec
         self.codec: Codec | None = None
         if self.pushes_in:
             self.codec = codecs.named(self.pushes_in)
         self._read_codec = codecs.named(self.reads_in) if self.reads_in else None
-        #: What words have not said yet, by parameter index.
+        #: By parameter index the rest of gradients that no words have said yet.
         self._residuals: dict[int, Array] = {}
-        #: Bytes that words have saved so far.
+        #: Bytes that the encoding has saved so far.
         self.saved_nbytes = 0
 
     def encoded(self, given: TrainerStep, codec: Codec) -> TrainerStep:
-        """Return what is given in words of the run's codec, and what they do not say.
+        """Return a step in words of the run's codec, and the rest that they do not say.
 
-        Once: what is sent again are the same bytes.
+        The caller encodes a step once: a step sent again has the same bytes.
         """
         finite, empty = self._finite, self._empty
         words, left = encoding.encoded(
@@ -70,14 +70,14 @@ class RunCodecs:
         return given._replace(words=words, left=left, rows=rows)
 
     def keep(self, given: TrainerStep) -> None:
-        """Keep what is left over of a step that was accepted.
+        """Keep the rest of a step that was accepted.
 
-        Not before: what was refused or lost takes nothing of what was left over. What
-        weighs nothing brings no arrays, and does not either.
+        Not before: a step that was refused or lost takes nothing of the rest kept so
+        far. Nor does a step of weight 0, which brings no arrays.
         """
         self._residuals |= given.left
 
     def round_read(self, target: Target) -> None:
-        """Round what was read, where it has not come in words."""
+        """Round the values that were read, where they have not come in words."""
         if self._read_codec is not None:
             encoding.round_read(self._read_codec, target.flats, self._empty)

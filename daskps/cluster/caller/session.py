@@ -1,4 +1,4 @@
-"""One trainer's calls: what carries its run, rank, clock and sequence numbers."""
+"""Calls of one trainer, with its run, rank, clock and sequence numbers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Session:
         self._codec = self._codecs.codec
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
-        #: Whether each step is a call that says what was read of each shard.
+        #: Whether each step is a call that says the versions that were read of each
+        #: shard.
         self._by_call = joined.measures_delay
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         self.barriers = CallCount()
@@ -84,12 +85,13 @@ class Session:
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
-        #: Losses and rows of the epoch under way, where the loop counts them.
+        #: Loss and rows of the current epoch, where the loop counts them.
         self.loss_sum: float | None = None
         self.rows = 0
-        #: Whether pushes were accepted since the last tick, and what they were.
+        #: Whether shards have accepted pushes since the last tick; `_uncommitted` has
+        #: these.
         self._open = False
-        #: Whether one of them ended with an error: shards differ in what they have.
+        #: Whether one of them ended with an error: some shards have it, others do not.
         self._is_torn = False
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
@@ -99,8 +101,8 @@ class Session:
     def resume(self, attempt: int, told: dict[str, Any]) -> None:
         """Take clock and sequence from the shard that is furthest behind.
 
-        The rank's trainers before this one, which is its so-many-th, get no further.
-        The directory has told how often they called what all trainers call.
+        This is trainer number `attempt` of its rank; those before it get no further.
+        The directory has `told` how often they made the calls that all trainers make.
         """
         run, rank, control = self.run, self.rank, self.shards.control
         rows = self.link.run(
@@ -109,14 +111,14 @@ class Session:
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
         if self.bsp:
-            # Under BSP a repeat is told by its clock. A shard that is a step ahead
+            # Under BSP shards know a repeat by its clock. A shard that is a step ahead
             # must not take the next step's number for one of this step's.
             self.sequence = max(sequence for _, sequence in places)
         self.allreduces.resume(told, self.clock)
         self.barriers.resume(told["barriers"], self.clock)
 
     def read(self, target: Target, timeout: float | None, *, ahead: int = 0) -> None:
-        """Read what the policy lets this trainer see at its clock, or ahead of it."""
+        """Read the weights that the policy allows at its clock, or ahead of it."""
         clock = self.clock + ahead
         if not self.reads.fill(target, itertools.repeat(clock)):
             step = self._step()._replace(clock=clock)
@@ -128,7 +130,7 @@ class Session:
     def read_all(
         self, targets: Sequence[Target], timeout: float | None, *, ahead: int = 0
     ) -> None:
-        """Read what is too much for one call, one after the other."""
+        """Make reads in turn, of elements that are too many for one call."""
         deadline = self._deadline(timeout, "a pull")
         for target in targets:
             left = None if timeout is None else deadline.left()
@@ -136,29 +138,30 @@ class Session:
 
     @property
     def codec(self) -> Codec | None:
-        """Whose words the arrays of the run's gradients are."""
+        """The codec that encodes the arrays of the run's gradients."""
         return self._codec
 
     @property
     def saved_nbytes(self) -> int:
-        """Bytes by which the words of its gradients were shorter than these, so far."""
+        """Bytes that the words of its gradients have saved so far."""
         return self._codecs.saved_nbytes
 
     @property
     def reads_in_words(self) -> bool:
-        """Whether what it reads is rounded to words of a codec."""
+        """Whether values that it reads are rounded to words of a codec."""
         return bool(self._codecs.reads_in)
 
     @property
     def has_unticked(self) -> bool:
-        """Whether pushes of this clock may have been accepted before its tick."""
+        """Whether shards may have accepted pushes of this clock before its tick."""
         return self._open
 
     @property
     def looks_later(self) -> bool:
         """Whether large gradients that tick may be looked at on their way.
 
-        Under BSP they are added to others first; a codec's words are not looked at.
+        Not under BSP, where shards first add them to others, nor with a codec, whose
+        words nobody checks.
         """
         return not (self.bsp or self._open or self._codec is not None)
 
@@ -170,18 +173,19 @@ class Session:
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        """Send what is given to its shards, with the tick to all, and read `target`."""
+        """Send a step to its shards, with the tick to all, and read `target`."""
         with self._lock:
             self._failed = True
-            # Written out: each call of a function here is a call more of each step.
+            # Written out: each function called here would add a call to each step.
             kind = given.of if given.arrays or given.rows else NOTHING
             codec = self._codec if kind == GRADIENT else None
             has_rows = given.rows or (target is not None and target.rows)
-            # Pushes before the tick of a clock stay with the owners, and so does it.
+            # Pushes before the tick of a clock stay with the owners, and so does the
+            # tick.
             by_call = self._by_call or self._open or not tick or (has_rows and self.bsp)
             road = None if by_call else self._find_road(tuple(given.arrays))
-            # Near, what is read is read after the step, without asking the shards. Not
-            # where that may last too long: the clock stays then, and the step may not.
+            # A near read follows the step, without asking the shards. Not where it may
+            # last too long: a time-out leaves the clock as it is, but not the step.
             is_late = target is not None and timeout is not None
             if road is not None and (
                 (road.near.parts and (codec is not None or is_late))
@@ -196,7 +200,7 @@ class Session:
             number = 0
             if tick or kind != NOTHING:  # as `_next_number`
                 number, self.sequence = self.sequence, self.sequence + 1
-            # One at a time: all before it were answered or given up.
+            # One at a time: all steps before it were answered or given up.
             said = self.run, self.rank, self.clock, number, kind, given.weight
             step = Tick(*said, floor=number)
             make = partial(self._request, step, given, tick=tick, target=target)
@@ -229,9 +233,10 @@ class Session:
             return Version.of(versions)
 
     def _give_up(self, step: Tick, error: BaseException, *, tick: bool) -> None:
-        """Say of a step that it is under way no longer, and of an error who has it."""
+        """Tell shards that a step has ended; add to its error which shards have it."""
         if self.bsp and not tick:
-            # Some shards may have it: the next step says what all of them have.
+            # Some shards may have it: the next step brings all of the clock to every
+            # shard.
             self._open = self._is_torn = True
         self.shards.settle(-1 - self.rank, self.sequence, self.run)
         if isinstance(error, PushRejectedError) and not self.bsp:
@@ -247,9 +252,10 @@ class Session:
         make: partial[Request],
         timeout: float | None,
     ) -> tuple[list[tuple[int, int]], ReadSlices | None]:
-        """Deliver a step that ticks; return the versions, and what is still to be read.
+        """Deliver a step that ticks; return the versions, and the reads still to do.
 
-        By lanes the shards of others are read; near ones are after the step.
+        The call by lanes also reads the shards of other processes; near ones are read
+        after the step.
         """
         near, deadline = road.near, self._forever
         arrays: Mapping[Any, Array]
@@ -294,7 +300,7 @@ class Session:
     def _read_after(
         self, road: StepRoad | None, slices: ReadSlices, target: Target
     ) -> None:
-        """Read what a step was to read of near shards, which have taken it."""
+        """Make a step's reads of near shards, which have taken the step."""
         if (
             road is not None
             and not target.rows
@@ -309,13 +315,13 @@ class Session:
     def _read_in_words(
         self, road: StepRoad | None, slices: ReadSlices, target: Target
     ) -> None:
-        """Do the same, and round what has come without a codec's words."""
+        """Do the same, and round the values that have come without a codec's words."""
         if road is not None and (slices or target.rows):
             self._read_after(road, slices, target)
         self._codecs.round_read(target)
 
     def _note_open(self, given: TrainerStep, tick: bool) -> None:
-        """Keep what was pushed at this clock until its tick."""
+        """Keep the pushes of this clock until its tick."""
         self._open = not tick
         if tick:
             self._uncommitted.clear()
@@ -323,7 +329,7 @@ class Session:
             self._uncommitted.add(given.sent, given.rows)
 
     def _find_road(self, indices: tuple[int, ...]) -> StepRoad:
-        """Return the way of steps that bring these parameters and tick."""
+        """Return the road of steps that bring these parameters and tick."""
         found = self._roads.get(indices)
         if (
             found is None
@@ -341,13 +347,13 @@ class Session:
     def _request(
         self, step: Tick, given: TrainerStep, *, tick: bool, target: Target | None
     ) -> Request:
-        """Return a step as it is called."""
+        """Return a step as a request to the shards."""
         said = self._step(step.sequence, step.kind, tick, step.weight)
         what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
         what["words"] = given.words
         return routes.push(self.meta, given.arrays, said, **what)._replace(
             codec="" if given.words is None else self._codecs.pushes_in,
-            # Pushes before the tick of a round are kept by the owner alone.
+            # Only the owner keeps pushes before the tick of a round.
             by_owner=self.bsp and (self._open or not tick),
             check=given.look,
             read_codec="" if target is None else self._codecs.reads_in,
@@ -355,7 +361,7 @@ class Session:
         )
 
     def _send(self, request: Request, timeout: float | None) -> Reply:
-        """Send a push; where a shard lacks or keeps some of those before, all of them."""
+        """Send a push, or all pushes of its clock where a shard lacks or keeps some."""
         deadline = self._deadline(timeout, "a push")
         if not self._is_torn:
             with contextlib.suppress(ContributionLostError):
@@ -363,7 +369,7 @@ class Session:
         return self._send_whole(request, deadline)
 
     def _send_whole(self, request: Request, deadline: Deadline) -> Reply:
-        """Send a push with all of those before that have not ticked."""
+        """Send a push with all pushes before it that have not ticked."""
         asked = request.step
         tick = asked.tick
         arrays = self._uncommitted.with_last(request.arrays)
@@ -385,7 +391,7 @@ class Session:
             deadline = self._deadline(timeout, "a barrier")
             clock = self.link.run(lambda: self._meet(deadline))
             if self.bsp:
-                # A cut may hold a round back that all of them have delivered.
+                # A cut may hold a round back that all trainers have delivered.
                 step = self._step()._replace(clock=clock)
                 self._call(routes.barrier(self.meta, step), deadline)
             self.barriers.number += 1
@@ -426,7 +432,7 @@ class Session:
         """Tell every shard and the directory to wait for this trainer no longer."""
         with self._lock:
             if self._open:
-                # What was accepted without a tick must not be lost.
+                # Pushes that were accepted without a tick must not be lost.
                 self.deliver(NO_MORE, None)
             self.link.run(self._finish)
 
@@ -437,10 +443,10 @@ class Session:
 
     async def _finish(self) -> None:
         if self._failed:
-            # Where a round cannot be applied on one shard, no other may go on without
-            # this trainer.
+            # If one shard cannot apply a round, no other shard may go on without this
+            # trainer.
             await self.shards.control("goes_on", run=self.run)
-        # A worker that was taken for lost may wake up in the middle of its loop.
+        # A worker that was held to be lost may wake up in the middle of its loop.
         worker = self.link.node.address
         await self.link.directory(
             "finishes", run=self.run, rank=self.rank, worker=worker
@@ -460,7 +466,7 @@ class Session:
         return bool(self.link.run(lambda: work))
 
     def _next_number(self, kind: str, tick: bool) -> int:
-        """Return the number of what may change a shard; 0 for what only reads."""
+        """Return the number of a step that may change a shard; 0 for a mere read."""
         number = 0
         if tick or kind != NOTHING:
             number = self.sequence
@@ -474,7 +480,7 @@ class Session:
         tick: bool = False,
         weight: float = 1.0,
     ) -> Step:
-        """Return what this trainer says at its clock."""
+        """Return a step of this trainer at its clock."""
         return Step(
             kind=kind,
             run=self.run,
@@ -483,7 +489,7 @@ class Session:
             tick=tick,
             sequence=number,
             weight=weight,
-            # One at a time: all before it were answered or given up.
+            # One at a time: all steps before it were answered or given up.
             floor=number,
         )
 

@@ -1,8 +1,8 @@
-"""How the steps of a trainer reach all shards of a store, made ready once.
+"""Roads of a trainer's steps to all shards of a store, each made ready once.
 
-Shards of this process and machine take a step from the trainer's own thread, those of
-other processes take it by lanes. Nearly all steps of a loop bring the same parameters:
-from one to the next only numbers and the contents of arrays change.
+The trainer's own thread brings a step to shards of this process and machine; lanes
+bring it to shards of other processes. Nearly all steps of a loop bring the same
+parameters: from one to the next only numbers and the contents of arrays change.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 
 class StepRoad:
-    """The way of steps that tick and bring the same parameters.
+    """The road of steps that tick and bring the same parameters.
 
     Parameters
     ----------
     far : Far
         The way to shards of other processes.
     ways : Ways
-        How this process reaches the others.
+        How this process reaches the other shards.
     near : NearRoute
-        Which are which.
+        The near and the far shards of the route.
     """
 
     def __init__(self, far: Far, ways: Ways, near: NearRoute) -> None:
         self._far, self._ways, self.near = far, ways, near
-        #: How the far shards take lanes, by the kind and whether something is read.
+        #: Routes over lanes to the far shards, by kind of step and whether it reads.
         self.lanes: dict[tuple[str, bool], LaneRoute] = {}
-        #: What was read last after a step.
+        #: The last read after a step.
         self._read: PreparedRead | None = None
 
     def step_near(
@@ -58,7 +58,7 @@ class StepRoad:
         taken: Sequence[tuple[int, int]],
         parts: Sequence[NearPart],
     ) -> list[tuple[int, int]]:
-        """Deliver a step to near shards that it does not simply join a round of.
+        """Deliver a step to near shards that do not take it at once.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class StepRoad:
         Returns
         -------
         list of (int, int)
-            The versions of all, and of those that only their owners can serve.
+            The versions of all shards, also of those that only their owners can serve.
         """
         near = self.near
         call = NearCall(self._far, request, near, deadline, taken=taken, parts=parts)
@@ -89,29 +89,29 @@ class StepRoad:
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> Reply:
-        """Deliver a step that shards of other processes have a part of, by lanes.
+        """Deliver a step by lanes to shards of other processes, and to near ones.
 
-        Near ones get theirs while the far ones answer.
+        Near shards get their part while the far ones answer.
 
         Parameters
         ----------
         lanes : LaneRoute
-            How it takes lanes.
+            The route of the step over lanes.
         tick : Tick
             The step.
         arrays : mapping of int to ndarray
-            What it brings.
+            The arrays that it brings.
         outs : sequence of ndarray, shape (n,)
-            Where goes what the far shards are read for.
+            The arrays that take the values of the far shards.
         make : callable
-            Returns the call as it goes by message.
+            Returns the same call as a request by message.
         deadline : Deadline
             Its end.
 
         Returns
         -------
         Reply
-            What the shards have said.
+            The answers of the shards.
         """
         number = tick.sequence
         said = LaneSaid(tick.clock, number, number, tick.weight, None, arrays, outs)
@@ -127,7 +127,7 @@ class StepRoad:
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> list[tuple[int, int]]:
-        """Deliver a step to the near shards, all of which nearly always just take it."""
+        """Deliver a step to the near shards, which nearly always take it at once."""
         near = self.near
         taken, parts = near.try_step(tick, arrays)
         if parts:

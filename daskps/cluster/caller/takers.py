@@ -1,7 +1,7 @@
-"""Which shards have a push that another one has refused: one that has no more memory.
+"""Errors of refused pushes: they name the shards that have applied the push.
 
-What else can be wrong with a push is found before it is sent. Whether there is memory for
-new rows of any ids each shard finds out by itself.
+A shard refuses a push when it has no more memory for new rows of any ids, which each
+shard finds out by itself. The caller finds all other faults before it sends the push.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from daskps.errors import PushRejectedError
     from daskps.shards.steps import Tick
 
-#: How long the hosts are asked.
+#: How long the hosts may take to answer.
 ASK_SECONDS = 5.0
 
 
 async def name_takers(
     shards: ShardClient, step: Step | Tick, error: PushRejectedError, n_before: int = 0
 ) -> None:
-    """Have an error say which shards have applied the push that ended with it.
+    """Add to an error the shards that have applied the push that ended with it.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ async def name_takers(
     step : Step or Tick
         The push.
     error : PushRejectedError
-        What it ended with.
+        The error that it ended with.
     n_before : int
-        How many parts of a large push all shards have applied before this one.
+        Number of parts of a large push that all shards have applied before this one.
     """
     meta = shards.meta
     if all(table.is_bounded for table in meta.layout.tables):

@@ -1,4 +1,4 @@
-"""What one step of a trainer brings: arrays and rows, and what is said of them."""
+"""Steps of a trainer: their arrays and rows, and the facts about these."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
 
 
 class TrainerStep(NamedTuple):
-    """What one step of a trainer brings."""
+    """One step of a trainer: its arrays and rows."""
 
     #: Flat arrays by parameter index.
     arrays: Mapping[int, Array]
     weight: float = 1.0
-    #: Of tables.
+    #: Rows of tables.
     rows: Sequence[RowsGiven] = ()
-    #: Who looks for NaN and Inf in the arrays on their way, where nobody has: at the
-    #: latest before they take a message.
+    #: A look for NaN and Inf in the arrays on their way, if nobody has looked: at the
+    #: latest before a message takes them.
     look: FiniteCheck | None = None
-    #: What arrays and rows are, where there are any.
+    #: The kind of the arrays and rows, where there are any.
     of: str = GRADIENT
-    #: What a codec has made of the arrays, by shard and position of the piece.
+    #: The words that a codec has made of the arrays, by shard and position of the
+    #: piece.
     words: Mapping[tuple[int, int], Array] | None = None
-    #: What these do not say, by parameter index: left over for the next gradient.
+    #: By parameter index the rest that the words do not say, for the next gradient.
     left: Mapping[int, Array] = MappingProxyType({})
 
     @property
     def sent(self) -> Mapping[Any, Array]:
-        """What goes to the shards."""
+        """The arrays or words that go to the shards."""
         return self.arrays if self.words is None else self.words
 
     def copied(self) -> TrainerStep:
@@ -44,5 +45,5 @@ class TrainerStep(NamedTuple):
         return self._replace(arrays=arrays, rows=[one.copied() for one in self.rows])
 
 
-#: What ends a step that brings no more.
+#: An empty step, which ends a clock that brings no more.
 NO_MORE = TrainerStep({})

@@ -1,9 +1,9 @@
-"""What a trainer has pushed at its clock before the tick, kept to push it again.
+"""Pushes of a trainer at its clock before the tick, kept to send them again.
 
-Until the tick these arrays are with the owners of the shards alone, and these may die. The
-shard's next owner then asks for all of the clock. So does the next step after a push
-that ended with an error, which some shards have and others have not. They get one sum,
-made as the shard would have made it: the same bits.
+Until the tick only the owners of the shards have these arrays, and an owner may die.
+The shard's next owner then asks for all pushes of the clock. The next step also brings
+them all after a push that ended with an error, which some shards have and others do
+not. The shards get one sum, made as a shard would have made it: the same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Uncommitted:
     meta : StoreMap
         The store.
     codec : Codec or None
-        Whose words the arrays of the run's gradients are.
+        The codec that encodes the arrays of the run's gradients.
     empty : callable
         Makes arrays.
     """
@@ -39,13 +39,15 @@ class Uncommitted:
     def __init__(self, meta: StoreMap, codec: Codec | None, empty: Empty) -> None:
         self._meta, self._codec, self._empty = meta, codec, empty
         self._sums: dict[int, Array] = {}
-        #: Of tables, in their order: a shard adds up what is named again in that one.
+        #: Rows of tables, in the order of the pushes: a shard adds up rows named again
+        #: in it.
         self._rows: list[RowsGiven] = []
 
     def add(self, arrays: Mapping[Any, Array], rows: Sequence[RowsGiven] = ()) -> None:
         """Keep a push that was accepted; the arrays stay the caller's.
 
-        They are by parameter index, words of a codec by shard and position of the piece.
+        Arrays are by parameter index, words of a codec by shard and position of the
+        piece.
         """
         self._rows += [one.copied() for one in rows]
         for index, array in self._numbers(arrays).items():
@@ -56,7 +58,7 @@ class Uncommitted:
                 self._sums[index] = array if self._codec else array.copy()
 
     def with_last(self, arrays: Mapping[Any, Array]) -> dict[int, Array]:
-        """Return what the clock comes to with one push more."""
+        """Return the sums of the clock's pushes with one push more."""
         found = dict(self._sums)
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)

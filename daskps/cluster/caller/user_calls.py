@@ -1,4 +1,4 @@
-"""Calling the user's functions where the user's code runs."""
+"""Calls of the user's functions where the user's code runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CLEAN_UP_SECONDS = 10.0
 class Pump:
     """Carries calls of the user's functions to the user's own thread.
 
-    The driver of a run is one coroutine. Callbacks of a synchronous client must run
-    where the user called from: on the event loop they could not use the store.
+    The driver of a run is one coroutine. Callbacks of a synchronous client must run in
+    the thread that called the run: on the event loop they could not use the store.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class Pump:
     ) -> T:
         """Run the coroutine on the link's loop, its calls here, until it ends.
 
-        Where it is cancelled, by Ctrl-C, it may take so many seconds to clean up, or
-        until Ctrl-C comes again.
+        If Ctrl-C cancels it, it may take so many seconds to clean up, or until Ctrl-C
+        comes again.
         """
         pending = link.start(lambda: main(self.call))
         try:
