@@ -27,13 +27,14 @@ class CallFuture(UserFuture[T]):
     def __init__(self, loop: Any) -> None:
         super().__init__()
         self._loop = loop
-        #: Held by the one thread that tells the waiting ones that this was cancelled.
+        #: The one thread that wakes the waiting ones after a cancellation holds this
+        #: lock.
         self._told = threading.Lock()
         #: Kept so that it is not collected half way.
         self.task: asyncio.Future[T] | None = None
 
     def take(self, task: asyncio.Future[T]) -> None:
-        """Take over the outcome of the task behind it."""
+        """Take over the outcome of the task behind the future."""
         error = None if task.cancelled() else task.exception()
         # The caller's thread may cancel it meanwhile.
         with contextlib.suppress(InvalidStateError):
@@ -52,9 +53,9 @@ class CallFuture(UserFuture[T]):
         return done
 
     def _cancel(self) -> bool:
-        """Cancel it and wake the threads that wait: `wait` and `as_completed` are told."""
+        """Cancel it and wake waiting threads, in `wait` and `as_completed` as well."""
         done = super().cancel()
-        # Once: telling them a second time raises. The lock is never let go of.
+        # Once: a second call raises. No thread lets go of the lock.
         if done and self._told.acquire(blocking=False):
             self.set_running_or_notify_cancel()
         return done

@@ -1,8 +1,8 @@
-"""From a caller to the shards of one store: the nearest way to each, and control.
+"""Calls and control messages to the shards of one store, each by the nearest way.
 
-The nearest way is none but the shard's mutex where its host lives in this process, its
+The nearest way is the shard's mutex alone where its host lives in this process, its
 lock where its memory is mapped here, else a message. One call to a host is one message,
-whatever it carries for however many shards.
+for any number of shards.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ class ShardClient:
         make = FarByLane if config.load().lane_way else Far
         self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
-        #: Which version of each shard was read last, where anybody wants to know.
+        #: Version of each shard that was read last, where anybody wants to know.
         self.seen: dict[int, int] | None = {} if measures else None
         self.reads = Reads(meta, self.ways, self.far, self.seen)
-        #: What this process reaches of a route.
+        #: The shards of a route that this process reaches.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
 
     def pull(self, request: Request, deadline: Deadline) -> Reply:
-        """Read from a thread that may wait, without asking the shards where they let it.
+        """Read from a thread that may wait, if possible without asking the shards.
 
         Parameters
         ----------
         request : Request
             A read outside runs, or of a trainer.
         deadline : Deadline
-            Its end, and what is waited for.
+            The end of the call, and the name of the thing that is waited for.
 
         Returns
         -------
         Reply
-            What the shards have said that were asked.
+            The answers of the shards that were asked.
         """
         target, reply = request.target, Reply([])
         if target and self.reads.fill(target, request.bounds()):
@@ -107,14 +107,14 @@ class ShardClient:
         Parameters
         ----------
         request : Request
-            What is said; what it reads is in its target afterwards.
+            The call; its target has the values that were read afterwards.
         deadline : Deadline
-            Its end, and what is waited for.
+            The end of the call, and the name of the thing that is waited for.
 
         Returns
         -------
         Reply
-            What the shards have said.
+            The answers of the shards.
         """
         if request.rows or (request.target is not None and request.target.rows):
             self.counters.count_rows(request)
@@ -150,7 +150,7 @@ class ShardClient:
         return reply
 
     def stats(self, on_loop: bool) -> dict[str, Any]:
-        """Return how calls reach each host, and what they have been.
+        """Return how calls reach each host, and the counts of calls so far.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class ShardClient:
         async def tell(worker: str) -> None:
             settled = {"run": run, "owner": owner, "floor": floor}
             told = self.link.control(worker, "settle", store=self.meta.uid, **settled)
-            # The owner's next step says the same.
+            # The next step of that producer or trainer says the same.
             with contextlib.suppress(OSError, DaskPSError):
                 await asyncio.wait_for(told, CONTROL_SECONDS)
 
@@ -201,7 +201,7 @@ class ShardClient:
     ) -> list[Any]:
         """Send a control message to every host of the store.
 
-        Where shards have moved meanwhile, to all hosts once more.
+        Where shards have moved meanwhile it sends the message to all hosts once more.
         """
         return await self.control_each(
             method, lambda: dict.fromkeys(self.meta.hosts, kwargs), deadline
@@ -219,8 +219,8 @@ class ShardClient:
     ) -> list[Any]:
         """Ask each owner about its shards among `wanted`, and again where these moved.
 
-        A host gets under `key` what `say` returns of each of its shards, and `more`.
-        Returns the rows of all answers; errors as :meth:`control_each`.
+        A host gets under `key` the values that `say` returns for its shards, and
+        `more`. Returns the rows of all answers; raises as :meth:`control_each`.
         """
         shards = [*wanted]
 
@@ -250,7 +250,7 @@ class ShardClient:
         Parameters
         ----------
         method : str
-            What is asked of the hosts; asking twice is fine.
+            The message to the hosts, which may get it twice.
         plan : callable
             Returns the arguments for each worker.
         deadline : Deadline, optional
@@ -259,7 +259,7 @@ class ShardClient:
         Returns
         -------
         list
-            What they answer, in the order of the plan.
+            Their answers, in the order of the plan.
 
         Raises
         ------
@@ -270,7 +270,7 @@ class ShardClient:
         """
         what = f"{method} of store {self.meta.name!r}"
         seconds = None if self.ways.run else CONTROL_SECONDS
-        # A caller without a limit waits for what a host has to work out.
+        # A caller without a limit waits until a host has worked the answer out.
         scope = asyncio.timeout(deadline.remaining() if deadline else None)
         deadline = deadline or Deadline(seconds, what)
         tries = 0
@@ -300,9 +300,9 @@ class ShardClient:
 
 
 def _is_simple(request: Request) -> bool:
-    """Return whether a shard may take a call at once: a push outside runs, no more.
+    """Return whether a shard may take a call at once: only pushes outside runs.
 
-    What a shard is to look at in the pass that applies it is a ticket there.
+    A push whose values the shard checks while it applies them becomes a ticket there.
     """
     step, check = request.step, request.check
     if check is not None and request.arrays and not request.rows and not check.done:
@@ -331,7 +331,7 @@ def _try_near(
     check, looks = request.check, False
     if check is not None and not check.done:
         looks = not request.arrays and len(near.parts) == 1
-        if not looks:  # what the second shard finds the first would have applied
+        if not looks:  # else one shard applies it before another finds NaN
             check()
     tick = Tick.of(request.step, request.step.kind)
     # Ctrl-C must not come between taking a lock and giving it back.

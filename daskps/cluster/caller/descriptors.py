@@ -1,4 +1,4 @@
-"""Whether this process can open any connection."""
+"""A check for descriptors, without which this process can open no connection."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Calls to shards of other processes: sent until they are answered, wherever those are.
+"""Calls to shards of other processes, sent again until the shards answer.
 
-What carries them is behind one small interface, see :mod:`daskps.cluster.caller.wires`.
-All else is here: whom to ask where the shards have moved, how often to try again, and
-what to say of a call that is late. A call that is sent again is the same call: a shard
-that has applied it knows it.
+A small interface hides the connections that carry them, see
+:mod:`daskps.cluster.caller.wires`. All else is here: the hosts to ask where the shards
+have moved, the number of tries, and the error of a call that is late. A call that is
+sent again is the same call: a shard that has applied it knows it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 #: How long one message may wait at a host before it asks again. Bounds what a host
 #: keeps for a caller that is gone.
 WAIT_SECONDS = 20.0
-#: How long the directory may think about where shards are that a worker left: the
+#: How long the directory may take to say where the shards are that a worker left: the
 #: first time, and after that.
 FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
 #: How long a host may take to say who keeps a call that is late.
@@ -74,7 +74,7 @@ class Far:
         self.lanes: Lanes | None = None
         self._wire: Wire = DaskWire(link)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
-        #: What shards that were away when they were last looked for wait for.
+        #: By shard that was away at the last look: the event that it waits for.
         self._waits: dict[int, str] = {}
         # No method: a cycle would keep the shards' memory mapped until it is collected.
         self._locate = partial(locate, link, meta.uid)
@@ -89,13 +89,13 @@ class Far:
     def start(
         self, request: Request, shards: Sequence[int], deadline: Deadline
     ) -> CallFuture[Reply]:
-        """Begin a call from a thread, however it goes."""
+        """Begin a call from a thread, by the carrier that there is."""
         return self.send(request, shards, deadline)
 
     def watch(
         self, worker: str, shards: Sequence[int], run: int, stop: Callable[[], None]
     ) -> CallFuture[None]:
-        """Have a call stopped that waits for a host by other means, where it is in vain.
+        """Have a call stopped that waits for a host by other means, if it is in vain.
 
         Until the future that this returns is stopped.
         """
@@ -113,7 +113,7 @@ class Far:
         return self.link.start(look)
 
     def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
-        """Return how a call takes lanes; None where it may take none."""
+        """Return the route of a call over lanes; None where it may take none."""
         return None
 
     def lanes_to(self, workers: Iterable[str]) -> int:
@@ -121,9 +121,9 @@ class Far:
         return self.lanes.count(workers) if self.lanes else 0
 
     def fallbacks(self) -> dict[str, int]:
-        """Return how often a call went by message that might have had a lane, and why.
+        """Return by reason the number of calls sent by message in place of a lane.
 
-        Also how often no lane could be opened, for whichever handle.
+        Also how often no lane could be opened, for any handle.
         """
         failures = self.lanes.failures if self.lanes else {}
         return {**self.counters.fallbacks, **failures}
@@ -140,18 +140,18 @@ class Far:
         Parameters
         ----------
         request : Request
-            What is said; what it reads is in its target afterwards.
+            The call; its target has the values that were read afterwards.
         shards : iterable of int
-            To which of its shards.
+            The shards of it to send to.
         deadline : Deadline
-            Its end, and what is waited for.
+            The end of the call, and the name of the thing that is waited for.
         tries : int
-            How often it was tried in vain already.
+            The number of tries in vain so far.
 
         Returns
         -------
         Reply
-            What the shards have said.
+            The answers of the shards.
         """
         hosts = self._hosts_of(shards)
         replies = await gather(
@@ -251,12 +251,12 @@ class Far:
     ) -> int:
         """Find out where to send a message again that failed, and whether to.
 
-        Returns how often it was tried in vain where the shards still are.
+        Returns the number of tries in vain at the place where the shards still are.
         """
         where, wait = self.meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
-            # For half of what is left at most: an answer says what keeps them.
+            # For half of the time left at most: an answer says what keeps the shards.
             at_most = min(left / 2, wait)
             work = partial(self._locate, self._ways.run, wait_seconds=at_most)
             seconds = None if left == float("inf") else left
@@ -277,18 +277,18 @@ class Far:
         await asyncio.sleep(min(pause, deadline.left()))
         return tries + 1
 
-    # -- what to say of a call that is late ------------------------------------
+    # -- the error of a call that is late --------------------------------------
 
     async def late(
         self, deadline: Deadline, request: Request, shards: Sequence[int]
     ) -> TimeoutError:
-        """Return the error that says what a call has waited for, and who keeps it."""
+        """Return the error that names what a call has waited for, and what keeps it."""
         worker = self.meta.where.owners[shards[0]]
         named = ", ".join(map(str, shards[:8])) + (", ..." if len(shards) > 8 else "")
         where = f"{'shards' if len(shards) > 1 else 'shard'} {named} at worker {worker}"
         if why := await self._who_keeps(worker, shards):
             where += f", {why}"
-        # In a run, what waits on may be the rest of a push that was accepted.
+        # In a run a call that waits may be the rest of a push that was accepted.
         changes = request.step.kind != NOTHING or bool(request.step.run)
         return deadline.error(where, changes=changes)
 
@@ -315,7 +315,7 @@ class Far:
         return why
 
     async def _look_who_is_away(self) -> bool:
-        """Ask what shards wait for that are away, but not for long.
+        """Ask the directory, but not for long, what the shards that are away wait for.
 
         Returns whether the directory has answered.
         """
@@ -329,7 +329,7 @@ class Far:
         return True
 
     async def who_is_away(self) -> str:
-        """Return which shard is away, and what it waits for, in words."""
+        """Return in words the shard that is away, and the event that it waits for."""
         await self._look_who_is_away()
         for shard, why in sorted(self._waits.items()):
             return f"shard {shard} at worker {self.meta.owners[shard]}, which {why}"
@@ -337,10 +337,10 @@ class Far:
 
 
 def _stale(answers: Sequence[Answer]) -> StaleGenerationError | None:
-    """Return what says that a shard has moved, if one does; raise any other error.
+    """Return the error of a shard that has moved, if there is one; raise any other.
 
-    One of the user's code is raised as it is: a TimeoutError of a rule was no time-out
-    of this call, and after an OSError of it the host is not out of reach.
+    An error of the user's code is raised as it is: a TimeoutError of a rule was no
+    time-out of this call, and after an OSError of a rule the host is not out of reach.
     """
     for answer in answers:
         if isinstance(answer.error, StaleGenerationError):
@@ -351,7 +351,7 @@ def _stale(answers: Sequence[Answer]) -> StaleGenerationError | None:
 
 
 def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
-    """Copy what was read to where it was asked for."""
+    """Copy the values that were read into the arrays of the target."""
     for answer in answers:
         if answer.arrays and target is not None:
             target.fill(answer.shard, answer.arrays)

@@ -1,6 +1,7 @@
 """Fetching from other hosts, in the thread of a task: by lanes, else by message.
 
-What a lane has no answer to is asked once more by message; fetching changes nothing.
+A question that gets no answer over a lane is asked once more by message; fetching
+changes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.lanes import Lanes
     from daskps.typing import Array
 
-#: How long all of an answer by lane may take to come, however it does.
+#: How long an answer by lane may take to come in full, even if bytes keep coming.
 MOST_SECONDS = 20.0
 
 
 class Fetched(NamedTuple):
-    """What a host says of arrays, in plain values, and these."""
+    """The description of arrays by a host, in plain values, and the arrays."""
 
     said: Any
     arrays: Sequence[Array]
@@ -34,16 +35,16 @@ class Fetched(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """What is fetched from one host.
+    """One request to one host, and its answer.
 
     One thread begins and ends it.
     """
 
     worker: str
-    #: Its name, and which of it.
+    #: The name of the request, and its arguments.
     what: str
     about: Mapping[str, Any]
-    #: Returns arrays to receive into for what is said of them, or raises.
+    #: Returns arrays to receive into, by their description, or raises.
     make: Callable[[Any], Sequence[Array]]
     #: Starts the same by message.
     ask: Callable[[], CallFuture[Fetched]]
@@ -69,12 +70,12 @@ class Fetch:
             self._fall_back(lanes, lane, error)
 
     def result(self) -> Fetched:
-        """Return what the host answers.
+        """Return the answer of the host.
 
         Raises
         ------
         Exception
-            What it refuses by message, or that it cannot be reached.
+            The refusal of the host by message, or that it cannot be reached.
         """
         lanes, lane = self._lanes, self._lane
         if lanes is not None and lane is not None:
@@ -93,7 +94,7 @@ class Fetch:
         return self._asked.result()
 
     def end(self) -> None:
-        """Let go of what nobody takes the result of any more; twice is fine."""
+        """Let go of a fetch whose result nobody takes any more; twice is fine."""
         if self._lanes is not None and self._lane is not None:
             # An answer may come by it yet.
             self._lanes.end(self.worker, self._lane, by_caller=True)
@@ -132,20 +133,20 @@ def fetch_all(
     Parameters
     ----------
     fetches : sequence of Fetch
-        What is asked of each.
+        One for each host.
     lanes : Lanes, optional
         The lanes to them.
     meanwhile : callable
         Called before the answers are waited for.
     counters : Counters, optional
-        What is counted in.
+        Counts the calls.
     store : str
         A store that has shards there, for which a lane may be opened.
 
     Returns
     -------
     list of Fetched
-        What each says.
+        The answers, in the same order.
 
     Raises
     ------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def find_named(
     link: Link, name: str, wait_seconds: float | None = 0.0
 ) -> StoreMap:
-    """Return what a handle needs to know of a named store.
+    """Return the map of a named store, which a handle needs.
 
     Parameters
     ----------
@@ -50,6 +50,7 @@ async def find_named(
                 if not wait:
                     raise
                 raise StoreNotFoundError(f"waited {wait:g} s: {error}") from None
-        # In parts: bounds what the directory keeps for a caller that is gone.
+        # In parts: this bounds how long the directory keeps the question of a dead
+        # caller.
         part = min(left, WAIT_SECONDS)
         await link.directory("await_store", name=name, wait_seconds=part)

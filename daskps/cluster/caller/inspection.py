@@ -1,6 +1,6 @@
-"""Looking at the stores of a cluster from outside, and changing nothing there.
+"""Views of the stores of a cluster from outside, which change nothing there.
 
-No client is made, so nothing is registered: a cluster that has never seen daskps is
+They make no client and so register nothing: a cluster that has never seen daskps stays
 as it was.
 """
 
@@ -49,7 +49,7 @@ async def find_stores(address: str, seconds: float) -> list[dict[str, Any]] | No
     OSError
         If nobody answers in time; TimeoutError is one.
     ValueError
-        For an address that is none.
+        For a text that is no address.
     ProtocolError
         If the scheduler has another protocol of daskps.
     """
@@ -125,7 +125,7 @@ async def _ask(scheduler: Any, method: str, **kwargs: Any) -> Any:
 async def _counters(
     worker: str, meta: StoreMap, shards: list[int], lost: dict[int, str]
 ) -> list[dict[str, Any]]:
-    """Ask one host for its shards; say per shard why where it does not answer."""
+    """Ask one host for its shards; where it does not answer, each shard says why."""
     gone = [shard for shard in shards if shard in lost]
     if gone:
         return [{"shard": s, "worker": worker, "error": lost.get(s)} for s in shards]

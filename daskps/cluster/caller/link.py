@@ -1,4 +1,4 @@
-"""How this process reaches the cluster: through a client, or through a worker.
+"""Links: the way of this process to the cluster, through a client or a worker.
 
 A handle binds late. Inside a worker it uses the worker's own connections, never a
 client made for the purpose: `get_client` there doubles the connections and blocks a
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-#: How long a call that is over waits for the end of what it leaves behind.
+#: How long a call that is over waits for the end of the work that it leaves behind.
 GRACE_SECONDS = 1.5
 #: How long the scheduler may take to hear that something is over.
 OVER_SECONDS = 5.0
 
 
 class Link(SyncMethodMixin):
-    """One process's way to the scheduler and to the hosts.
+    """The way of one process to the scheduler and to the hosts.
 
     Parameters
     ----------
     node : Client or Worker
-        Whose event loop and connections are used.
+        The owner of the event loop and connections that are used.
     """
 
     def __init__(self, node: Client | Worker) -> None:
@@ -63,28 +63,32 @@ class Link(SyncMethodMixin):
         self._in_process = config.load().process_way
         if isinstance(node, Worker):
             self.is_worker, self._asynchronous = True, False
-            #: What the directory closes this link's producers with.
+            #: The client or worker with whose end the directory closes this link's
+            #: producers.
             self.owner = ("worker", node.address)
         else:
             self.is_worker, self._asynchronous = False, bool(node.asynchronous)
             self.owner = ("client", node.id)
-        #: Where memory is shared with the hosts that are near.
+        #: The machine of this process, for memory that it shares with near hosts.
         self.machine: Machine = HERE
-        #: Identities of pushes by store and task.
+        #: Producers of pushes, by store and task.
         self.producers: dict[Any, Any] = {}
-        #: Those of pushes that are sent again and again, while there is no such push.
+        #: Producers for pushes that may be sent again and again, while no push uses
+        #: them.
         self.idle_producers: dict[Any, Any] = {}
         #: By uid the holds that keep session stores until this client closes.
         self.holds: dict[str, Any] = {}
         #: Session stores that are being freed, as their last handles are gone.
         self.freeing: set[asyncio.Future[Any]] = set()
-        #: What this process has been told has the place of a store, by uid.
+        #: By uid of a store the uid of its replacement, as far as this process was
+        #: told.
         self.restored: dict[str, str] = {}
-        #: Sockets to the hosts, where these may be taken.
+        #: Sockets to the hosts, where calls may use these.
         self.lanes: Any = None
         #: Knows workers that a client cannot reach. Between workers a run waits on.
         self.reach = None if self.is_worker else Reach(node, self._forget)
-        #: What goes on after its call: the event loop alone would not keep it.
+        #: Work that goes on after its call: the event loop alone would not keep it
+        #: alive.
         self._background: set[asyncio.Future[Any]] = set()
 
     @property
@@ -104,7 +108,8 @@ class Link(SyncMethodMixin):
     def may_wait(self) -> bool:
         """Return whether this thread may wait for a call, of a node that runs.
 
-        In few steps, for every call; where it says no, `live` and `asynchronous` know.
+        It takes few steps, as every call asks; where it says no, `live` and
+        `asynchronous` say why.
         """
         status = self.node.status
         if status is not Status.running and status != "running":
@@ -142,7 +147,7 @@ class Link(SyncMethodMixin):
         return unpack_reply(reply, f"worker {worker}")
 
     async def reply(self, worker: str, method: str, **kwargs: Any) -> Any:
-        """Return what a host answers as it is: what is raised is of the connection."""
+        """Return a host's answer as it is; raise only errors of the connection."""
         if self._in_process and worker in HOSTS:
             host = HOSTS[worker]
             if host.worker.loop is self.loop:
@@ -156,7 +161,7 @@ class Link(SyncMethodMixin):
             return await getattr(self.pool(worker), op)(**kwargs)
 
     def reaching(self, worker: str) -> AbstractAsyncContextManager[None]:
-        """End what is asked of a worker once this client cannot reach it."""
+        """End a question to a worker once this client cannot reach the worker."""
         if self.reach is None:
             return contextlib.nullcontext()
         return self.reach.over(worker)
@@ -166,7 +171,7 @@ class Link(SyncMethodMixin):
             self.lanes.close_idle(worker)
 
     def _check_live(self) -> None:
-        """Refuse to send: Dask's connections say no more than that they are closed."""
+        """Refuse to send after the end: Dask would only call the connection closed."""
         if not self.live:
             raise self._ended()
 
@@ -201,11 +206,11 @@ class Link(SyncMethodMixin):
         what: str,
         silent: Collection[str] = (),
     ) -> T:
-        """Await what a function begins, or after `seconds` raise a TimeoutError.
+        """Await a function's work, or raise a TimeoutError after `seconds`.
 
-        Which names what was waited for, and the workers that are `silent` then; one of
-        the work's own passes as it is. A function: where this is cancelled before it
-        begins nothing is left unawaited.
+        The error names the work, and the workers that are `silent` then; a TimeoutError
+        of the work itself passes as it is. It takes a function so that a cancellation
+        before the work begins leaves nothing unawaited.
         """
         scope = asyncio.timeout(seconds)
         try:
@@ -218,21 +223,21 @@ class Link(SyncMethodMixin):
             raise deadline.error(silence(silent), changes=False) from None
 
     async def wind_up(self, work: Awaitable[Any]) -> None:
-        """Await for a moment what a call leaves behind; then it goes on alone.
+        """Await work that a call leaves behind for a moment; then it goes on alone.
 
         It is not cancelled with its caller, and an error of it is logged.
         """
         await asyncio.wait({self.keep(work)}, timeout=GRACE_SECONDS)
 
     def keep(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
-        """Begin something on the event loop that goes on alone; log how it fails."""
+        """Begin work on the event loop that goes on alone; log an error of it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._wound_up)
         return task
 
     async def over(self, method: str, **kwargs: Any) -> None:
-        """Tell the directory that what a call began is over; for `wind_up`.
+        """Tell the directory that work which a call began is over; for `wind_up`.
 
         Where that fails the caller has an error that says more.
         """
@@ -241,8 +246,8 @@ class Link(SyncMethodMixin):
     def free(self, uid: str) -> None:
         """Have a session store freed whose last handle is gone.
 
-        Garbage may be collected in any thread, between any two lines: nothing is done
-        here but to hand over to the event loop.
+        Python may collect garbage in any thread, between any two lines: this only hands
+        the work over to the event loop.
         """
         if self.live:
             self.loop.add_callback(self._free, uid)
@@ -253,7 +258,7 @@ class Link(SyncMethodMixin):
         freeing.add_done_callback(self.freeing.discard)
 
     def latest(self, uid: str) -> str:
-        """Return the uid of what has the place of a store, as far as is known here."""
+        """Return the uid of a store's latest replacement, as known here, or its own."""
         while uid in self.restored:
             uid = self.restored[uid]
         return uid
@@ -282,9 +287,9 @@ class Link(SyncMethodMixin):
         return result
 
     def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
-        """As :meth:`run`, for what waits for tasks: called in one, it leaves the pool.
+        """As :meth:`run`, for work that waits for tasks; a task leaves its pool for it.
 
-        Tasks that fill all threads would wait for ever for those behind them.
+        Tasks that fill all threads would wait for ever for the tasks behind them.
         """
         if self.asynchronous:
             return self.run(function)
@@ -295,7 +300,7 @@ class Link(SyncMethodMixin):
         """Start a coroutine function on the loop and return its future at once."""
         future: CallFuture[T] = CallFuture(self.loop)
 
-        work = shown(function)  # what it raises at once is the task's too
+        work = shown(function)  # an error that it raises at once is the task's, too
 
         def begin() -> None:
             if not future.cancelled():
@@ -315,7 +320,7 @@ _PARENTS: list[Client | Worker] = []
 
 
 def _in_child() -> None:
-    """Forget in a forked process what is its parent's."""
+    """Forget the links of the parent in a forked process."""
     _PARENTS.extend(link.node for link in _LINKS.values())
     _PARENTS.extend(host.worker.server for host in HOSTS.values())
     HOSTS.clear()
@@ -342,7 +347,7 @@ def link_of(node: Client | Worker) -> Link:
 
 
 def _forget_closed() -> None:
-    """Forget the links of what is closed; the last one ends the threads of calls."""
+    """Forget links of closed nodes; the last one ends the threads of calls."""
     with _LOCK:
         for key in [k for k, link in _LINKS.items() if not link.live]:
             link = _LINKS.pop(key)
@@ -354,7 +359,7 @@ def _forget_closed() -> None:
         interrupts.end()
 
 
-#: What :func:`using` has given the code of this context.
+#: The link that :func:`using` has given to the code of this context.
 _GIVEN: ContextVar[Link | None] = ContextVar("daskps-link", default=None)
 
 
@@ -362,7 +367,7 @@ _GIVEN: ContextVar[Link | None] = ContextVar("daskps-link", default=None)
 def using(link: Link) -> Iterator[None]:
     """Have the code of a block, and none of other threads, reach the cluster by a link.
 
-    For what is neither a task of Dask's nor has a client of Dask's.
+    For code that is no task of Dask's and has no client of Dask's.
     """
     token = _GIVEN.set(link)
     try:

@@ -1,12 +1,13 @@
-"""Whether hosts that do not answer for a while are there still, and within reach.
+"""Checks whether hosts that do not answer for a while are alive and within reach.
 
 Dask tries to connect to a dead address for 30 s; the directory knows sooner. But a
 trainer that waits for a slow one waits on every host of the store, and a thousand may:
-all calls of a handle ask together, and those of a large run more rarely, so that what
-reaches the scheduler does not grow with the run.
+all calls of a handle ask together, and those of a large run more rarely, so that the
+load of the scheduler does not grow with the run.
 
-A firewall or a gateway may let a client through to the scheduler and to no worker: a call
-whose shards have not moved would try until its time is over (dask/distributed#8964).
+A firewall or a gateway may let a client through to the scheduler and to no worker: a
+call whose shards have not moved would try until its time is over
+(dask/distributed#8964).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BARRED_SECONDS = 60.0
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One call under way, and why it is in vain, once that is known."""
+    """One call under way, and the reason why it is in vain, once that is known."""
 
     task: asyncio.Task[Any]
     worker: str
@@ -65,7 +66,7 @@ class Liveness:
     store : str
         Name of the store, for messages.
     size : int
-        How many of these may wait at once: the trainers of the run.
+        Number of calls that may wait at once: that of the run's trainers.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Liveness:
     ) -> None:
         self._locate, self._store = locate, store
         self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)
-        #: In the order in which they became late, which is the order they end in.
+        #: The late calls, in the order in which they became late, which is the order
+        #: they end in.
         self._late: dict[_Call, None] = {}
         self._asking: asyncio.Task[None] | None = None
 
@@ -149,7 +151,7 @@ def check_located(
     Raises
     ------
     ShardLostError, StaleGenerationError
-        For what their names say.
+        As their names say.
     """
     for shard, owner, reason in located["lost"]:
         if shard in shards:
@@ -163,7 +165,7 @@ def check_located(
 
 
 class Reach:
-    """Looks after what a client asks of workers; used on its event loop only.
+    """Looks after a client's questions to workers; used on its event loop only.
 
     Parameters
     ----------
@@ -204,7 +206,8 @@ class Reach:
                     self._late.pop(scope, None)
         except OSError:
             if not (scope.expired() or self._is_closed):
-                # Left where this call is cancelled, and no error where the client closes.
+                # The search goes on where this call is cancelled, and raises no error
+                # where the client closes.
                 await asyncio.wait({self._look(worker)})
             self._check(worker)
             raise
@@ -223,7 +226,7 @@ class Reach:
             self._look(worker)
 
     def close(self) -> None:
-        """Look for nobody any longer: the client closes."""
+        """End all searches: the client closes."""
         self._is_closed = True
         for look in self._looks.values():
             look.cancel()
@@ -238,9 +241,10 @@ class Reach:
         return look
 
     async def _find(self, worker: str) -> None:
-        """Bar a worker that answers the scheduler and, before and after, not this client.
+        """Bar a worker that answers the scheduler, but not this client before or after.
 
-        One that has died answers neither, one that is stopped or busy both or neither.
+        A worker that has died answers neither, one that is stopped or busy both or
+        neither.
         """
         if not (why := await self._connect(worker, FIRST_SECONDS)):
             return
@@ -267,7 +271,8 @@ class Reach:
             ):
                 await server.echo(data=True)
         except OSError as error:
-            # Without descriptors no worker at all could be reached: no news of this one.
+            # Without descriptors this process reaches no worker at all: that says
+            # nothing of this one.
             why = str(error) or f"no answer in {seconds:g} s"
             return "" if without_descriptors() else why
         return ""
@@ -277,7 +282,8 @@ class Reach:
         scheduler = self._client.scheduler
         try:
             async with asyncio.timeout(SCHEDULER_SECONDS):
-                # One that it has let go it would try to reach for 30 s, and log an error.
+                # The scheduler would try for 30 s to reach a worker that it has let go,
+                # and log an error.
                 listed = list(await scheduler.ncores(workers=[worker]))
                 said = await scheduler.broadcast(**about, workers=listed)
         except OSError:

@@ -1,4 +1,4 @@
-"""How runs of one parameter's elements reach the shards that have some of them."""
+"""Routes of runs of one parameter's elements to the shards that have any of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-#: Runs that a lane may get a form for.
+#: Number of runs for which a lane may get a form.
 FEW_RANGES = 8
 
 
@@ -31,8 +31,8 @@ def push_region(
 ) -> Request:
     """Return the call that delivers a run of a parameter's elements.
 
-    Of a gradient all shards that have any of the parameter are told, also those that get
-    nothing of it: so each of them counts the step.
+    A gradient goes to all shards that have any of the parameter, also to those that get
+    no element of it: so each of them counts the step.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ def push_region(
     region : (int, int)
         Index of the parameter, and the first of the elements.
     flat : ndarray, shape (n,)
-        What they get.
+        The values for the elements.
     step : Step
-        What is said to all shards.
+        The step, the same for all shards.
 
     Returns
     -------
     Request
-        Whose reply has the versions.
+        Its reply has the versions.
     """
     everywhere = step.kind == GRADIENT
     key = region, len(flat), everywhere
@@ -90,11 +90,11 @@ def read_runs(
     meta : StoreMap
         The store.
     index : int
-        Of the parameter.
+        Index of the parameter.
     runs : sequence of (int, int)
         Elements [start, stop), ascending and apart from each other.
     flat : ndarray, shape (n,)
-        Where they go, one run behind the other.
+        The array that they go to, one run behind the other.
     finish : callable
         Makes the caller's result.
     """
@@ -116,7 +116,7 @@ def read_runs(
             at += stop - start
         by_shard = {shard: tuple(of) for shard, of in slices.items()}
         request = read(meta, Target(by_shard, [flat], finish))
-        # What is read once in this way needs no form of its own on lanes.
+        # A read that is made once in this way needs no form of its own on lanes.
         calls.append(request._replace(given=len(part) > FEW_RANGES))
     first, *rest = calls
     return first._replace(rest=tuple(rest))

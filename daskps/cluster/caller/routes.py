@@ -1,8 +1,8 @@
-"""How a call reaches the shards: what each of them gets, worked out once.
+"""Routes of calls to the shards: the part of each shard, worked out once.
 
-From one push to the next only the numbers change. Which shards get which elements stays
-until a shard moves, and so does what a small call costs: a route is made once for the
-same parameters, and used by all calls of a handle or a trainer that have these.
+From one push to the next only the numbers change. The shards and their elements stay
+until a shard moves, and to find them is the cost of a small call: a route is made once
+for the same parameters, and all calls of a handle or a trainer with these use it.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ if TYPE_CHECKING:
     from daskps.optim import Rule
     from daskps.typing import Array
 
-#: What a step says; those who use stores and trainers import no shards.
+#: Names of steps for modules of stores and trainers, which import nothing of `shards`.
 __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
 
 #: The end of a slice that has all words of a piece, however many they are.
 MOST_WORDS = 2**62
-#: What a read outside runs says.
+#: The step of a read outside runs.
 _OUTSIDE = Step()
-#: Position of a piece in its shard, which array, and its elements there.
+#: Position of a piece in its shard, name of the array, and start and stop in the array.
 PieceSlice = tuple[int, Any, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Which shards a call goes to, and what of its arrays each of them gets."""
+    """The shards that a call goes to, and the elements that each of them gets."""
 
     where: ShardMap
     #: By shard, in order.
     slices: Mapping[int, tuple[PieceSlice, ...]]
     #: The shards as runs, None for all of the store.
     touched: Intervals | None
-    #: By shard and position with which element of its piece a slice begins, where that
+    #: By shard and position the element of its piece that a slice begins with, where it
     #: is not the first one.
     firsts: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Reply(NamedTuple):
-    """What the shards of one call have said."""
+    """The answers of the shards of one call."""
 
     #: Shard and the version that its step has led to.
     versions: list[tuple[int, int]]
@@ -80,7 +80,7 @@ class Reply(NamedTuple):
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Reply:
-        """Return what the shards of one host have said, none of which waits."""
+        """Return one host's answers as a reply, where none of its shards waits."""
         return cls(
             [(a.shard, a.version) for a in answers],
             max(a.lag for a in answers),
@@ -94,7 +94,7 @@ class Reply(NamedTuple):
 
 
 def joined(replies: Iterable[Reply]) -> Reply:
-    """Return what several hosts have said as one reply."""
+    """Return the replies of several hosts as one."""
     versions: list[tuple[int, int]] = []
     lag = 0
     for reply in replies:
@@ -104,35 +104,35 @@ def joined(replies: Iterable[Reply]) -> Reply:
 
 
 class Request(NamedTuple):
-    """One call to shards: along which route, what it says, and what it brings."""
+    """One call to shards: its route, its step, and the arrays that it brings."""
 
     route: Route
-    #: What is said to all shards; items and generation are those of each of them.
+    #: The step for all shards; each of them gets items and a generation of its own.
     step: Step
-    #: Flat arrays, by what the route calls them.
+    #: Flat arrays, by their names in the route.
     arrays: Mapping[Any, Array]
     target: Target | None = None
-    #: What a read outside runs waits for.
+    #: The version that a read outside runs waits for.
     min_version: int | None = None
     #: Name of the codec whose words the arrays are; "" where they are numbers.
     codec: str = ""
-    #: The same of what is read, by message; what is read near is rounded by who asks.
+    #: The same for values read by message; the caller itself rounds values read near.
     read_codec: str = ""
     #: Whether no other process may act for the owners of the shards.
     by_owner: bool = False
     #: Whether the caller has no more use for its arrays.
     given: bool = False
-    #: Looks for what is not finite in gradients that nobody has looked at.
+    #: Looks for NaN and infinity in gradients that nobody has looked at.
     check: FiniteCheck | None = None
-    #: Which version of each shard the trainer has read last, where its run asks.
+    #: Version of each shard that the trainer has read last, where its run asks.
     seen: Mapping[int, int] | None = None
-    #: Rows of tables; who gets any of them has an item for each table.
+    #: Rows of tables; a shard that gets any of them has an item for each table.
     rows: tuple[RowsGiven, ...] = ()
-    #: Reads that are made after this one: what is too much for one.
+    #: Reads to make after this one, of the elements that are too many for one.
     rest: tuple[Request, ...] = ()
 
     def waiting(self) -> Request:
-        """Return the same without its arrays: they were accepted, it waits on."""
+        """Return the same without its arrays, which shards have accepted: a wait."""
         step = self.step
         clock = step.clock + step.tick
         step = step._replace(kind=NOTHING, clock=clock, tick=False)
@@ -159,14 +159,14 @@ class Request(NamedTuple):
         return Request(self.route, step, *self[2:-1])  # without the rest
 
     def bounds(self) -> Iterable[int]:
-        """Return how far each shard must be that is read: clock or version."""
+        """Return the clock or version that each shard must have reached for it."""
         step, target = self.step, self.target
         if step.run or target is None:
             return itertools.repeat(step.clock)
         return [at_least(shard, self.min_version) for shard in target.shards]
 
     def items(self, shard: int) -> tuple[Item, ...]:
-        """Return what a shard gets of the arrays."""
+        """Return the elements of the arrays that a shard gets."""
         arrays = self.arrays
         if not arrays:
             return ()
@@ -186,7 +186,7 @@ class Request(NamedTuple):
         check: bool = False,
         rows: tuple[Item, ...] = (),
     ) -> Step:
-        """Return what is said to one shard, which gets these rows."""
+        """Return the step for one shard, which gets these rows."""
         step, wait = self.step, self.step.wait
         if wait == NO_WAIT and self.target and self.target.reads(shard):
             wait = READ
@@ -206,7 +206,7 @@ class Request(NamedTuple):
     def call(
         self, meta: StoreMap, shards: Iterable[int], wait_seconds: float, token: str
     ) -> Call:
-        """Return the message that says it to the shards of one host."""
+        """Return the message of the call to the shards of one host."""
         of = meta.where.generations
         codec = codecs.named(self.read_codec) if self.read_codec else None
         parts = []
@@ -228,13 +228,13 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a trainer delivers at one synchronisation, and what it says of its batches."""
+    """Arrays that a trainer delivers at one synchronisation, and its batches' loss."""
 
     #: Flat arrays by parameter index: gradients, or the trainer's own model.
     arrays: Mapping[int, Array]
     kind: str
     rows: int
-    #: Sum over the rows of what the user's function returned as the loss.
+    #: Sum over the rows of the loss that the user's function returned.
     loss_sum: float | None
     #: Gradients of rows of tables.
     of_tables: Sequence[RowsGiven] = ()
@@ -254,7 +254,7 @@ def whole(meta: StoreMap) -> Target:
         p.name: buffers[p.vector][p.offset : p.offset + p.size].reshape(p.shape)
         for p in layout.parameters
     }
-    # A shard without elements would be waited for that nobody ever updates.
+    # Without this a read would wait for a shard without elements, which nobody updates.
     by_shard = {shard: tuple(of) for shard, of in slices.items() if of or not views}
     return Target(by_shard, [*buffers.values()], lambda: views)
 
@@ -325,21 +325,21 @@ def push(
     arrays : mapping of int to ndarray, shape (n,)
         Flat arrays by parameter index.
     step : Step
-        What is said to all shards.
+        The step, the same for all shards.
     everywhere : bool
-        Whether shards that get nothing are told as well, as a tick must be.
+        Whether shards that get no element hear of the step as well, as of any tick.
     target : Target, optional
-        What to read afterwards.
+        The read that is made afterwards.
     rows : sequence of RowsGiven
-        Rows of tables. All shards are told of them, also those that get none: so each
-        of them counts the steps of the tables.
+        Rows of tables. All shards hear of them, also those that get none: so each shard
+        counts the steps of the tables.
     words : mapping of (int, int) to ndarray, optional
-        What goes in place of the arrays, by shard and position of the piece.
+        The words that go in place of the arrays, by shard and position of the piece.
 
     Returns
     -------
     Request
-        Whose reply has the versions.
+        Its reply has the versions.
     """
     everywhere = everywhere or bool(rows)
     shards = () if everywhere or target is None else target.shards
@@ -354,7 +354,7 @@ def push(
 def pieces(
     meta: StoreMap, arrays: Mapping[int, Mapping[int, Array]], step: Step
 ) -> Request:
-    """Return the call that delivers pieces, by shard and position, which it may keep."""
+    """Return the call that delivers pieces by shard and position, and may keep them."""
     slices = {
         shard: tuple((p, (shard, p), 0, len(array)) for p, array in of.items())
         for shard, of in sorted(arrays.items())
@@ -364,7 +364,7 @@ def pieces(
 
 
 def barrier(meta: StoreMap, step: Step) -> Request:
-    """Return the call that waits until all live trainers are at this clock, everywhere."""
+    """Return the call that waits on each shard for all live trainers at this clock."""
     return Request(route_of(meta, (), None), step._replace(wait=BARRIER), {})
 
 
@@ -390,7 +390,7 @@ def route_of(
 
 
 def _in_words(route: Route) -> Route:
-    """Return a route whose arrays are what a codec makes of pieces, of any length."""
+    """Return a route whose arrays are a codec's words of pieces, of any length."""
     slices = {
         shard: tuple((p, (shard, p), 0, MOST_WORDS) for p, *_ in of)
         for shard, of in route.slices.items()

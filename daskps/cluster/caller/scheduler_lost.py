@@ -1,8 +1,8 @@
-"""Calls that end because the scheduler has: what they hear first is something else.
+"""Calls that end with the scheduler, and hear first of something else.
 
-A closed connection, a worker that closes because its scheduler is gone, a cut that nobody
-waits for any more: whichever comes first. So whoever got an error looks once whether there
-is a scheduler still.
+They hear of a closed connection, a worker that closes because its scheduler is gone, or
+a cut that nobody waits for any more, whichever comes first. So a call that got an error
+looks once whether there is a scheduler still.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: How often to look at the client, which hears of its connection's end by itself.
 LOOK_SECONDS = 0.1
 WATCH_SECONDS = 0.5
-#: How long there may be no connection. With what a call then winds up, for
-#: `link.GRACE_SECONDS`, its caller hears of it within five seconds.
+#: How long there may be no connection. The call then winds up its work for
+#: `link.GRACE_SECONDS`, so its caller hears of it within five seconds.
 LOST_SECONDS = 3.0
 
 
@@ -34,21 +34,22 @@ async def scheduler_named(
 ) -> AsyncIterator[None]:
     """Have an error of some work say that the scheduler is gone, where it is.
 
-    Or end the work where that is so for a while: Dask tries for half a minute to reach it.
+    Or end the work where the scheduler is gone for a while: Dask tries for half a
+    minute to reach it.
 
     Parameters
     ----------
     link : Link
         The way to it.
     what : str
-        What the work is, for the error.
+        The name of the work, for the error.
     ends : bool, default True
         Whether to end it.
 
     Raises
     ------
     SchedulerLostError
-        With what was raised first as its cause.
+        Its cause is the error that was raised first.
     """
     scope = asyncio.timeout(None)
     watch = asyncio.ensure_future(_watch(link, scope)) if ends else None
@@ -94,7 +95,7 @@ async def _has_scheduler(link: Link) -> bool:
         return link.has_scheduler
     finally:
         asked.cancel()
-        # Or its error would be told as one that nobody has asked for.
+        # Else asyncio would log its error as one that nobody has retrieved.
         await asyncio.wait({asked}, timeout=0)
         if asked.done() and not asked.cancelled():
             asked.exception()

@@ -1,4 +1,4 @@
-"""What a handle knows of its store without asking."""
+"""Maps of stores: the facts that a handle knows of its store without asking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-#: Calls with the same parameters for which routes are kept, the latest.
+#: Number of routes kept, the latest, each for calls with the same parameters.
 MOST_ROUTES = 8
 
 Key = TypeVar("Key")
@@ -24,21 +24,21 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class RunMembership:
-    """A run that somebody calls for, and where its mailboxes are."""
+    """A run that a trainer calls for, and where its mailboxes are."""
 
     run: int
-    #: How many may wait at once: its trainers.
+    #: Number of callers that may wait at once: that of its trainers.
     size: int
-    #: What the directory says of the mailboxes; nothing to who fills none.
+    #: The directory's facts about the mailboxes; empty for a process that fills none.
     wire: Mapping[str, Any] = field(default_factory=dict)
-    #: Name of the codec of what its trainers pull; "" for none.
+    #: Name of the codec of its trainers' pulls; "" for none.
     read_codec: str = ""
-    #: Whether its trainers say with a push what they have read.
+    #: Whether its trainers say with a push the versions that they have read.
     measures_delay: bool = False
 
     @property
     def coded(self) -> tuple[str, bytes]:
-        """What messages call its codec, and it pickled; nothing for none."""
+        """The name of its codec in messages, and the codec pickled; empty for none."""
         name, pickled = self.wire.get("codec", ("", b""))
         return name, pickled
 
@@ -68,7 +68,7 @@ class ShardMap:
 
     @classmethod
     def of(cls, wire: Mapping[str, Any]) -> ShardMap:
-        """Return what the directory says."""
+        """Return the map that a message of the directory describes."""
         return cls(
             tuple(wire["owners"]),
             tuple(wire["generations"]),
@@ -87,22 +87,22 @@ class ShardMap:
 class StoreMap:
     """Names, layout, owners and rules of one store.
 
-    All of it stays but for `where`: shards move. Who needs more than one fact of where
-    they are takes `where` once.
+    All of it stays but for `where`: shards move. Code that needs more than one fact of
+    where they are takes `where` once.
 
     Parameters
     ----------
     wire : mapping
-        What the directory says of the store.
+        The directory's facts about the store.
     """
 
     def __init__(self, wire: Mapping[str, Any]) -> None:
         self.uid: str = wire["uid"]
         self.name: str = wire["name"]
         self.session: bool = wire["session"]
-        #: The uid of the store that it goes back to, by checkpoints, or its own.
+        #: The uid of the store that it goes back to through checkpoints, or its own.
         self.lineage: str = wire["lineage"]
-        #: The uid of the first store that this one has the place of, or its own.
+        #: The uid of the first store that this one has replaced, or its own.
         self.origin: str = wire["origin"]
         #: Whether it is restored where a shard is lost.
         self.recovers: bool = wire["recovers"]
@@ -110,15 +110,17 @@ class StoreMap:
         self.where = ShardMap.of(wire)
         self.rules: bytes = wire["rules"]
         self.optimizers: dict[int, str] = dict(wire["optimizers"])
-        #: Under which the processes of a machine find each other; "" for not at all.
+        #: The name by which the processes of a machine find each other; "" for not at
+        #: all.
         self.cluster: str = wire["cluster"]
-        #: How calls reach the shards, by what these bring and where they go.
+        #: Routes of calls, by the arrays that they bring and the shards that they go
+        #: to.
         self.routes: Prepared[Any, Any] = Prepared(self)
 
     def update(self, located: Mapping[str, Any]) -> None:
         """Take over where the directory says the shards are."""
         where = ShardMap.of(located)
-        # What was made ready for the one that is known is kept.
+        # Objects prepared for an equal map stay valid.
         if where != self.where:
             self.where = where
 
@@ -134,7 +136,7 @@ class StoreMap:
 
 
 class Prepared(Generic[Key, Made]):
-    """What was made ready while the shards were where they are; no longer than that.
+    """Objects prepared for the present places of the shards; dropped when one moves.
 
     Threads: any may use it.
 
@@ -143,7 +145,7 @@ class Prepared(Generic[Key, Made]):
     meta : StoreMap
         The store.
     most : int
-        How many are kept, the latest.
+        Number of objects kept, the latest.
     """
 
     def __init__(self, meta: StoreMap, most: int = MOST_ROUTES) -> None:
@@ -154,11 +156,11 @@ class Prepared(Generic[Key, Made]):
         self._lock = threading.Lock()
 
     def find(self, key: Key) -> Made | None:
-        """Return what was kept under a key, unless a shard has moved since."""
+        """Return the object kept under a key, unless a shard has moved since."""
         return self._known.get(key) if self._where is self._meta.where else None
 
     def keep(self, key: Key, made: Made, where: ShardMap) -> None:
-        """Keep what was made while the shards were `where`."""
+        """Keep an object that was made while the shards were `where`."""
         with self._lock:
             if self._where is not self._meta.where:
                 self._known.clear()
@@ -169,11 +171,11 @@ class Prepared(Generic[Key, Made]):
                 self._known[key] = made
 
     def forget(self, key: Key) -> None:
-        """Forget what was kept under a key."""
+        """Forget the object kept under a key."""
         with self._lock:
             self._known.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all objects."""
         with self._lock:
             self._known.clear()

@@ -1,6 +1,6 @@
-"""What carries a call to the host of another process, and its answers back.
+"""Wires, which carry a call to the host of another process, and its answers back.
 
-A wire knows nothing of calls that are late, or of shards that have moved: that is `far`'s.
+A wire knows nothing of calls that are late or shards that have moved; `far` does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counters:
-    """What a handle has done: messages, calls without one, their bytes, retries."""
+    """Counts of a handle: messages, calls without one, their bytes, retries."""
 
     messages: int = 0
     local_calls: int = 0
@@ -31,7 +31,7 @@ class Counters:
     #: Rows of tables that were asked for and that were brought, repeats among them.
     rows_pulled: int = 0
     rows_pushed: int = 0
-    #: How often a call went on by message that had a lane, by the reason.
+    #: By reason how often a call that had a lane went on by message.
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def count_rows(self, request: Request) -> None:
@@ -45,18 +45,19 @@ class Counters:
             )
 
     def fell_back(self, why: str) -> None:
-        """Count what was left to messages."""
-        # Anew: another thread may be looking through them.
+        """Count a call that a lane leaves to messages."""
+        # A new dict: another thread may be looking through the old one.
         self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
 
 
 class Wire(Protocol):
-    """What carries calls between the processes of a cluster."""
+    """A carrier of calls between the processes of a cluster."""
 
     async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
         """Return the answers of a worker's host, within so many seconds.
 
-        What is raised is of the connection, or what the host refuses the call with.
+        It raises errors of the connection, and the error with which a host refuses the
+        call.
         """
 
 
