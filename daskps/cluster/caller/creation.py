@@ -56,13 +56,13 @@ class CheckpointSource:
     url: str
     #: For its file system; they may be secrets.
     options: Mapping[str, Any] = field(repr=False)
-    #: The digest of the file of its manifest, and what that says.
+    #: The digest of its manifest's file, and the manifest.
     digest: str
     manifest: Manifest = field(repr=False)
 
     @property
     def rows_nbytes(self) -> int:
-        """About how many bytes the rows of any ids take, which a new store has not."""
+        """About how many bytes rows of any ids take; a new store has no such rows."""
         of, layout = self.manifest, self.manifest.layout(1)
         pairs = zip(layout.tables, of.tables, strict=True)
         return sum(
@@ -74,18 +74,18 @@ class CheckpointSource:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The store that another one takes the place of."""
+    """The store that a new one replaces."""
 
     uid: str
     #: Of the turn to do so.
     token: int
-    #: What its users are told: the checkpoint, and what came after it.
+    #: The news for its users: the checkpoint, and the work lost that came after it.
     said: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """All a store is made of, checked, before the cluster hears of it."""
+    """The checked description of a new store, before the cluster hears of it."""
 
     name: str | None
     shapes: Mapping[str, tuple[tuple[int, ...], str]]
@@ -100,13 +100,14 @@ class Blueprint:
     servers: str | Sequence[str]
     seed: int
     overwrite: bool
-    #: Where all values come from, in place of initial ones.
+    #: The checkpoint that all values come from, in place of initial ones.
     source: CheckpointSource | None = None
-    #: Addresses of workers, and the indices of what is cut over their shards alone.
+    #: Addresses of workers, and indices of the parameters and tables cut over their
+    #: shards alone.
     placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
-    #: Where it is restored from when a shard is lost.
+    #: Where its checkpoints are, from which it is restored when a shard is lost.
     recover_from: CheckpointTarget | None = None
-    #: In whose place it is made.
+    #: The store that it replaces, if any.
     replaces: Replaced | None = None
 
 
@@ -118,7 +119,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
     Raises
     ------
     StoreExistsError, NotEnoughWorkersError, LayoutError, ProtocolError
-        For what its name says.
+        As their names say.
     CheckpointError
         Where the checkpoint that it is made from is not whole, or its owners do not
         share the URL that it is to be restored from.
@@ -197,7 +198,7 @@ async def _create(
     if plan.source is not None:
         await _install(link, meta, plan.source)
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
-    # Of the rules and the blocks of memory nothing is needed there.
+    # These tasks need nothing of the rules and the blocks of memory.
     slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
     await _load_collections(client, slim, plan.collections)
     futures = _anchor(client, meta)
@@ -216,13 +217,14 @@ async def _create(
 
 
 async def _reserved(link: Link, request: dict[str, Any]) -> Any:
-    """Have the directory reserve a store; what it wants for room, make room for once."""
+    """Have the directory reserve a store; where it lacks room, free some once."""
     try:
         return await link.directory("create", request=request)
     except LayoutError:
         # Handles in cycles are gone only when Python looks for them.
         gc.collect()
-    # What that has handed over begins in the event loop's next turn.
+    # Handles collected just now have handed over work, which the event loop begins in
+    # its next turn.
     await asyncio.sleep(0)
     if freeing := set(link.freeing):
         await asyncio.wait(freeing)
@@ -253,7 +255,7 @@ def _pickled(value: Any, what: str, it: str) -> bytes:
 
 
 async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
-    """Have the hosts make the shards; return where these can be mapped."""
+    """Have the hosts make the shards; return the memory where these can be mapped."""
     fills = _pickled((dict(plan.initializers), plan.seed), "an initializer", "it")
     found = await gather(
         *(
@@ -275,7 +277,7 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
 
 
 async def _install(link: Link, meta: StoreMap, source: CheckpointSource) -> None:
-    """Have all owners read what their shards have in a checkpoint."""
+    """Have all owners read their shards' parts of a checkpoint."""
     where = source.url, pack_options(source.options)
     about = {"where": where, "manifest": source.digest}
     every = (_control(link, meta, w, "install", **about) for w in meta.hosts)
@@ -289,8 +291,9 @@ async def _control(
 ) -> Any:
     """Have an owner do something for a store that is being made.
 
-    One that dies meanwhile is told from an initializer that cannot open a file. Of that
-    the directory hears at once; Dask would try to reach it for long.
+    The error tells an owner that dies meanwhile from an initializer that cannot open a
+    file. The directory hears of a death at once; Dask would try to reach the owner for
+    long.
     """
     shard, ask = meta.owners.index(worker), partial(locate, link, meta.uid)
     try:
@@ -324,7 +327,7 @@ async def load(
 
 
 def runs_of(layout: Layout, index: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield shard, position, start and stop of what shards have of an array or table."""
+    """Yield shard, position, start and stop of each piece of an array or table."""
     if index < len(layout.parameters):
         for piece in layout.pieces_of[index]:
             position = layout.positions[piece.shard, index]
@@ -346,7 +349,7 @@ async def _load_collections(
         array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
         for array in collections.values()
     ]
-    # Together: arrays that were made of one another belong together.
+    # In one call: arrays that were made of one another share tasks.
     for index, stored in zip(collections, upstream.persist(client, rows), strict=True):
         blocks = stored.to_delayed().reshape(-1)
         start = 0

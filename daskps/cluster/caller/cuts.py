@@ -1,4 +1,4 @@
-"""A cut as its caller asks for it: what hosts copy then, they keep until it is dropped."""
+"""A cut from its caller's side: hosts keep their copies until the cut is dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def take_cut(
 ) -> Mapping[str, Any]:
     """Have all hosts copy their shards at one moment.
 
-    Whatever comes of it, :func:`drop_cut` ends it.
+    The caller ends it by :func:`drop_cut` in any case.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ async def take_cut(
     cut : str
         A name that no other cut has.
     index : int or None
-        What is copied of the shards, see :mod:`daskps.layout.chunks`.
+        The part of the shards to copy, see :mod:`daskps.layout.chunks`.
     wanted : sequence of int
         The shards that have any of it.
     deadline : Deadline
@@ -48,7 +48,7 @@ async def take_cut(
     Raises
     ------
     ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
-        For what its name says; no shard is held any more.
+        As their names say; no shard is held any more.
     """
     link, meta, seconds = shards.link, shards.meta, deadline.remaining()
     ask = partial(

@@ -1,4 +1,4 @@
-"""What the rows of a snapshot lack at their home: fetched from the hosts that have it."""
+"""Edges of a snapshot's rows: elements fetched from the hosts of other shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskps.layout.spans import Span
     from daskps.typing import Array
 
-#: How often to look whether anybody still waits for what a silent host has.
+#: How often to look whether anybody still waits for the edges of a silent host.
 LOOK_SECONDS = 1.0
 
 
@@ -48,7 +48,7 @@ def fetch_edges(
     link : Link
         The way to them.
     wanted : sequence of EdgeOf
-        What is fetched.
+        The edges to fetch.
     store : (str, str)
         Uid and name of the store.
     is_over : callable
@@ -86,12 +86,12 @@ def _fetch(
     *,
     is_over: Callable[[], bool],
 ) -> Fetch:
-    """Return what is fetched from one host."""
+    """Return the fetch of one host's edges."""
     about: dict[str, Any] = {"wanted": [(one.key, one.edge.span) for one in wanted]}
     shard = wanted[0].edge.shard
 
     def make(said: object) -> list[Array]:
-        """Return arrays for the edges, whatever is said of them."""
+        """Return arrays for the edges, whatever the host says of them."""
         sizes = [(e.span.stop - e.span.start, e.dtype) for e, _, _ in wanted]
         return [np.empty(n, dtype) for n, dtype in sizes]
 

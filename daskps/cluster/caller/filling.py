@@ -1,6 +1,6 @@
-"""Loading a checkpoint into a store that nobody has pushed to yet.
+"""Loads of a checkpoint into a store that nobody has pushed to yet.
 
-Another way than a restore, which makes a store: here its handle is there already.
+A restore makes a store; here the handle of the store is there already.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def fill(
     folder : str
         The one to load.
     described : str
-        What run has trained it, for the directory.
+        A description of the run that has trained it, for the directory.
 
     Raises
     ------
@@ -97,7 +97,7 @@ async def fill(
 
 
 def _shapes(layout: Layout) -> list[Any]:
-    """Return what parameters and tables there are; the owners look at all of it."""
+    """Return the shapes of parameters and tables; the owners compare all of them."""
     arrays = [(p.name, p.shape, p.dtype) for p in layout.parameters]
     return [*arrays, *((t.name, t.rows, t.dim, t.dtype) for t in layout.tables)]
 
@@ -108,12 +108,12 @@ def _told(slots: Slots) -> dict[int, Any]:
 
 
 def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
-    """Refuse a checkpoint that was saved of a store that was made otherwise.
+    """Refuse a checkpoint of a store that was made otherwise.
 
     Raises
     ------
     CheckpointError
-        Saying what differs.
+        The message says what differs.
     """
     slots = _told(Rules(meta.layout, meta.rules).slots)
     for what, differs in (
@@ -131,7 +131,7 @@ def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
 def _verified(
     meta: StoreMap, target: CheckpointTarget, folder: str
 ) -> tuple[str, Manifest]:
-    """Read all of a checkpoint once: who loads half of it cannot go back."""
+    """Read all of a checkpoint once: nothing undoes a load that ends half-way."""
     storage = Storage(target.folder(folder), target.options)
     content = storage.read(MANIFEST)
     manifest = from_bytes(content, folder)

@@ -1,8 +1,8 @@
-"""How long a session store stays: as long as a handle of it where it was made.
+"""Lifetime of session stores: as long as a handle lives in the process that made them.
 
 The handles share a `Hold`, which goes with the last of them and has the store freed.
-Nobody knows where a handle is that a user has pickled, and for how long: then the
-client keeps the hold, until it closes itself.
+Nobody knows where a pickled copy of a handle is, and for how long: once a user has
+pickled one, the client keeps the hold until it closes itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOR_A_RUN: ContextVar[bool] = ContextVar("daskps-for-a-run", default=False)
 
 @contextmanager
 def for_a_run() -> Iterator[None]:
-    """Pickle in a block what goes with a run, whose caller has the handles meanwhile."""
+    """Pickle handles in a block for a run, whose caller keeps its own meanwhile."""
     token = _FOR_A_RUN.set(True)
     try:
         yield
@@ -34,7 +34,7 @@ def for_a_run() -> Iterator[None]:
 
 
 class Hold:
-    """What the handles of a session store share in the process that made it.
+    """The object that a session store's handles share in the process that made it.
 
     Parameters
     ----------

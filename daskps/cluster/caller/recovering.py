@@ -1,8 +1,9 @@
-"""Restoring a store that has lost a shard, where it was told to: from its last checkpoint.
+"""Restores of stores that have lost a shard, from their last checkpoints.
 
-Whoever hears of the loss asks the directory, which gives one of them the turn. That one
-makes the restored store, beside whatever else its process does; everybody waits until it
-has the place of the lost one, and hears what was lost with that.
+This happens to stores that were made with a place to restore from. Each process that
+hears of the loss asks the directory, which gives one of them the turn. That process
+makes the restored store, beside its other work; all of them wait until the new store
+has the place of the lost one, and hear of the work lost with that.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long the directory keeps a question until somebody has restored the store.
 ASK_SECONDS = 5.0
-#: How often whoever restores it says so.
+#: How often the process that restores a store says that it still does.
 SAY_SECONDS = 2.0
-#: How often it is begun anew where a worker dies meanwhile.
+#: Number of tries of a restore during which workers die.
 MOST_TRIES = 5
-#: How long a host may take to say which version it had.
+#: How long a host may take to say the version of its shards.
 VERSION_SECONDS = 2.0
 
 
 async def after_loss(
     link: Link, uid: str, error: DaskPSError, deadline: Deadline
 ) -> DaskPSError:
-    """Have a store restored that has lost a shard; return what to raise.
+    """Have a store restored that has lost a shard; return the error to raise.
 
     Parameters
     ----------
@@ -60,9 +61,9 @@ async def after_loss(
     uid : str
         The store.
     error : DaskPSError
-        What a call of it has ended with.
+        The error that a call of the store has ended with.
     deadline : Deadline
-        That of the call.
+        The deadline of the call.
 
     Returns
     -------
@@ -105,7 +106,7 @@ async def after_loss(
 
 
 def known_to(error: StoreRestoredError, version: int) -> StoreRestoredError:
-    """Return what is told to a handle that has seen a version of the lost store."""
+    """Return the error for a handle that has seen a version of the lost store."""
     lost = max(error.lost, version - error.version)
     args: tuple[Any, ...] = (*error.args[:-2], lost, error.uid)
     return StoreRestoredError(*args)
@@ -121,7 +122,7 @@ def _not_restored(error: DaskPSError, why: str) -> DaskPSError:
 
 
 async def _take_turn(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
-    """Restore a store, and say so as long as that takes; or say why it cannot be."""
+    """Restore a store, and say so as long as that takes; or say why that fails."""
     token = turn["token"]
     work = asyncio.ensure_future(_try_to_restore(link, uid, turn))
     saying = asyncio.ensure_future(_say_on(link, uid, token, work))
@@ -136,7 +137,7 @@ async def _take_turn(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
 
 
 async def _say_on(link: Link, uid: str, token: int, work: asyncio.Future[None]) -> None:
-    """Keep the turn; stop the work once somebody else has it."""
+    """Keep the turn; stop the work once another process has it."""
     while True:
         await asyncio.sleep(SAY_SECONDS)
         try:
@@ -163,7 +164,7 @@ async def _try_to_restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None
 
 
 async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
-    """Make what takes the place of a store, of its last checkpoint."""
+    """Make the store that replaces a lost one, from its last checkpoint."""
     lost = StoreMap(turn["store"])
     url, packed = turn["where"]
     target = CheckpointTarget(url, unpack_options(packed))
@@ -207,7 +208,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
 
 
 def _tables(layout: Layout) -> dict[str, TableShape]:
-    """Return the tables of a store as those of a new one."""
+    """Return the tables of a store as a new store takes them."""
     return {
         t.name: (0, t.dim, t.dtype, t.of)
         if isinstance(t, UnboundedTable)

@@ -1,4 +1,4 @@
-"""What the owners of a store say of what they have saved, as the manifest has it."""
+"""Owners' answers about the chunks that they have saved, as manifest entries."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class OwnersSaid:
     """The answers of all hosts, as one."""
 
     files: Sequence[StoredFile]
-    #: The hash that each chunk of ids begins with, by its path.
+    #: By path of a chunk of ids the hash that it begins with.
     begins: Mapping[str, int]
-    #: By index of parameters and tables, the largest of all shards: a push whose process
-    #: died half-way may have come to some of them only.
+    #: Steps by index of parameters and tables, the largest of all shards: a push whose
+    #: process died half-way may have reached some of them only.
     steps: Mapping[int, int]
-    #: Of each table, the largest too: rows were touched at none that is later.
+    #: Clock of each table, the largest too: no row was touched at a later one.
     clocks: Sequence[int]
     came: Sequence[tuple[int, int]]
-    #: Where the shard is that is furthest behind.
+    #: The place in the epochs of the shard that is furthest behind.
     epochs: Epochs
-    #: By what their learning rates are multiplied, the least of all shards: who did so
+    #: Factors of learning rates, the least of all shards: the process that scaled them
     #: last may have died half-way.
     factors: Mapping[int, float]
 
     @classmethod
     def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
-        """Return what all hosts say."""
+        """Return the answers of all hosts as one."""
         files: list[StoredFile] = []
         begins: dict[str, int] = {}
         steps: dict[int, int] = {}
@@ -82,7 +82,7 @@ def contents(
     """Return the entries of a manifest on parameters, tables and rules."""
     slots, number = rules.slots, dict[int, int]()
     stored: list[StoredRule] = []
-    # Thousands of parameters have one rule, and to describe it takes long.
+    # Thousands of parameters may share one rule, and a description of it takes long.
     seen = dict[int, int]()
     for index, rule in rules.by_index.items():
         if id(rule) not in seen:
@@ -98,7 +98,7 @@ def contents(
         )
         for p in layout.parameters
     )
-    # Those of parameters, which may be many, are not asked for here.
+    # Only tables of any ids need their stored arrays here: parameters may be many.
     is_asked = any(isinstance(table, UnboundedTable) for table in layout.tables)
     arrays = stored_arrays(layout, slots, counts) if is_asked else []
     tables = tuple(

@@ -1,6 +1,6 @@
-"""Writing a checkpoint: the cut, the chunks by their owners, the manifest last.
+"""Writes of a checkpoint: the cut, the chunks by their owners, the manifest last.
 
-Nothing counts before the manifest is there, which is written in one put once this process
+Nothing counts before the manifest is there. This process writes it in one put once it
 has seen every file itself: where it sees none, owners and it do not share the URL.
 """
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
 
 T = TypeVar("T")
-#: By how much longer a save, or a restore, may take by default: a slow disk.
+#: Bytes for which a save or a restore may take one second more by default: a slow disk.
 SAVED_NBYTES_A_SECOND = 1e7
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTarget:
-    """Where checkpoints of a store go.
+    """The place where checkpoints of a store go.
 
     Raises
     ------
@@ -56,9 +56,9 @@ class CheckpointTarget:
         For the URL of one checkpoint.
     """
 
-    #: Of the folder that has them all.
+    #: The folder that has them all.
     url: str
-    #: For its file system; they may be secrets.
+    #: Options of its file system; they may be secrets.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -72,13 +72,13 @@ class CheckpointTarget:
 
 @dataclass(frozen=True, slots=True)
 class WholeCut:
-    """Copies of all shards, of one moment, which their hosts keep."""
+    """Copies of all shards at one moment, kept by their hosts."""
 
     name: str
-    #: Of each shard its host, its version, and how many rows and candidates its tables
-    #: of any ids have.
+    #: By shard its host, its version, and the numbers of rows and of candidates of its
+    #: tables of any ids.
     copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
-    #: What run the store was in, or came after, as its directory has it.
+    #: The run that the store was in, or came after, as its directory describes it.
     trained_by: str = ""
 
     def counts(self, tables: Sequence[Table]) -> Counts:
@@ -94,12 +94,13 @@ def _each(tables: Sequence[Table]) -> list[tuple[int, Table]]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a checkpoint has of training, in plain values of JSON."""
+    """The state of training in a checkpoint, in plain values of JSON."""
 
-    #: By default what the directory knows of the last run.
+    #: The progress of the run; by default the directory's of the last run.
     progress: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
-    #: Where that is not known before: returns it, for where the store is in its epochs.
+    #: Returns the progress of a store at a place in its epochs, where it is not known
+    #: before.
     hear: Callable[[Epochs], Awaitable[Sequence[Mapping[str, Any]]]] | None = None
 
 
@@ -116,16 +117,16 @@ async def save(
     shards : ShardClient
         The store.
     target : CheckpointTarget
-        Where to.
+        The place where it goes.
     deadline : Deadline
         When to give up.
     training : TrainingState
-        What else it has.
+        The state of training that it has, too.
 
     Returns
     -------
     str, Manifest
-        The name of its folder, and what is in it.
+        The name of its folder, and its manifest.
 
     Raises
     ------
@@ -135,14 +136,16 @@ async def save(
         Where the URL cannot be written, is not one for all machines, or a worker that
         writes is lost.
     ShardLostError, StoreClosedError, TimeoutError
-        For what its name says. Nothing without a manifest counts.
+        As their names say. Nothing without a manifest counts.
     """
     cut = await take(shards, deadline)
     return await write(shards, cut, target, deadline=deadline, training=training)
 
 
 async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
-    """Have all hosts copy everything at one moment; :func:`write` or `drop_cut` comes next.
+    """Have all hosts copy all shards at one moment.
+
+    The next step is :func:`write` or `drop_cut`.
 
     Raises
     ------
@@ -174,7 +177,7 @@ async def write(
     deadline: Deadline,
     training: TrainingState,
 ) -> tuple[str, Manifest]:
-    """Write a checkpoint from the copies of a cut, which are freed whatever happens.
+    """Write a checkpoint from the copies of a cut, and free these in any case.
 
     Raises
     ------
@@ -233,22 +236,22 @@ async def _write(
         )
         manifest = await _whole(_seal, target, folder, manifest, said)
         about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
-        # For who watches; what is written is written.
+        # For users who watch; without this message the checkpoint counts all the same.
         await shards.link.wind_up(shards.link.over("wrote", cut=cut.name, **about))
     except BaseException:
-        # Nobody takes it for a checkpoint; what is left of it is swept later.
+        # Nobody takes it for a checkpoint; the rest of it is swept later.
         await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))
         raise
     return folder, manifest
 
 
 async def _whole(work: Callable[..., T], *args: Any) -> T:
-    """Do some work in a thread; who is cancelled waits for its end, which nobody stops."""
+    """Do some work in a thread; a cancelled caller waits for its end all the same."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        # Else what is removed now would be written after that.
+        # Else the thread would write files after the caller has removed them.
         await asyncio.wait({task})
         if not task.cancelled():
             task.exception()
@@ -256,7 +259,7 @@ async def _whole(work: Callable[..., T], *args: Any) -> T:
 
 
 def _seed(tables: Sequence[Table]) -> int:
-    """Return what tables of any ids are made of; nobody keeps that of arrays."""
+    """Return the seed of tables of any ids; nobody keeps the seed of arrays."""
     seeds = (t.of.seed for t in tables if isinstance(t, UnboundedTable))
     return next(seeds, 0)
 
@@ -278,9 +281,9 @@ async def _by_owners(
     rules: Rules,
     silent: set[str],
 ) -> tuple[OwnersSaid, list[str]]:
-    """Have all owners write their chunks; return what they say, and who had no room.
+    """Have all owners write their chunks; return their answers, and who had no room.
 
-    In `silent` are those that have yet to do so.
+    In `silent` are the owners that have yet to write.
     """
     meta, link = shards.meta, shards.link
     slots = [(i, [*map(float, of)], marked(of)) for i, of in rules.slots.items()]
@@ -314,7 +317,7 @@ async def _by_owners(
 def _seal(
     target: CheckpointTarget, folder: str, manifest: Manifest, said: OwnersSaid
 ) -> Manifest:
-    """Look at all files, and write what says what they are, the manifest last.
+    """Look at all files, and write the files that describe them, the manifest last.
 
     Raises
     ------

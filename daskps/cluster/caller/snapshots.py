@@ -1,4 +1,4 @@
-"""Taking a snapshot: the cut, then Dask futures for the copies of each host."""
+"""Snapshots: the cut, then Dask futures for the copies of each host."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Taken:
     layout: Layout
     owners: tuple[str, ...]
     version: Version
-    #: By shard; those of one host share one.
+    #: By shard; the shards of one host share a future.
     futures: Mapping[int, Future[CopyGroup]]
-    #: Of tables of any ids, by index and shard.
+    #: Numbers of rows of tables of any ids, by index and shard.
     n_rows: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     @property
@@ -94,12 +94,12 @@ async def take_snapshot(
     Returns
     -------
     Taken
-        Whose shards contain the same steps of every producer.
+        Copies that contain the same steps of every producer.
 
     Raises
     ------
     ShardLostError, StoreClosedError, TimeoutError
-        For what its name says.
+        As their names say.
     """
     link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
     if not (wanted := shards_of(meta.layout, index)):
@@ -113,7 +113,7 @@ async def take_snapshot(
         futures = _submit(shards, index, version, rows)
         of = meta.uid, meta.name, meta.layout, meta.owners, version
         taken = Taken(*of, futures, _by_table(meta.layout, index, rows))
-        # Also these may have to wait: for a thread of a busy worker.
+        # These tasks may have to wait, too: for a thread of a busy worker.
         took = partial(upstream.computed, *taken.groups)
         await link.within(took, deadline.remaining(), deadline.what)
     finally:
@@ -124,7 +124,7 @@ async def take_snapshot(
 def _by_table(
     layout: Layout, index: int | None, rows: Mapping[int, Sequence[int]]
 ) -> dict[int, dict[int, int]]:
-    """Return by table what shards say of their tables of any ids."""
+    """Return by table the numbers of rows that shards report."""
     tables = enumerate(any_tables(layout, index))
     return {t.index: {shard: n[i] for shard, n in rows.items()} for i, t in tables}
 
@@ -180,8 +180,9 @@ def take_copies(
 ) -> CopyGroup:
     """Take copies from the host of this worker: the task behind a snapshot's shards.
 
-    With them what their rows have in shards of others. Now, while these keep their
-    copies: later it would take tasks of theirs, or the whole copies would travel.
+    With them it takes the parts of their rows in shards of other hosts. It does so now,
+    while these keep their copies: later this would take tasks on those hosts, or the
+    whole copies would travel.
 
     Raises
     ------
@@ -204,7 +205,7 @@ def take_copies(
         for e, _, key in near
     }
     if far := [one for one in lacking if one not in near]:
-        # The cut has been given up once it keeps nothing here.
+        # The caller has given the cut up once this host keeps none of its copies.
         edges |= fetch_edges(
             link,
             far,
@@ -217,8 +218,8 @@ def take_copies(
 async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
     """Return the parameters of a snapshot of a whole store, on the event loop.
 
-    With `tables` also all rows of those that were copied, where a table has any ids as a
-    pair of these and rows.
+    With `tables` also all rows of the tables that were copied: of a table of any ids as
+    a pair of ids and rows.
     """
     layout = taken.layout
     flats = {v: np.empty(n, v.dtype) for v, n in layout.vectors.items()}
@@ -243,7 +244,7 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
 
 
 def _rows(taken: Taken, table: Table, groups: Mapping[int, CopyGroup]) -> Any:
-    """Return all rows of a table; where it has any ids, these and the rows."""
+    """Return all rows of a table; for a table of any ids, the ids and the rows."""
 
     def joined(chunks: Sequence[Chunk], dtype: str) -> Array:
         parts = [chunk.parts[0] for chunk in chunks]

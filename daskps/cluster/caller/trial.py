@@ -1,4 +1,4 @@
-"""Whether checkpoints can be written where a store is to be restored from, and be seen."""
+"""Trials of a checkpoint URL: a file is written there that all owners must see."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ async def try_out(
     Parameters
     ----------
     link : Link
-        What sees to its removal where the call is given up.
+        The link that sees to the file's removal where the call is given up.
     target : CheckpointTarget
-        Where checkpoints are to go.
+        The place where checkpoints are to go.
     owners : sequence of str
-        Of the shards, those who would write them.
+        Owners of the shards, which would write them.
     ask : callable
         ``await ask(owner, message, **about)`` returns a host's answer.
 
     Raises
     ------
     CheckpointError
-        If it cannot be written, or an owner does not see it.
+        If the file cannot be written, or an owner does not see it.
     """
     path = f"{UNFINISHED}{uuid.uuid4().hex}"
     where = target.url, pack_options(target.options)
@@ -68,7 +68,7 @@ async def try_out(
 def _write(target: CheckpointTarget, path: str) -> None:
     storage = Storage(target.url, target.options)
     storage.write(path, b"")
-    # Whoever restores it lists them.
+    # A restore lists the folders, so that must work, too.
     storage.folders()
 
 
