@@ -55,8 +55,8 @@ def _ways(store: daskps.ParameterStore) -> list[str]:
     return sorted(NAMES.get(way, way) for way in ways)
 
 
-def _warm(calls: Mapping[str, Callable[[], object]]) -> None:
-    end = time.perf_counter() + WARM_SECONDS
+def _warm(calls: Mapping[str, Callable[[], object]], seconds: float) -> None:
+    end = time.perf_counter() + seconds
     while True:
         for call in calls.values():
             call()
@@ -64,9 +64,9 @@ def _warm(calls: Mapping[str, Callable[[], object]]) -> None:
             return
 
 
-def _steps(trainer: daskps.Trainer, part: tuple[Any, str, int]) -> Found:
+def _steps(trainer: daskps.Trainer, part: tuple[Any, str, int, float]) -> Found:
     """Time one verb of a trainer; a step of BSP needs both, so both are done."""
-    store, verb, n = part
+    store, verb, n, warm = part
     out = trainer.pull(("w",))
     grads = {name: np.full(a.shape, 1e-3, a.dtype) for name, a in out.items()}
     calls: dict[str, Callable[[], object]] = {
@@ -81,14 +81,14 @@ def _steps(trainer: daskps.Trainer, part: tuple[Any, str, int]) -> Found:
             "push": lambda: trainer.push(rows),
             "pull": lambda: trainer.pull((), rows={"emb": ids}),
         }
-    _warm(calls)
+    _warm(calls, warm)
     return _quartile(calls[verb], n), _ways(store)
 
 
 def _run(
     store: daskps.ParameterStore, verb: str, sync: str, trainers: int, calls: int
 ) -> Found:
-    parts = [(store, verb, calls)] * trainers
+    parts = [(store, verb, calls, WARM_SECONDS)] * trainers
     found: list[Found] = daskps.run(store, _steps, parts, sync=sync)
     return max(seconds for seconds, _ in found), found[0][1]
 
@@ -106,7 +106,7 @@ def _handle(store: daskps.ParameterStore, verb: str, n: int) -> Found:
         grads = {name: np.full(a.shape, 1e-3, a.dtype) for name, a in out.items()}
         calls["push"] = lambda: store.push(grads)
         calls["pull"] = lambda: store.pull(out=out)
-    _warm(calls)
+    _warm(calls, WARM_SECONDS)
     return _quartile(calls[verb], n), _ways(store)
 
 
