@@ -1,4 +1,4 @@
-"""What the frames of a lane ask for, as those see it who serve lanes."""
+"""Protocols between the threads that serve sockets and the calls in their frames."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class Waiting(Protocol):
-    """A call that waits for what others do; it is finished or cancelled, once."""
+    """A call that waits for other callers; its owner finishes or cancels it, once."""
 
-    #: When it is to be finished at the latest, by `time.monotonic`.
+    #: The latest time to finish it, by `time.monotonic`.
     end: float
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it waits any more."""
+        """Whether none of its tickets waits any more."""
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have a function called when it is done, from whichever thread does that."""
+        """Call a function when it is done, in the thread that completes it."""
 
     def finish(self, seconds: float) -> list[Any]:
         """Return the frame that answers it.
@@ -29,20 +29,20 @@ class Waiting(Protocol):
         Raises
         ------
         ShardBusyError
-            Where it takes longer than that; it can be asked again.
+            If the answer takes longer than that; the caller may ask again.
         """
 
     def cancel(self) -> None:
-        """Forget it: nobody hears its answer."""
+        """Forget it: its answer is not sent."""
 
 
 class Calls(Protocol):
-    """What the frames of one lane ask for."""
+    """The calls in the frames of one lane."""
 
     def read_now(self, data: memoryview) -> bytearray | None:
-        """Return what answers a frame without a body that only reads, if it is one.
+        """Return the answer to a frame without a body that only reads; None for others.
 
-        It is sent before this is asked again.
+        The buffer is valid until the next call: the caller sends it before.
         """
 
     def wanted(self, head: Head) -> list[Any]:

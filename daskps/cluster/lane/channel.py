@@ -1,8 +1,9 @@
-"""One end of a lane: a socket that was taken over, and the thread that it belongs to.
+"""One end of a lane: a connected socket and its receive buffer.
 
 One thread at a time sends and receives, in turn. Any thread may shut a channel down;
-whoever waits on it hears of it at once. Only the thread that uses it closes it: closing
-would not wake it, and its number could be another file's by then.
+a thread that waits on it gets an error at once. Only the thread that uses a channel
+closes it: closing would not wake that thread, and the kernel may give the same
+descriptor to another file by then.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from daskps.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What is received at once where little is asked for: small frames come in one call.
+#: Bytes asked for in one receive where a frame is small: small frames come in one call.
 BUFFER_NBYTES = 65_536
-#: Buffers of one call of the kernel, and bytes, which OpenSSL counts in an int.
+#: Buffers and bytes of one system call; OpenSSL counts the bytes in an int.
 MOST_BUFFERS, MOST_NBYTES = 512, 2**30
-#: Bytes that the kernel takes before it can send them. More of a large array would be out
-#: of the caches by the time that it is on its way.
+#: Bytes that the kernel takes before it can send them. With more of a large array the
+#: CPU caches would have lost them when they are sent.
 UNSENT_NBYTES = 65_536
 
 
@@ -38,11 +39,12 @@ class Channel:
     Parameters
     ----------
     taken : socket.socket
-        The socket, which nobody else uses.
+        The socket; no other object uses it.
     patience : float
-        Seconds without a byte after which the other end is given up within a frame.
+        Seconds without a byte, within a frame, after which the channel gives up the
+        other end.
     buffer : memoryview, optional
-        Where it receives small frames; without it has one of its own.
+        Memory to receive small frames in; by default the channel makes its own.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Channel:
         self._socket, self._patience, self._until = taken, patience, math.inf
         taken.settimeout(patience)
         self._is_tls = isinstance(taken, ssl.SSLSocket)
-        #: Have the kernel fill all of a large array in one call, where it may wait.
+        #: Lets the kernel fill a large array in one call, where the socket may wait.
         self._all = 0 if self._is_tls else socket.MSG_WAITALL
         if buffer is None:
             buffer = memoryview(bytearray(BUFFER_NBYTES))
@@ -59,12 +61,12 @@ class Channel:
         self._from = self._to = 0
         _limit_unsent(taken)
         self.is_open = True
-        #: Around the ends of the socket: its number is another file's afterwards.
+        #: Guards shutdown and close: a closed descriptor may be another file's.
         self._ending = threading.Lock()
         _OPEN.add(self)
 
     def begin(self, patience: float, seconds: float) -> None:
-        """Give the next frames a patience, and all of them so many seconds."""
+        """Set the patience for the next frames, and the seconds for all of them."""
         if patience != self._patience:
             self._patience = patience
             self._socket.settimeout(max(patience, 0.001))
@@ -76,11 +78,11 @@ class Channel:
         Raises
         ------
         OSError
-            Where the other end is gone, or takes nothing for as long as it may.
+            If the other end is gone, or takes no byte for as long as it may.
         """
         views = [flat(buffer) for buffer in buffers]
         if self._is_tls:
-            # Small frames in one record.
+            # One TLS record for a small frame.
             if sum(map(len, views)) <= BUFFER_NBYTES:
                 views = [memoryview(b"".join(views))]
             for view in views:
@@ -100,7 +102,7 @@ class Channel:
         Raises
         ------
         OSError
-            Where the other end has closed it, or is too slow.
+            If the other end has closed the socket, or is too slow.
         ProtocolError
             For bytes that are no head.
         """
@@ -110,7 +112,7 @@ class Channel:
         return unpack_head(self._buffer[start : self._from])
 
     def receive_bytes(self, n: int) -> bytes:
-        """Return the next bytes, whose number was looked at."""
+        """Return the next `n` bytes; the caller has checked their number."""
         found = bytearray(n)
         self.receive_into(found)
         return bytes(found)
@@ -118,7 +120,7 @@ class Channel:
     def receive_into(self, buffer: Any) -> None:
         """Receive as many bytes as a buffer has."""
         if not len(buffer):
-            return  # of such an array no bytes can be had
+            return  # an empty buffer has no view of its bytes
         view = flat(buffer)
         ready = min(self._to - self._from, len(view))
         view[:ready] = self._buffer[self._from : self._from + ready]
@@ -133,20 +135,20 @@ class Channel:
             self._from += len(view)
 
     def end_frame(self) -> None:
-        """Make sure that nothing follows that nobody has asked for.
+        """Check that no byte follows the frame: each frame answers one request.
 
         Raises
         ------
         ProtocolError
-            Where something does.
+            If a byte does.
         """
         if self._to > self._from:
             raise ProtocolError("a lane has bytes that answer nothing")
 
     def shut(self) -> None:
-        """Wake the thread that waits on it, with an error; from any thread."""
+        """Wake the thread that waits on it, with an error; any thread may call this."""
         self.is_open = False
-        # Not of an SSLSocket: it would go on in plain bytes.
+        # Not the method of SSLSocket: the socket would go on in plain bytes.
         with self._ending, contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -158,13 +160,13 @@ class Channel:
             self._socket.close()
 
     def forget(self) -> None:
-        """Close the copy of a forked process, and leave the lane to its parent."""
+        """Close the copy in a forked child; the lane stays the parent's."""
         self.is_open = False
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())
 
     def _fill(self, n: int) -> None:
-        """Have at least so many bytes in the buffer, which is longer than that."""
+        """Receive until the buffer, which is longer, holds at least `n` bytes."""
         if self._to - self._from >= n:
             return
         if self._from:
@@ -184,19 +186,19 @@ class Channel:
 
 
 def _limit_unsent(taken: socket.socket) -> None:
-    """Have the kernel take no more of a large array than it is about to send."""
+    """Limit what the kernel takes of a large array before it sends it."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and taken.family in (socket.AF_INET, socket.AF_INET6):
         taken.setsockopt(socket.IPPROTO_TCP, option, UNSENT_NBYTES)
 
 
 def flat(buffer: Any) -> memoryview:
-    """Return the bytes of a buffer that has any."""
+    """Return a buffer, which is not empty, as a view of its bytes."""
     view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-#: Those of this process.
+#: The open channels of this process.
 _OPEN: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 

@@ -1,9 +1,9 @@
-"""One lane at its host, as a state machine that any thread may run, one at a time.
+"""The host's state machine of one lane; any thread may run it, one at a time.
 
-It is idle, within a frame, or at its answer, and has an event in the set of sockets that
-a thread takes; that thread owns it until it leaves it there again. Or its call is parked:
-then the thread that completes the call owns it as well, for the time of its answer. The
-first of the two that comes does, and the other one has nothing to do.
+A lane is idle, within a frame, or at its answer, and has an event in the epoll set. The
+thread that takes the event owns the lane until it puts the event back. While the call
+of a lane is parked, the thread that completes the call may own the lane as well, to
+send the answer: the first of the two sends it, and the other one has nothing to do.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.frames import Head
     from daskps.cluster.lane.tail import Tail
 
-#: What a connection waits for before it goes on: bytes of a frame, room for those of an
-#: answer, what others do to its call; or nothing, it has answered.
+#: A connection waits for bytes of a frame, for room to send bytes of an answer, for
+#: other callers to complete its call; or for nothing, as it has answered.
 BYTES: Final = 1
 ROOM: Final = 2
 OTHERS: Final = 3
 ANSWERED: Final = 4
-#: Bodies and answers up to this many bytes are served between those of others.
+#: A thread serves bodies and answers up to this size between those of other lanes.
 SMALL_NBYTES = 65_536
-#: Seconds without a byte after which a caller is given up in the middle of a frame.
+#: Seconds without a byte, in the middle of a frame, after which the host gives up a
+#: caller.
 PATIENCE_SECONDS = 30.0
-#: The same of one that takes nothing of an answer, whose memory others may wait for.
+#: The same for a caller that takes no byte of an answer: others may wait for its
+#: memory.
 TAKE_SECONDS = 5.0
-#: Without a frame for so long a lane may be ended for one that is asked for.
+#: The host may end a lane without a frame for so long, to give one to another caller.
 IDLE_SECONDS = 1.0
-#: Bytes of a frame that a caller sends or takes in a second at least.
+#: Least bytes of a frame that a caller must send or take in a second.
 SLOW_NBYTES = 1_000_000
-#: Events of a socket: bytes have come or its caller is gone; there is room for some. One
-#: of them, once.
+#: Events of a socket: bytes have come or its caller is gone; there is room to send. The
+#: set reports one of them, once.
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _OUT = select.EPOLLOUT | select.EPOLLONESHOT
 
@@ -53,31 +55,30 @@ def _stay() -> float:
 
 
 class Connection:
-    """One lane.
+    """The host's side of one lane.
 
     Parameters
     ----------
     channel : ServedChannel
         Its socket.
     calls : Calls
-        What its frames ask for.
+        Serves the calls in its frames.
     """
 
     def __init__(self, channel: ServedChannel, calls: Calls) -> None:
         self.channel, self._calls = channel, calls
-        #: Frames that were begun, and when a thread has looked at it last.
+        #: Frames begun, and the time when a thread last served this lane.
         self.n_frames, self.used = 0, time.monotonic()
-        #: How many in a row were answered at once, and the next one came soon.
+        #: Frames in a row that were answered at once and soon followed by the next.
         self.n_quick = 0
-        #: When it has to be done with what is under way, when that began, and how many
-        #: bytes it has.
+        #: The frame or answer under way: its latest end, its beginning, its bytes.
         self._until, self._begun, self._nbytes = math.inf, self.used, 0
         self.is_long = False
-        #: How much of a frame is received at first, 0 for all that is there: where large
-        #: bodies come its head alone, as the rest needs no copy then.
+        #: Bytes of a frame to receive first, 0 for all that have come: a lane with
+        #: large bodies receives the head alone, as the body then needs no copy.
         self._first = 0
-        #: Whether a thread has waited in vain for more of what is under way: none does
-        #: again, or slow callers would have them all.
+        #: Whether a thread has waited in vain for more of this frame or answer. No
+        #: thread waits again: slow callers could occupy all threads.
         self.is_slow = False
         self._head: Head | None = None
         self._body: list[Any] = []
@@ -85,8 +86,8 @@ class Connection:
         self._unsent: deque[memoryview | Tail] = deque()
         #: The call that is parked.
         self.waiting: Waiting | None = None
-        #: Around its owner, and the event that it has in the set of sockets: 0 where it
-        #: has come, None where it never had one.
+        #: Guards the owner, and the event registered in the epoll set: 0 once the event
+        #: has come, None before the first.
         self.lock = threading.Lock()
         self.is_owned = False
         self._event: int | None = None
@@ -94,14 +95,14 @@ class Connection:
     # -- its owner ------------------------------------------------------------
 
     def own(self) -> bool:
-        """Own it for its event, which came; return whether no other thread does."""
+        """Own it after its event has come; return False if another thread owns it."""
         with self.lock:
             self._event = 0
             is_free, self.is_owned = not self.is_owned, True
         return is_free
 
     def claim(self, waiting: Waiting) -> bool:
-        """Own it to answer a call that waits; return whether that is for this thread."""
+        """Own it to answer a parked call; return whether this thread may answer."""
         with self.lock:
             if self.is_owned or self.waiting is not waiting:
                 return False
@@ -109,12 +110,12 @@ class Connection:
         return True
 
     def leave(self, events: select.epoll) -> bool:
-        """Own it no longer: whoever takes its next event from a set does.
+        """Stop owning it: the thread that takes its next event owns it then.
 
         Returns
         -------
         bool
-            Whether it was inside of a frame, or of an answer.
+            Whether the lane is within a frame or an answer.
         """
         is_within, event = self.is_within, _IN
         if self._unsent or (
@@ -123,12 +124,12 @@ class Connection:
             event = _OUT
         with self.lock:
             self.is_owned = False
-            if self._event != event:  # else one that is there brings a thread as well
+            if self._event != event:  # else the set has this event already
                 self._wait_for(events, event)
         return is_within
 
     def hand_over(self, events: select.epoll, waiting: Waiting) -> None:
-        """Have a thread that takes events answer a call, unless that is done."""
+        """Let a thread of the set answer a parked call, unless one has answered it."""
         with self.lock:
             if self.waiting is waiting and not self.is_owned:
                 self._wait_for(events, _OUT)
@@ -141,28 +142,28 @@ class Connection:
     def go_on(
         self, buffer: memoryview, seconds: float, leave: Callable[[], float] = _stay
     ) -> int:
-        """Go on for one frame at most, or until it would wait; return for what.
+        """Serve one frame at most, or stop where it would wait; return the reason.
 
         Parameters
         ----------
         buffer : memoryview
-            That of this thread.
+            The buffer of this thread.
         seconds : float
-            How long it may wait for locks; 0 where it may wait for nothing.
+            How long this thread may wait for locks; 0 if it may not wait at all.
         leave : callable
-            Called before what takes long; returns for how long it may wait then.
+            Called before long work; returns for how long this thread may wait then.
 
         Returns
         -------
         int
-            One of those above.
+            BYTES, ROOM, OTHERS or ANSWERED.
 
         Raises
         ------
         OSError
-            Where its caller is gone, or too slow.
+            If its caller is gone, or too slow.
         ProtocolError
-            For bytes that no caller sends.
+            If the bytes are no frame of a caller.
         """
         channel, n, taken = self.channel, 0, 0
         if self._head is None and not self._unsent and channel.is_bare:
@@ -189,7 +190,7 @@ class Connection:
         return self._call(seconds or (self.is_long and leave()))
 
     def _gather(self, seconds: float, leave: Callable[[], float]) -> int:
-        """Send what is left, or receive what is missing; 0 for a frame that is whole."""
+        """Send or receive what is left; return 0 once a frame is whole."""
         if self._head is None and not self._unsent:
             head = self.channel.try_head(waits=seconds > 0)
             if head is None:
@@ -217,7 +218,7 @@ class Connection:
         seconds: float,
         leave: Callable[[], float],
     ) -> int:
-        """Serve a frame that has come in one piece, as most do."""
+        """Serve a frame that has come in one piece, as most frames do."""
         self._body = body = self._calls.wanted(head)
         at = 0
         for buffer in body:
@@ -251,12 +252,12 @@ class Connection:
         return ROOM
 
     def answer(self, frame: list[Any], *, waits: bool = False) -> int:
-        """Send what answers a call, as far as that goes; return what it waits for then.
+        """Send an answer as far as the socket takes it; return what it waits for then.
 
         Raises
         ------
         OSError
-            Where its caller is gone.
+            If its caller is gone.
         """
         self.waiting = None
         rest = self.channel.send_some(frame, waits=waits)
@@ -267,22 +268,22 @@ class Connection:
         return ROOM
 
     def _expect(self, nbytes: int) -> None:
-        """Give what is under way its time."""
+        """Set the latest end of the frame or answer that begins, from its bytes."""
         self.channel.moved = self._begun = now = time.monotonic()
         self._nbytes = nbytes
         self._until = now + PATIENCE_SECONDS + nbytes / SLOW_NBYTES
         self.channel.expect(self._until)
 
-    # -- what others see --------------------------------------------------------
+    # -- inspection -------------------------------------------------------------
 
     @property
     def n_unsent(self) -> int:
-        """Bytes of its answer that were not sent yet."""
+        """Bytes of its answer that the socket has not taken yet."""
         return sum(map(len, self._unsent))
 
     @property
     def n_held(self) -> int:
-        """Bytes of an answer that were not sent, or of a body that have come."""
+        """Bytes of an answer not sent yet, or of a body received so far."""
         return 0 if self._until == math.inf else self.n_unsent or self._n_moved
 
     @property
@@ -290,42 +291,42 @@ class Connection:
         return self._nbytes - self.n_unsent - sum(map(len, self._wanted))
 
     def lag(self, now: float) -> float:
-        """Return for how many seconds its caller is behind, or nothing has moved."""
+        """Return for how many seconds its caller is behind, or no byte has moved."""
         if self._until == math.inf:
             return 0.0
         late = now - self._begun - self._n_moved / SLOW_NBYTES
         return max(late, now - self.channel.moved)
 
     def is_behind(self, now: float) -> bool:
-        """Return whether no thread is to wait for its caller any longer.
+        """Return whether threads must stop waiting for its caller.
 
-        Who sends or takes a byte now and then would have a thread to itself for as long
-        as it likes, and a few of them all threads.
+        A caller that sends or takes a byte now and then would keep a thread for as long
+        as it likes, and a few such callers would keep all threads.
         """
         late = max(self.lag(now), now - self.channel.moved)
         return self.is_within and late > self.channel.stall / 2
 
     def is_idle(self, now: float) -> bool:
-        """Return whether its caller has not asked for anything for a while."""
+        """Return whether its caller has sent no request for a while."""
         is_asked = self.is_owned or self.waiting is not None or self.is_within
         return not is_asked and now - self.used > IDLE_SECONDS
 
     @property
     def is_within(self) -> bool:
-        """Whether it is inside of a frame, or of an answer."""
+        """Whether it is within a frame or an answer."""
         return self._until < math.inf or self.channel.is_within
 
     def is_late(self, now: float) -> bool:
-        """Return whether its caller is to be given up, where it is inside of a frame."""
+        """Return whether the host must give up its caller, within a frame or answer."""
         patience = TAKE_SECONDS if self._unsent else PATIENCE_SECONDS
         late = min(self._until, self.channel.moved + patience)
         return self.is_within and now > late
 
     def end(self) -> None:
-        """Close it; its owner does."""
+        """Close it; only its owner may call this."""
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
             waiting.cancel()
         self.channel.close()
-        # Who still knows of it keeps no array.
+        # Objects that still refer to this connection must not keep its arrays alive.
         self._body, self._wanted, self._unsent = [], deque(), deque()

@@ -1,8 +1,8 @@
-"""Fetching by a lane: a text that says what is wanted, answered by a text and arrays.
+"""Fetches over a lane: a text names the wanted arrays; a text and the arrays answer.
 
-For what one host asks of another beside calls to shards: sums of contributions, values
-at the edges of a snapshot. The text of an answer says which arrays follow; how long these
-are the one who asks knows, and compares before memory is taken for them.
+One host fetches from another, beside calls to shards, sums of contributions and values
+at the edges of a snapshot. The text of an answer names the arrays that follow; the
+fetching host knows their lengths, and compares before it takes memory for them.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 
 
 def pack_fetch(what: str, about: Mapping[str, Any], number: int) -> list[Any]:
-    """Return the frame that asks for something, as buffers.
+    """Return the frame of a fetch, as buffers.
 
     Parameters
     ----------
     what : str
-        Name of what is fetched.
+        Name of the kind of fetch.
     about : mapping of str to object
-        Which of it, as plain values.
+        Arguments of the fetch, as plain values.
     number : int
         Number of the frame.
 
     Raises
     ------
     ProtocolError
-        Where that takes more text than a lane has.
+        If that takes more text than a lane allows.
     """
     return pack_text(FETCH, [what, about], number)
 
 
 def unpack_fetch(text: bytes | bytearray) -> tuple[str, dict[str, Any]]:
-    """Return what is wanted, and which of it.
+    """Return the name of a fetch, and its arguments.
 
     Raises
     ------
     ProtocolError
-        For a text that asks for nothing.
+        If the text is no fetch.
     """
     said = unpack_text(text)
     if (
@@ -72,16 +72,16 @@ def pack_fetched(value: object, arrays: Sequence[Array], number: int) -> list[An
     Parameters
     ----------
     value : object
-        What is said of the arrays, in plain values.
+        Description of the arrays, in plain values.
     arrays : sequence of ndarray
-        The arrays; they stay the host's.
+        The arrays; the host keeps owning them.
     number : int
         Number of the frame.
 
     Raises
     ------
     ProtocolError
-        Where it takes more text than a lane has.
+        If it takes more text than a lane allows.
     """
     text = text_of(value)
     nbytes = len(text) + sum([array.nbytes for array in arrays])
@@ -90,12 +90,12 @@ def pack_fetched(value: object, arrays: Sequence[Array], number: int) -> list[An
 
 
 def text_nbytes(head: Head) -> int:
-    """Return how long the text of an answer is.
+    """Return the length of the text of an answer.
 
     Raises
     ------
     ProtocolError
-        For a head that has none.
+        If the head has no valid length.
     """
     if not 0 < head.sequence <= min(head.nbytes, MOST_TEXT):
         raise ProtocolError(
@@ -105,12 +105,12 @@ def text_nbytes(head: Head) -> int:
 
 
 def check_fetched(head: Head, arrays: Sequence[Array]) -> None:
-    """Refuse an answer that is not as long as its arrays are.
+    """Refuse an answer whose length is not that of its arrays.
 
     Raises
     ------
     ProtocolError
-        Before any of them is received.
+        Before any of the arrays is received.
     """
     wanted = head.sequence + sum([array.nbytes for array in arrays])
     if head.nbytes != wanted:

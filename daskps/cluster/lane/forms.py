@@ -1,7 +1,7 @@
-"""Forms: what stays the same from call to call on a lane, said once.
+"""Forms: the constant part of repeated calls on a lane, sent once.
 
-To which shards of which generation, which elements come and go, of which run and rank,
-or of which producer. A call then says the number of its form, and what has changed.
+A form names the shards and their generation, the elements to push and to read, and the
+run and rank or the producer. A call then has the number of its form, and the changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: A version to wait for, in front of the arrays of a call.
 LEAST = np.dtype("int64")
-#: The body of a frame that has none.
+#: The body of a frame without one.
 _NO_BYTES = np.empty(0, np.uint8)
 #: Bodies up to this size are received into one buffer.
 SMALL_NBYTES = 65_536
@@ -61,7 +61,7 @@ def say_form(call: Call) -> Any:
     return {**said, "looks": True} if call.step.check else said
 
 
-#: What the head of a frame says, or its body, in place of the form.
+#: Fields that the head of a frame or its body gives, in place of the form.
 _NEUTRAL: dict[str, Any] = {
     "clock": 0,
     "sequence": 0,
@@ -74,22 +74,22 @@ _NEUTRAL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form as a host has it."""
+    """A form as the host keeps it."""
 
-    #: A call of that form; its arrays have the right lengths and no memory.
+    #: A call of this form; its arrays have the right lengths and take no memory.
     template: Call
-    #: Dtype and length of each array, in the order in which they come.
+    #: Dtype and length of each array, in their order in the body.
     arrays: tuple[tuple[str, int], ...]
-    #: Bytes of these, and of the arrays of an answer.
+    #: Bytes of these arrays, and of the arrays of an answer.
     nbytes: int
     answer_nbytes: int
-    #: Where each of them lies in a small body that is one buffer; None for others.
+    #: Place of each array in a small body that is one buffer; None for other bodies.
     places: tuple[tuple[np.dtype[Any], int, int], ...] | None
-    #: Bytes of the longest row that its frames may ask for; 0 where they ask for none.
+    #: Bytes of the longest row that its frames may read; 0 if they read none.
     row_nbytes: int = 0
 
     def check(self, head: Head) -> None:
-        """Refuse a head whose body is none of this form.
+        """Refuse a head whose body does not fit this form.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Form:
             )
 
     def wanted(self, head: Head, empty: Empty) -> list[Array]:
-        """Return the buffers for a body of this form: arrays, or one for all of it.
+        """Return the buffers for a body of this form: one per array, or one for all.
 
         Raises
         ------
@@ -140,20 +140,20 @@ class Form:
     def call(
         self, head: Head, least: Sequence[int] | None, arrays: Iterator[Array]
     ) -> Call:
-        """Return the call that a frame of this form is.
+        """Return the call in a frame of this form.
 
         Parameters
         ----------
         head : Head
-            Its head.
+            Head of the frame.
         least : sequence of int or None
             Versions to wait for, by part.
         arrays : iterator of ndarray
-            Its arrays, in their order.
+            Arrays of the frame, in their order.
         """
         lr = head.lr if head.flags & HAS_LR else None
         parts = []
-        # By position: this is done for each call, and `_replace` takes thrice as long.
+        # By position: this runs for each call, and `_replace` takes thrice as long.
         for (shard, step, ranges, _, _), bound in zip(
             self.template.parts, least or repeat(0), strict=False
         ):
@@ -183,32 +183,32 @@ class Form:
 
 
 def _filled(item: Item, arrays: Iterator[Array]) -> Item:
-    """Return an item with the next arrays for those without memory."""
+    """Return an item with the next arrays in place of those without memory."""
     position, start, _, ids, _ = item
     data = next(arrays)
     return Item(position, start, data, None if ids is None else next(arrays))
 
 
 def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
-    """Return the form that a caller has said.
+    """Return the form that a caller has sent.
 
     Parameters
     ----------
     said : object
-        As :func:`say_form` returns it.
+        The form as :func:`say_form` returns it.
     layout_of : callable
         Returns the layout of a store by its name and one of its shards, or raises.
 
     Raises
     ------
     ProtocolError, PushRejectedError, StaleGenerationError
-        Where no call can be of that form. Others are of a text that is malformed.
+        If no call can have that form. A malformed text raises other errors.
     """
     protocol, head, parts, sizes = (
         said[name] for name in ("protocol", "head", "parts", "sizes")
     )
     layout = layout_of(str(head[0]), parts[0][0])
-    # No call has a codec but for gradients; `unpack_call` says so.
+    # Only gradients may have a codec; `unpack_call` checks that.
     kind, codec = head[1], codecs.named(head[-2]) if head[-2] else None
     for part, rows in zip(parts, sizes, strict=True):
         part[3] = []
@@ -224,7 +224,8 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
             part[3].append([position, start, _sized(n, dtype), None])
     template = unpack_call(protocol, head, parts, layout, owned=True)
     if said.get("looks"):
-        # What a second shard found, the first would have applied.
+        # The first shard would have applied its part before the second one finds an
+        # error.
         if len(template.parts) > 1 or codec or kind != GRADIENT:
             raise ProtocolError(f"a form of a {kind!r:.60} that is to be looked at")
         [part] = template.parts
@@ -245,7 +246,7 @@ def read_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
 def _places(
     arrays: Iterable[tuple[str, int]],
 ) -> tuple[tuple[np.dtype[Any], int, int], ...] | None:
-    """Return where arrays lie in one buffer, if that is small and suits all of them."""
+    """Return the places of arrays in one buffer; None if it is large or misaligned."""
     found, at = [], 0
     for name, n in arrays:
         dtype = np.dtype(name)
@@ -258,7 +259,7 @@ def _places(
 
 
 def _sized(n: int, dtype: str) -> Array:
-    """Return an array of a length that takes no memory."""
+    """Return an array of a given length that takes no memory."""
     if type(n) is not int or not 0 <= n <= _MOST_ELEMENTS:
         raise ProtocolError(f"an array of {n!r:.60} elements")
     return np.broadcast_to(np.zeros((), dtype), (n,))

@@ -1,9 +1,9 @@
-"""What travels on a lane: frames, each a head of 64 bytes and a body of plain bytes.
+"""Frames of a lane: each has a head of 64 bytes and a body of plain bytes.
 
-A caller sends a *form* once: all that stays the same from call to call, as text. Then it
-sends calls: the number of their form, what changes, and arrays. A host answers each
-frame with one of its own. Nothing here is ever unpickled, and how long a body may be
-is known before memory is taken for it.
+A caller sends a *form* once: the part that stays the same from call to call, as text.
+Then it sends calls: the number of their form, the changes, and arrays. A host answers
+each frame with one frame. This module never unpickles, and its callers know the length
+of a body before they take memory for it.
 
 Pure: bytes in, bytes out.
 """
@@ -22,11 +22,12 @@ from daskps.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What every frame begins with; two ends that disagree on the format differ here.
+#: First bytes of every frame; they change with the format, so that two ends that
+#: disagree on it fail here.
 MAGIC = 0x31_6C_70_64
 HEAD: Final = struct.Struct("<IBBHQqqqddII")
 HEAD_NBYTES = HEAD.size
-#: Of the head of an answer what says that it is one, how long, and to which frame.
+#: The head of an answer without its unused fields: magic, kind, body bytes, number.
 ANSWERED: Final = struct.Struct("<IBxxxQ44xI")
 #: Kinds of frames, the callers' first.
 FORM: Final = 1
@@ -36,19 +37,20 @@ REFUSAL: Final = 4
 FETCH: Final = 5
 #: Flags of a call: it has a learning rate; its body begins with versions to wait for.
 HAS_LR, HAS_LEAST = 1, 2
-#: Forms that a host keeps for one lane, and the longest text: a form, or why not.
+#: Forms that a host keeps for one lane, and bytes of the longest text: a form, or a
+#: refusal.
 MOST_FORMS = 64
 MOST_TEXT = 2**20
-#: Characters of why a call is refused.
+#: Characters of the reason in a refusal.
 MOST_SAID = 1000
 
-#: What a head ends with.
+#: The last field of a head: the number of the frame.
 _NUMBER = struct.Struct("<I")
-#: One shard of an answer: shard, version, lag, and what else there is to say.
+#: One shard of an answer: shard, version, lag, and flags.
 _ROW = struct.Struct("<qqqq")
 ROW_NBYTES = _ROW.size
 PARKED: Final = 1
-#: What a row says of a shard that is done.
+#: Flag of a row whose shard is done.
 APPLIED: Final = 2
 _ALL = 3
 
@@ -59,7 +61,7 @@ class Head(NamedTuple):
     kind: int
     #: Bytes of the body.
     nbytes: int = 0
-    #: Which frame of its lane it is, or answers.
+    #: Number of the frame on its lane; an answer has that of its call.
     number: int = 0
     form: int = 0
     flags: int = 0
@@ -68,7 +70,7 @@ class Head(NamedTuple):
     floor: int = 0
     weight: float = 1.0
     lr: float = 0.0
-    #: Longest the caller is kept waiting.
+    #: Longest time that the caller may be kept waiting.
     wait_ms: int = 0
 
 
@@ -92,12 +94,12 @@ def pack_head(head: Head) -> bytes:
 
 
 def unpack_head(data: bytes | bytearray | memoryview) -> Head:
-    """Return the head that 64 bytes are.
+    """Return the head in 64 bytes.
 
     Raises
     ------
     ProtocolError
-        For bytes that are none, or a head that no end of a lane sends.
+        If the bytes are no head, or a head that neither end of a lane sends.
     """
     magic, kind, flags, form, nbytes, clock, sequence, floor, weight, lr, ms, number = (
         HEAD.unpack(data)
@@ -111,7 +113,7 @@ def unpack_head(data: bytes | bytearray | memoryview) -> Head:
         not FORM <= kind <= FETCH
         or flags & ~(HAS_LR | HAS_LEAST)
         or form >= MOST_FORMS
-        # Compared one by one: this is done for each frame, and calls take longer.
+        # Compared one by one: this runs for each frame, and function calls take longer.
         or not -1 <= clock <= MOST
         or not -1 <= sequence <= MOST
         or not -1 <= floor <= MOST
@@ -128,7 +130,7 @@ def pack_text(kind: int, value: object, number: int, form: int = 0) -> list[Any]
     Raises
     ------
     ProtocolError
-        For a text that is too long for a lane.
+        If the text is too long for a lane.
     """
     text = text_of(value)
     return [pack_head(Head(kind, len(text), number, form)), text]
@@ -140,7 +142,7 @@ def text_of(value: object) -> bytes:
     Raises
     ------
     ProtocolError
-        For a text that is too long for a lane.
+        If the text is too long for a lane.
     """
     text = json.dumps(value, separators=(",", ":")).encode()
     if len(text) > MOST_TEXT:
@@ -149,12 +151,12 @@ def text_of(value: object) -> bytes:
 
 
 def unpack_text(text: bytes | bytearray | memoryview) -> Any:
-    """Return what a text says.
+    """Return the value in a text.
 
     Raises
     ------
     ProtocolError
-        For bytes that are none.
+        If the bytes are no text of a lane.
     """
     try:
         return json.loads(bytes(text))
@@ -163,9 +165,9 @@ def unpack_text(text: bytes | bytearray | memoryview) -> Any:
 
 
 def pack_refusal(error: Exception, number: int) -> list[Any]:
-    """Return the frame that says why a lane does not answer, as buffers.
+    """Return the frame that refuses a call with the reason, as buffers.
 
-    The caller takes a message then, and hears the error itself.
+    The caller then sends the call as a message, and gets the error itself.
     """
     why = sendable(f"{type(error).__name__}: {error}")
     return pack_text(REFUSAL, why[:MOST_SAID], number)
@@ -174,7 +176,7 @@ def pack_refusal(error: Exception, number: int) -> list[Any]:
 def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
     """Return the frame that answers a call, as buffers.
 
-    Where a shard has an error all of it is a refusal.
+    If a shard has an error, the whole frame is a refusal.
     """
     for answer in answers:
         if answer.error is not None:
@@ -189,7 +191,7 @@ def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:
 
 
 class AnswerHead:
-    """Head and rows of the answers of a form, whose shards are done.
+    """Head and rows of the answers of a form, for calls that all shards have done.
 
     Parameters
     ----------
@@ -208,42 +210,42 @@ class AnswerHead:
         self._said = MAGIC, ANSWER, 0, 0, body, 0, 0, 0, 1.0, 0.0, 0
 
     def pack(self, number: int, rows: Sequence[int]) -> bytes:
-        """Return them, with shard, version, lag and code of each row."""
+        """Return head and rows; `rows` has shard, version, lag and code of each."""
         return self._struct.pack(*self._said, number, *rows)
 
     def pack_before(self, number: int, rows: Sequence[int], nbytes: int) -> bytes:
-        """Return them before so many bytes more."""
+        """Return head and rows for a frame with `nbytes` more bytes of body."""
         *said, body, a, b, c, weight, lr, ms = self._said
         return self._struct.pack(
             *said, body + nbytes, a, b, c, weight, lr, ms, number, *rows
         )
 
     def pack_over(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
-        """Write what another frame has said differently, over that frame."""
+        """Write the fields that differ from call to call over an earlier frame."""
         _NUMBER.pack_into(buffer, HEAD_NBYTES - _NUMBER.size, number)
         self._rows.pack_into(buffer, HEAD_NBYTES, *rows)
 
     def pack_into(self, buffer: Any, number: int, rows: Sequence[int]) -> None:
-        """Write them at the beginning of a buffer."""
+        """Write head and rows at the beginning of a buffer."""
         self._struct.pack_into(buffer, 0, *self._said, number, *rows)
 
 
 def unpack_rows(
     data: bytes | bytearray | memoryview, shards: Sequence[int]
 ) -> list[Answer]:
-    """Return the answers of a frame without their arrays, which come behind them.
+    """Return the answers of a frame without their arrays, which follow the rows.
 
     Parameters
     ----------
     data : bytes-like
         The rows.
     shards : sequence of int
-        What is answered: a call to these.
+        The shards of the call, in order.
 
     Raises
     ------
     ProtocolError
-        For rows that do not answer that call.
+        If the rows do not answer that call.
     """
     found = []
     for row, asked in zip(_ROW.iter_unpack(data), shards, strict=True):

@@ -1,18 +1,19 @@
-"""Forms of calls with rows of tables, or words of any number: frames of any length.
+"""Forms of calls with rows of tables, or words of a codec: frames of variable length.
 
-Which tables a call brings rows of, and which it reads, its form says once. How many rows
-that are of each shard, and which ones, comes with each frame, before the rows:
+A form says once which tables a call pushes rows of, and which tables it reads. Each
+frame says how many rows of each shard, and their ids, before the rows. Its body has:
 
 - versions to wait for, as in frames without rows;
-- how many ids follow, for each shard and table: of what is brought, then of what is read;
-- where words of a codec are brought, how many they are, for each shard: of its arrays,
-  then of its rows of each table;
+- the number of ids, for each shard and table: first of pushed rows, then of rows to
+  read;
+- if words of a codec are pushed, their number, for each shard: of its arrays, then of
+  its rows of each table;
 - these ids;
-- arrays and rows that are brought, those with the widest elements first: so all of it
-  lies aligned in the one buffer that a frame is received into.
+- pushed arrays and rows, those with the widest elements first: so all of them lie
+  aligned in the one buffer that receives the frame.
 
-An answer has of each shard its arrays, then the rows of each table that is read, and then,
-of those with rows of any ids, a mark for each id: 1 where there is a row.
+An answer has for each shard its arrays, then the rows of each table that is read. For
+tables of any ids a mark for each id follows: 1 if the table has a row for it.
 """
 
 from __future__ import annotations
@@ -43,30 +44,30 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 _NONE = np.empty(0, np.uint8)
-#: Of an id, and of how many there are.
+#: Dtype of an id, and of a number of ids.
 ID = np.dtype("int64")
 
 
-#: Bytes of words for a number, and besides, of which a lane carries no more.
+#: Most bytes of words that a lane carries: for each number, and besides.
 _MOST_NBYTES, _MORE_NBYTES = 16, 4096
 
 
 def most_words(n: int, word: str) -> int:
-    """Return how many words of such a dtype a lane carries at most for `n` numbers.
+    """Return the most words of a dtype that a lane carries for `n` numbers.
 
-    Of what a codec of a user's says more goes by message.
+    A user's codec may make more words than that; those go by message.
     """
     return (_MOST_NBYTES * n + _MORE_NBYTES) // np.dtype(word).itemsize
 
 
 class RowsSaid(NamedTuple):
-    """What the body of a frame with rows says, by part."""
+    """The body of a frame with rows, by part."""
 
     #: Versions to wait for.
     least: list[int]
-    #: Arrays and rows that are brought.
+    #: Arrays and rows that are pushed.
     items: list[list[Item]]
-    #: Ids of the rows that are read, by table.
+    #: Ids of the rows to read, by table.
     asked: list[list[Array]]
 
 
@@ -74,14 +75,14 @@ class Given(NamedTuple):
     """One array of a body, or the rows that a part has of a table."""
 
     part: int
-    #: Which of the part's arrays; the tables come after them.
+    #: Index among the part's arrays; the tables come after them.
     slot: int
     dtype: np.dtype[Any]
-    #: Elements of the array, or of each row; of words 1.
+    #: Elements of the array, or of each row; 1 for words.
     n: int
-    #: Which number of the frame says how many rows or words there are; -1 for an array.
+    #: Index of the count of its rows or words in the frame; -1 for an array.
     counted: int
-    #: Which number says how many ids there are; -1 for an array, and for its words.
+    #: Index of the count of its ids; -1 for an array, and for its words.
     ids: int
 
 
@@ -93,20 +94,20 @@ def given_in(
     n_read: int = 0,
     word: str = "",
 ) -> tuple[Given, ...]:
-    """Return what the body of a frame has, in its order.
+    """Return the arrays and rows in the body of a frame, in their order.
 
     Parameters
     ----------
     arrays : sequence of sequence of (dtype, n)
         The arrays of each part.
     pushed : sequence of Table
-        The tables that all of them have rows of.
+        The tables that every part pushes rows of.
     kind : str
-        What the call does with them.
+        Kind of the step that the call makes of them.
     n_read : int
-        How many tables all of them read rows of.
+        Number of tables that every part reads rows of.
     word : str
-        The dtype of words, where all of it is in words; "" for numbers.
+        The dtype of words, if arrays and rows come as words; "" for numbers.
     """
     found, words = [], len(arrays) * (len(pushed) + n_read)
     for part, of in enumerate(arrays):
@@ -125,33 +126,33 @@ def given_in(
 
 @dataclass(frozen=True, slots=True)
 class RowForm(Form):
-    """A form of calls with rows, as a host has it."""
+    """A form of calls with rows, as the host keeps it."""
 
-    #: Tables that rows are brought of, and read of.
+    #: Tables whose rows are pushed, and tables whose rows are read.
     pushed: tuple[Table, ...] = ()
     read: tuple[Table, ...] = ()
-    #: What comes after the ids.
+    #: The arrays and rows that follow the ids.
     given: tuple[Given, ...] = ()
-    #: Rows that are brought, as items without any, by part.
+    #: Pushed rows, as items without rows, by part.
     row_items: tuple[tuple[Item, ...], ...] = ()
     #: Positions of the pieces that are read, by part.
     reads_at: tuple[tuple[int, ...], ...] = ()
-    #: Whose ids each number of them counts.
+    #: The table piece of each number of ids.
     pieces: tuple[TablePiece, ...] = ()
-    #: By number of ids, and of words, how many there may be at most, and bytes that come
-    #: with each.
+    #: For each number of ids, and of words: its maximum, and the bytes that come with
+    #: each id or word.
     limits: tuple[tuple[int, int], ...] = ()
-    #: Bytes of a frame without ids and rows, and with as many as there may be.
+    #: Bytes of a frame without ids and rows, and of one with as many as are allowed.
     least_nbytes: int = 0
     most_nbytes: int = 0
-    #: Whose words arrays and rows are that are brought, and those that are read.
+    #: The codec of pushed arrays and rows, and that of read ones.
     codec: Codec | None = None
     read_codec: Codec | None = None
-    #: Whether of the tables that are read only marks are asked for.
+    #: Whether the call asks only for marks, not for rows, of the tables it reads.
     finds: bool = False
 
     def check(self, head: Head) -> None:
-        """Refuse a head whose body is none of this form; see :meth:`Form.check`."""
+        """Refuse a head whose body does not fit this form; see :meth:`Form.check`."""
         least = LEAST.itemsize * len(self.template.parts)
         rest = head.nbytes - (least if head.flags & HAS_LEAST else 0)
         if not self.least_nbytes <= rest <= self.most_nbytes:
@@ -168,13 +169,13 @@ class RowForm(Form):
         return [empty(head.nbytes, np.uint8)]
 
     def read_body(self, head: Head, body: Sequence[Array]) -> RowsSaid:
-        """Return what the body of a frame of this form says.
+        """Return the content of the body of a frame of this form.
 
         Raises
         ------
         ProtocolError, PushRejectedError
-            For numbers of ids that no call has, or that are not those of its body, and
-            for ids of rows that are another shard's.
+            If the numbers of ids are impossible or do not fit the body, or ids of rows
+            belong to another shard.
         """
         data, n_parts = body[0], len(self.template.parts)
         least, at = [0] * n_parts, 0
@@ -221,9 +222,9 @@ class RowForm(Form):
             )
 
     def parts(self, head: Head, said: RowsSaid) -> list[Part]:
-        """Return what a frame of this form says to each shard.
+        """Return the part of each shard in the call of a frame of this form.
 
-        Parts of a call that only reads have nothing to read where no id is theirs.
+        A part of a call that only reads reads nothing if no id belongs to its shard.
         """
         found: list[Part] = []
         words_in = self.read_codec
@@ -255,7 +256,7 @@ class RowForm(Form):
 
 
 def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
-    """Return the form that a caller has said, of calls with rows or without.
+    """Return the form that a caller has sent, of calls with rows or without.
 
     Raises
     ------
@@ -315,9 +316,9 @@ def read_any_form(said: Any, layout_of: Callable[[str, int], Layout]) -> Form:
 
 
 def _codec_in(said: Any) -> tuple[str, Codec | None]:
-    """Return whose words come, and have the form say nothing of them any more.
+    """Return name and codec of pushed words, and clear the codec in the form's head.
 
-    How many they are comes with each frame, and is looked at there.
+    The number of words comes with each frame, and :meth:`RowForm.read_body` checks it.
     """
     head = said["head"] = [*said["head"]]
     name, head[-2] = head[-2], ""
@@ -331,7 +332,7 @@ def _codec_in(said: Any) -> tuple[str, Codec | None]:
 
 
 def _limit(table: Table, kind: str, *, is_coded: bool) -> tuple[int, int]:
-    """Return how many rows of a table may come, and bytes that do with each id."""
+    """Return the most rows of a table that may come, and the bytes with each id."""
     dtype, wide = given_to(table, kind)
     each = 0 if is_coded else np.dtype(dtype).itemsize * wide
     return MOST_PUSHED_ROWS, ID.itemsize + each
@@ -340,7 +341,7 @@ def _limit(table: Table, kind: str, *, is_coded: bool) -> tuple[int, int]:
 def _word_limits(
     layout: Layout, part: Part, pushed: Sequence[Table], word: str
 ) -> list[tuple[int, int]]:
-    """Return how many words may come of each array and table, and bytes of each."""
+    """Return the most words of each array and table, and the bytes of each word."""
     pieces = layout.pieces[part.shard]
     sizes = [pieces[item.position].size for item in part.step.items]
     sizes += [MOST_PUSHED_ROWS * table.dim for table in pushed]

@@ -1,7 +1,7 @@
-"""The host's end of a lane: it goes as far as the socket lets it, and goes on later.
+"""The host's end of a lane: it sends and receives what the socket takes, in steps.
 
-Its buffer is that of the thread which serves it; between two frames a lane has none, and
-within one no more than the array that is being filled.
+It receives into the buffer of the thread that serves it. Between two frames a lane has
+no buffer, and within a frame no more than the array that it is filling.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ class ServedChannel(Channel):
     Parameters
     ----------
     taken : socket.socket
-        The socket, which nobody else uses.
+        The socket; no other object uses it.
     stall : float
-        Seconds without a byte after which a thread that may wait does so no longer.
+        Seconds without a byte after which a thread stops waiting for this lane.
     """
 
     def __init__(self, taken: socket.socket, stall: float) -> None:
         super().__init__(taken, stall, _NONE)
         self.stall = stall
-        #: When bytes have come or gone last.
+        #: When bytes were last received or sent.
         self.moved = time.monotonic()
         if self._is_tls:
-            # What arrives are records: who waits for bytes waits beside OpenSSL.
+            # The socket delivers TLS records: threads wait with `wait`, outside of
+            # OpenSSL.
             taken.settimeout(0.0)
         else:
-            # By the kernel: Python would poll before each byte.
+            # The kernel keeps the time: Python would poll before each byte.
             taken.settimeout(None)
             said = struct.pack("ll", int(stall), int(stall % 1 * 1e6))
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -61,7 +62,7 @@ class ServedChannel(Channel):
 
     @property
     def is_tls(self) -> bool:
-        """Whether bytes of the socket are not those of the lane."""
+        """Whether the bytes of the socket are encrypted, not those of the lane."""
         return self._is_tls
 
     def fileno(self) -> int:
@@ -70,7 +71,7 @@ class ServedChannel(Channel):
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes are here that no look at the descriptor would show."""
+        """Whether received bytes wait here that the descriptor does not show."""
         if self._to > self._from:
             return True
         if not self._is_tls:
@@ -79,11 +80,12 @@ class ServedChannel(Channel):
 
     @property
     def has_come(self) -> bool:
-        """Whether there is something to receive, or the other end has closed it."""
+        """Whether bytes can be received, or the other end has closed the socket."""
         if self.has_more:
             return True
         try:
-            # Not of an SSLSocket, which has no flags: any byte of a record counts.
+            # Not the method of SSLSocket, which takes no flags: any byte of a record
+            # counts.
             socket.socket.recv(self._socket, 1, socket.MSG_PEEK | _NOW)
         except BlockingIOError:
             return False
@@ -93,30 +95,30 @@ class ServedChannel(Channel):
 
     @property
     def is_within(self) -> bool:
-        """Whether bytes were received that no frame has taken."""
+        """Whether bytes were received that no frame has consumed."""
         return self._to > self._from
 
     @property
     def is_bare(self) -> bool:
-        """Whether what the socket gives next is the begin of a frame."""
+        """Whether the next bytes of the socket are the beginning of a frame."""
         return not self._is_tls and self._to == self._from
 
     def receive(self, buffer: memoryview, *, waits: bool, most: int = 0) -> int:
-        """Receive into a buffer of the thread, from a bare one; return how many bytes.
+        """Receive into a thread's buffer, on a bare channel; return how many bytes.
 
         Parameters
         ----------
         buffer : memoryview
             The buffer.
         waits : bool
-            Whether the thread waits a little for them.
+            Whether the thread waits a little for bytes.
         most : int
-            How many at most; 0 for as many as the buffer takes.
+            Most bytes to receive; 0 for as many as the buffer takes.
 
         Raises
         ------
         OSError
-            Where the other end has closed it.
+            If the other end has closed the socket.
         """
         try:
             n = self._socket.recv_into(buffer, most, 0 if waits else _NOW)
@@ -127,16 +129,16 @@ class ServedChannel(Channel):
         return n
 
     def lend(self, buffer: memoryview, n: int = 0, taken: int = 0) -> None:
-        """Have it receive into a buffer of the thread that serves it now.
+        """Use the buffer of the thread that serves this channel now.
 
         Parameters
         ----------
         buffer : memoryview
             The buffer.
         n : int
-            How many bytes of it were received already, where it had none.
+            Bytes already received into it, if the channel had no buffer.
         taken : int
-            Which of these a frame has taken, from the first on.
+            Bytes of these that a frame has consumed, from the first on.
         """
         rest = self._buffer[self._from : self._to]
         if len(rest):
@@ -145,7 +147,7 @@ class ServedChannel(Channel):
         self._buffer, self._from, self._to = buffer, taken, n
 
     def give_up_buffer(self) -> None:
-        """Keep a copy of what no frame has taken yet, and no buffer."""
+        """Give the buffer back; keep a copy of bytes that no frame has consumed."""
         n = self._to - self._from
         self._buffer = (
             memoryview(bytes(self._buffer[self._from : self._to])) if n else _NONE
@@ -153,19 +155,19 @@ class ServedChannel(Channel):
         self._from, self._to = 0, n
 
     def try_head(self, *, waits: bool = False) -> Head | None:
-        """Return the head of the next frame; None where it is not there yet.
+        """Return the head of the next frame; None if it has not come yet.
 
         Parameters
         ----------
         waits : bool
-            Whether the thread waits a little for it.
+            Whether the thread waits a little for the head.
 
         Raises
         ------
         OSError
-            Where the other end has closed it.
+            If the other end has closed the socket.
         ProtocolError
-            For bytes that are no head.
+            If the bytes are no head.
         """
         while self._to - self._from < HEAD_NBYTES:
             if self._from:
@@ -179,12 +181,12 @@ class ServedChannel(Channel):
         return unpack_head(self._buffer[start : self._from])
 
     def try_fill(self, views: deque[memoryview], *, waits: bool = False) -> bool:
-        """Receive into these; return whether they are full. What is full is taken away.
+        """Receive into views, and remove those that are full; return whether all are.
 
         Raises
         ------
         OSError
-            Where the other end has closed it.
+            If the other end has closed the socket.
         """
         while views:
             view = views[0]
@@ -192,7 +194,7 @@ class ServedChannel(Channel):
                 view[:n] = self._buffer[self._from : self._from + n]
                 self._from += n
             elif view and len(view) < len(self._buffer) and len(views) > 1:
-                # Small ones together.
+                # Receive several small arrays together.
                 self._from = self._to = 0
                 got = self._try_receive(self._buffer, waits)
                 if not got:
@@ -203,7 +205,7 @@ class ServedChannel(Channel):
                 wanted = view[:MOST_NBYTES]
                 n = self._try_receive(wanted, waits, self._all)
                 if n < min(len(wanted), BUFFER_NBYTES) and waits and self._all:
-                    # All that has come while the kernel waited: no thread waits again.
+                    # The kernel has waited already: no thread waits again.
                     views[0] = view[n:]
                     return False
                 if not n:
@@ -217,12 +219,12 @@ class ServedChannel(Channel):
     def send_some(
         self, buffers: Sequence[Any], *, waits: bool
     ) -> deque[memoryview | Tail] | None:
-        """Send what the kernel takes at once; return the rest, None for nothing.
+        """Send what the kernel takes at once; return the rest, None if all is sent.
 
         Raises
         ------
         OSError
-            Where the other end is gone.
+            If the other end is gone.
         """
         if (
             not self._is_tls
@@ -233,7 +235,7 @@ class ServedChannel(Channel):
                 sent = self._socket.sendmsg(buffers, (), 0 if waits else _NOW)
             except BlockingIOError:
                 sent = 0
-            # Most are one buffer, of bytes.
+            # Most answers are one buffer of bytes.
             n = len(buffers) == 1 and len(buffers[0])
             if sent == (n or sum([memoryview(b).nbytes for b in buffers])):
                 return None
@@ -244,17 +246,17 @@ class ServedChannel(Channel):
         return None if self.try_send(views, waits=waits) else views
 
     def try_send(self, views: deque[memoryview | Tail], *, waits: bool = False) -> bool:
-        """Send these; return whether all of it went. What went is taken away.
+        """Send views, and remove those that are sent; return whether all are.
 
         Raises
         ------
         OSError
-            Where the other end is gone, or the answer is not to come to its end.
+            If the other end is gone, or the answer must not be completed.
         """
         plain = [view for view in views if not isinstance(view, Tail)]
         is_plain = 1 < len(views) == len(plain)
         if self._is_tls and is_plain and sum(map(len, plain)) <= BUFFER_NBYTES:
-            # Small frames in one record.
+            # One TLS record for a small frame.
             joined = memoryview(b"".join(plain))
             views.clear()
             views.append(joined)
@@ -268,8 +270,8 @@ class ServedChannel(Channel):
                     some = [view for view in few if not isinstance(view, Tail)]
                     sent = self._socket.sendmsg(some, (), 0 if waits else _NOW)
                     if waits and sent < sum(map(len, some)):
-                        # All that went while the kernel waited: who takes so little
-                        # is not waited for again here.
+                        # The kernel has waited already: for a caller that takes so
+                        # little no thread waits again here.
                         self._take_away(views, sent)
                         return False
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -286,7 +288,7 @@ class ServedChannel(Channel):
                 views[0] = _made(views[0])[n:]
 
     def _try_receive(self, view: memoryview, waits: bool, how: int = 0) -> int:
-        """Return how many bytes came, 0 for none."""
+        """Receive into a view; return how many bytes came, 0 for none."""
         try:
             if self._is_tls:
                 got = self._socket.recv_into(view)
@@ -302,13 +304,13 @@ class ServedChannel(Channel):
         return got
 
     def expect(self, until: float) -> None:
-        """Have what comes be there by then, in the time of `time.monotonic`."""
+        """Set when the awaited bytes must be here, by `time.monotonic`."""
         self._until = until
 
     def wait(self, *, for_room: bool) -> bool:
-        """Return whether there are bytes, or there is room for them, after a while.
+        """Wait a while; return whether bytes have come, or there is room to send.
 
-        Only where the kernel does not wait itself, beside OpenSSL.
+        Only for TLS: without it the kernel waits in its own calls.
         """
         if not self._is_tls:
             return False
@@ -318,7 +320,7 @@ class ServedChannel(Channel):
 
 
 def views_of(buffers: Sequence[Any]) -> deque[Any]:
-    """Return the bytes of buffers, without those that have none."""
+    """Return the bytes of buffers, without the empty ones."""
     return deque(
         [
             b if type(b) is Tail else flat(b)

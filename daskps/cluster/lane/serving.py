@@ -1,9 +1,9 @@
-"""The threads that serve the lanes of a host: a few of them, on one set of sockets.
+"""The threads that serve the lanes of a host: a few of them, on one epoll set.
 
-One thread leads: it waits for the next event of the set, serves it and looks again. Each
-event comes once, and whoever takes it owns its lane until the lane is left in the set
-again. Before what takes long the leader lets another thread lead, and may wait then; where
-none is left it goes on without waiting. So there is always one that looks.
+One thread leads: it waits for the next event of the set, serves it and waits again. The
+set reports each event once; the thread that takes it owns the lane until it puts the
+lane back. Before long work the leader lets another thread lead, and may wait then; if
+no thread is left it goes on without waiting. So one thread is always at the set.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.connection import Connection
 
 logger = logging.getLogger(__name__)
-#: Threads of one host, and how long one that has nothing to do is kept.
+#: Most threads of one host, and seconds for which an idle one is kept.
 MOST_THREADS, SPARE_SECONDS = 16, 10.0
-#: Events that are looked at in one go.
+#: Events that one look at the set returns.
 MOST_EVENTS = 64
-#: How long a call waits for the lock of a shard, in a thread that may; and in the leader
-#: where no other can lead.
+#: How long a call waits for the lock of a shard: in a thread that may wait, and in the
+#: leader if no other thread can lead.
 LOCK_SECONDS, SHORT_SECONDS = 1.0, 0.01
-#: How often those inside of a frame are looked at.
+#: How often the leader checks lanes that are within a frame or an answer.
 SWEEP_SECONDS = 0.5
-#: Bytes of bodies that do not come and of answers that are not taken, of all lanes. Where
-#: there are more, who is slowest goes that is behind by so many seconds.
+#: Bytes of unfinished bodies and of answers not taken, of all lanes. Above that the
+#: host closes the slowest lanes, if they are behind by so many seconds.
 MOST_HELD, LAG_SECONDS = 2**26, 0.5
-#: With more lanes no thread waits for the next frame of one, nor does a trainer's thread
-#: send answers: it would be kept for long. And after so many frames one does.
+#: With more lanes, no thread waits for the next frame of a lane, and no trainer's
+#: thread sends answers: that would keep it for long. With fewer, a thread waits after
+#: so many quick frames.
 FEW_LANES, QUICK_FRAMES = 8, 4
 
 
@@ -54,7 +55,7 @@ class _Thread:
     Parameters
     ----------
     let_lead : callable
-        Has another thread lead; returns for how long this one may wait then.
+        Lets another thread lead; returns for how long this one may wait then.
     """
 
     __slots__ = ("buffer", "done", "leads", "let_lead")
@@ -62,13 +63,13 @@ class _Thread:
     def __init__(self, let_lead: Callable[[_Thread], float]) -> None:
         self.leads = False
         self.buffer = memoryview(bytearray(BUFFER_NBYTES))
-        #: Calls that it has completed.
+        #: Calls that this thread has completed.
         self.done: deque[tuple[Connection, Waiting]] = deque()
         self.let_lead = partial(let_lead, self)
 
 
 class _Here(threading.local):
-    """The thread that looks, where it serves lanes."""
+    """The calling thread's :class:`_Thread`, if it serves lanes."""
 
     thread: _Thread | None = None
 
@@ -79,12 +80,12 @@ class LaneServer:
     Parameters
     ----------
     ended : callable
-        Told of each connection that was closed.
+        Called with each connection that was closed.
 
     Raises
     ------
     OSError, RuntimeError
-        Where the system gives no thread, or no descriptor.
+        If the system gives no thread, or no descriptor.
     """
 
     def __init__(self, ended: Callable[[Connection], None]) -> None:
@@ -93,17 +94,18 @@ class LaneServer:
         self._events = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events.register(self._wake, select.EPOLLIN)
-        #: By descriptor.
+        #: Connections by descriptor.
         self._here: dict[int, Connection] = {}
-        #: Held by the thread that leads; the others wait for it.
+        #: The leading thread holds it; the others wait for it.
         self._lead = threading.Lock()
-        #: Events that came together, of whom each leader takes the next.
+        #: Events that came together; each leader takes the next one.
         self._ready: deque[tuple[int, int]] = deque()
-        #: Around the threads, of whom so many wait to lead, and the next look at all.
+        #: Guards the threads, how many of them wait to lead, and the time of the next
+        #: check of all connections.
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._n_spare, self._next_look = 0, math.inf
-        #: The event loop's, which serves nothing.
+        #: The thread of the event loop, which serves no lane.
         self._loop_thread = threading.get_ident()
         self._is_closed = self._is_left = False
         _ALL.add(self)
@@ -121,7 +123,7 @@ class LaneServer:
         self._leave(connection)
 
     def close(self, seconds: float) -> None:
-        """End all connections, and wait so long for the threads."""
+        """Close all connections, and wait for the threads for so many seconds."""
         with self._lock:
             self._is_closed, threads = True, list(self._threads)
             if threads:
@@ -135,7 +137,7 @@ class LaneServer:
         if any(thread.is_alive() for thread in threads):
             logger.warning("threads of lanes are still at a call, and end after it")
         for connection in list(self._here.values()):
-            # Else the thread that owns it ends it.
+            # If another thread owns the connection, that thread closes it.
             if connection.own():
                 self.end(connection)
         with self._lock:
@@ -146,7 +148,7 @@ class LaneServer:
     # -- the threads -----------------------------------------------------------
 
     def _start(self) -> None:
-        """Start a thread that waits to lead; under the lock."""
+        """Start a thread that waits to lead; the caller holds the lock."""
         thread = threading.Thread(target=self._run, name="daskps-lane", daemon=True)
         thread.start()
         self._threads.add(thread)
@@ -172,16 +174,16 @@ class LaneServer:
                 self._free()
 
     def _follow(self, mine: _Thread) -> bool:
-        """Wait to lead; return whether there is anything to do."""
+        """Wait to lead; return False if this thread has no work and ends."""
         has_lead = self._lead.acquire(timeout=SPARE_SECONDS)
         with self._lock:
-            # The leader may have counted on this thread just now.
+            # The leader may just have counted on this thread.
             mine.leads = has_lead or self._lead.acquire(blocking=False)
             self._n_spare -= 1
         return mine.leads and not self._is_closed
 
     def _let_lead(self, mine: _Thread) -> float:
-        """Have another thread lead; return for how long this one may wait then."""
+        """Let another thread lead; return for how long this one may wait then."""
         if not mine.leads:
             return LOCK_SECONDS
         with self._lock:
@@ -197,7 +199,7 @@ class LaneServer:
         return LOCK_SECONDS
 
     def _look(self, mine: _Thread) -> None:
-        """Wait for an event, and serve it; the leader does."""
+        """As the leader, wait for an event and serve it."""
         if not self._ready:
             now = time.monotonic()
             if self._next_look <= now:
@@ -210,7 +212,7 @@ class LaneServer:
             if number == self._wake:
                 if not self._is_closed:
                     os.eventfd_read(number)
-            # Another thread may have ended it.
+            # Another thread may have closed the connection.
             elif (connection := self._here.get(number)) is not None:
                 self._hear(connection, mine)
         if mine.done:
@@ -222,7 +224,7 @@ class LaneServer:
             self._finish(*mine.done.popleft())
 
     def _free(self) -> None:
-        """Free what it has of the system."""
+        """Close the epoll set and the descriptor that wakes it."""
         _ALL.discard(self)
         if not self._events.closed:
             self._events.close()
@@ -231,7 +233,7 @@ class LaneServer:
     # -- one connection --------------------------------------------------------
 
     def _hear(self, connection: Connection, mine: _Thread) -> None:
-        """Serve a connection that has an event, unless another thread does."""
+        """Serve a connection that has an event, unless another thread owns it."""
         if not connection.own():
             return
         waiting = connection.waiting
@@ -242,7 +244,8 @@ class LaneServer:
                 mine.let_lead()
             self._answer(connection, waiting)
         elif connection.channel.has_come:
-            # A caller says nothing while its call waits: it has hung up, or is none.
+            # A caller sends nothing while its call waits: it has hung up, or is no
+            # caller.
             self.end(connection)
         else:
             self._leave(connection)
@@ -255,21 +258,21 @@ class LaneServer:
             if (waiting := connection.waiting) is not None:
                 self._expect(waiting.end)
                 waiting.then(partial(self._done, connection, waiting))
-        except Exception as error:  # noqa: BLE001 - said there
+        except Exception as error:  # noqa: BLE001 - `end` logs it
             self.end(connection, error)
             return
         self._leave(connection)
-        # Who has completed it before that could not answer.
+        # A thread that completed the call before `_leave` could not answer it.
         if waiting is not None and waiting.done:
             self._finish(connection, waiting)
 
     def _go_on(self, connection: Connection, mine: _Thread) -> bool:
-        """Have a connection go on; return whether this thread stays with it."""
+        """Let a connection go on; return whether this thread stays with it."""
         connection.used = time.monotonic()
         seconds = 0.0 if mine.leads else LOCK_SECONDS
         waits = connection.go_on(mine.buffer, seconds, mine.let_lead)
         if waits == ANSWERED and len(self._here) <= FEW_LANES:
-            # The way from the set to a thread is longer than that of the next frame.
+            # An event takes longer from the set to a thread than the next frame takes.
             connection.n_quick += 1
             return connection.n_quick > QUICK_FRAMES and mine.let_lead() > 0
         connection.n_quick = 0
@@ -278,16 +281,16 @@ class LaneServer:
         if not connection.is_within or connection.is_slow:
             return False
         connection.channel.wait(for_room=waits == ROOM)
-        # Nobody waits for its caller any longer, nor for what else of this comes.
+        # No thread waits for this caller again, until the frame or answer has ended.
         connection.is_slow = connection.is_behind(time.monotonic())
         return not connection.is_slow
 
     def _leave(self, connection: Connection) -> None:
-        """Own a connection no longer."""
+        """Stop owning a connection, and put it back into the set."""
         try:
             if connection.leave(self._events):
                 self._expect(time.monotonic() + SWEEP_SECONDS)
-        except ValueError:  # the set is closed after the server is
+        except ValueError:  # `_free` has closed the set
             is_closed = True
         else:
             is_closed = self._is_closed
@@ -295,7 +298,7 @@ class LaneServer:
             self.end(connection)
 
     def end(self, connection: Connection, error: Exception | None = None) -> None:
-        """Close a connection, which this thread owns."""
+        """Close a connection that this thread owns."""
         if isinstance(error, ProtocolError):
             logger.warning("a lane was closed: %s", error)
         elif error is not None and not isinstance(error, OSError):
@@ -304,17 +307,17 @@ class LaneServer:
         connection.end()
         self._ended(connection)
 
-    # -- calls that wait -------------------------------------------------------
+    # -- parked calls ----------------------------------------------------------
 
     def _done(self, connection: Connection, waiting: Waiting) -> None:
-        """Have the answer of a call sent that is done; from any thread."""
+        """Have the answer of a completed call sent; any thread may call this."""
         mine = self._mine.thread
         if not connection.is_long:
             if mine is not None:
-                # Its own answer first.
+                # This thread first sends the answer to its own lane.
                 mine.done.append((connection, waiting))
                 return
-            # To wake another thread takes longer than to do it.
+            # Waking another thread takes longer than answering here.
             is_loop = threading.get_ident() == self._loop_thread
             if not is_loop and len(self._here) <= FEW_LANES:
                 self._finish(connection, waiting)
@@ -322,12 +325,12 @@ class LaneServer:
         self._hand_over(connection, waiting)
 
     def _hand_over(self, connection: Connection, waiting: Waiting) -> None:
-        """Have a thread of lanes answer a call."""
-        with contextlib.suppress(ValueError):  # the set is closed, and they have ended
+        """Let a thread of the set answer a call."""
+        with contextlib.suppress(ValueError):  # the set is closed, and the lanes too
             connection.hand_over(self._events, waiting)
 
     def _finish(self, connection: Connection, waiting: Waiting) -> None:
-        """Answer a parked call, unless another thread does."""
+        """Answer a parked call, unless another thread answers it."""
         if connection.claim(waiting):
             self._answer(connection, waiting)
 
@@ -340,7 +343,7 @@ class LaneServer:
             except ShardBusyError:
                 mine = self._mine.thread
                 if mine is None:
-                    # It may wait for its turn, and this thread must not.
+                    # The read may have to wait for its turn, and this thread must not.
                     connection.waiting = waiting
                     self._leave(connection)
                     self._hand_over(connection, waiting)
@@ -348,7 +351,7 @@ class LaneServer:
                 frame = waiting.finish(mine.let_lead() or SHORT_SECONDS)
             connection.answer(frame)
         except BaseException as error:
-            # Nobody knows how much of it was sent.
+            # Part of the answer may have been sent: the lane cannot go on.
             if not isinstance(error, Exception):
                 self.end(connection)
                 raise
@@ -359,7 +362,7 @@ class LaneServer:
     # -- time ------------------------------------------------------------------
 
     def _expect(self, end: float) -> None:
-        """Have the leader look at all connections by then."""
+        """Make the leader check all connections by `end`."""
         if end < self._next_look:
             with self._lock:
                 self._next_look = min(end, self._next_look)
@@ -368,7 +371,7 @@ class LaneServer:
                     os.eventfd_write(self._wake, 1)
 
     def _look_around(self, now: float) -> None:
-        """End calls whose time is up, and callers that are too slow."""
+        """Answer calls whose time is up, and close connections of slow callers."""
         with self._lock:
             self._next_look = math.inf
         within = []
@@ -386,7 +389,7 @@ class LaneServer:
             self._bound(within, now)
 
     def _bound(self, within: Sequence[Connection], now: float) -> None:
-        """End those that are late, and the slowest of all that take too much memory."""
+        """Close late connections, and the slowest ones if all hold too much memory."""
         slow: list[tuple[float, int, Connection]] = []
         held = 0
         for connection in within:
@@ -408,12 +411,12 @@ class LaneServer:
                 self.end(connection)
 
     def leave_to_parent(self) -> None:
-        """Close the copies of a forked process."""
+        """Close the copies in a forked child."""
         self._is_closed = True
         self._free()
 
 
-#: Those of this process.
+#: The servers of this process.
 _ALL: weakref.WeakSet[LaneServer] = weakref.WeakSet()
 
 

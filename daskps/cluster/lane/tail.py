@@ -1,7 +1,7 @@
-"""The end of an answer that is sent straight from memory which others may overwrite.
+"""The end of an answer that a host sends straight from memory that updates overwrite.
 
-Nobody can take back what was sent. But an answer counts once all of it has come: so its
-end is held back until it is known that what went before it was whole.
+A host cannot take back bytes that it has sent. But an answer counts only when all of it
+has come: so the host holds back the end until it knows that the rest was whole.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-#: Bytes of an answer that are held back.
+#: Bytes of an answer that the host holds back.
 TAIL_NBYTES: Final = 4096
 
 
 class Tail:
-    """The last bytes of an answer, in place of a buffer; all others are sent before.
+    """The last bytes of an answer, in place of a buffer; the host sends them last.
 
     Parameters
     ----------
     data : ndarray, shape (n,), uint8
-        What they are, if the answer is whole.
+        The bytes, if the answer is whole.
     is_whole : callable
-        Returns whether nobody has overwritten this, nor what was sent before.
+        Returns whether no update has overwritten these bytes, nor those sent before.
     """
 
     def __init__(self, data: Array, is_whole: Callable[[], bool]) -> None:
@@ -35,12 +35,12 @@ class Tail:
         return len(self._data)
 
     def made(self) -> memoryview:
-        """Return the bytes, once all before them are sent.
+        """Return the bytes, once the host has sent all bytes before them.
 
         Raises
         ------
         OSError
-            Where the answer must not come to its end.
+            If the answer must not be completed: updates have overwritten it.
         """
         found = self._data.tobytes()
         if not self._is_whole():
