@@ -1,4 +1,4 @@
-"""What a run says once it looks as if it were not meant so."""
+"""Advice that a run logs when it looks like a mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
 
 logger = logging.getLogger(__name__)
-#: How long the end of a run waits for what is to be said of it.
+#: How long the end of a run waits for advice about it.
 ADVICE_SECONDS = 5.0
 #: How much worse than its best a loss is that is said.
 MUCH_WORSE = 1000.0
@@ -42,7 +42,7 @@ class Losses:
         Parameters
         ----------
         epoch : int
-            Which epoch.
+            Number of the epoch.
         loss : float
             Its mean loss.
         first : float, optional
@@ -78,8 +78,8 @@ def first_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
     Parameters
     ----------
     reports : sequence of mapping
-        What the ranks say of the first epoch, each with `first`: the sum of losses
-        and the number of rows of its first batches.
+        Reports of the ranks about the first epoch, each with `first`: the sum of
+        losses and the number of rows of its first batches.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a user may watch of a run: callbacks, a progress bar and a log."""
+"""Callbacks of a run, among them a progress bar and a log."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def of_kind(callbacks: Iterable[object], kind: type[_Kind]) -> tuple[_Kind, ...]
     Parameters
     ----------
     callbacks : iterable of object
-        What `check` has let through.
+        Callbacks that `check` has let through.
     kind : type
         Such as Monitor.
 
@@ -131,11 +131,11 @@ def notify(callbacks: Iterable[object], event: str, run: RunStatus) -> None:
     Parameters
     ----------
     callbacks : iterable of object
-        What `check` has let through.
+        Callbacks that `check` has let through.
     event : str
         One of `EVENTS`.
     run : RunStatus
-        What the methods are called with.
+        The argument of the methods.
     """
     for callback in callbacks:
         method = getattr(callback, event, None)
@@ -251,7 +251,7 @@ class ProgressBar:
         bar.set_description(title, refresh=False)
         bar.set_postfix_str(_values(run.history[-1:], run.loss), refresh=False)
         if run.slowest and not bar.n:
-            # What comes before the first round is the start, and no round's time.
+            # The time before the first round is that of the start, and of no round.
             bar.n = bar.last_print_n = run.slowest
             bar.last_print_t = time.time()
         elif run.slowest > bar.n:

@@ -1,4 +1,4 @@
-"""How a run ends before its last epoch, and whether it is begun anew after an error."""
+"""The end of a run before its last epoch, and its new start after an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EarlyEnd:
     Parameters
     ----------
     stop : callable or None
-        What a caller gave: a condition, or a function of the history.
+        The argument of a caller: a condition, or a function of the history.
     """
 
     def __init__(self, stop: Any) -> None:
@@ -180,7 +180,7 @@ class Retries:
 def is_users(error: Exception) -> bool:
     """Return whether code of the user's raised it in a run: gradient, rule or reduce.
 
-    What the store refuses is no accident, and what the cluster raises no trainer did.
+    Refusals of the store are no accidents, and no trainer raised errors of the cluster.
     """
     if isinstance(error, (DaskPSError, TimeoutError)):
         return False

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: What is counted while a run goes on.
+#: Names of the counts that grow while a run goes on.
 _COUNTED = ("lost_trainers", "retried_rounds", "retried_runs", "moved_parts", "clock")
 
 
@@ -85,7 +85,7 @@ class RunEvents:
     _call: UserCall = call_directly
     _validation: asyncio.Task[None] | None = None
     counted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
-    #: What its trainers have told of their epochs.
+    #: Sums of the reports that its trainers have sent about their epochs.
     spent: StatsOfRun = field(default_factory=StatsOfRun)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class RunEvents:
 
     @property
     def plateaus(self) -> tuple[ReduceOnPlateau, ...]:
-        """What may reduce learning rates at the end of an epoch."""
+        """Callbacks that may reduce learning rates at the end of an epoch."""
         return of_kind(self.callbacks, ReduceOnPlateau)
 
     async def _hear(self, event: dict[str, Any]) -> bool:

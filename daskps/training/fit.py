@@ -128,7 +128,7 @@ def train(  # noqa: PLR0913 - the public contract
         those that it changes once more after it. In the task graph each task reads the
         rows of its own batch. `rng` depends on `seed`, epoch, rank and clock alone, so
         that a trainer that is started again gets the same ids. `validate` is called with
-        arrays. What takes arrays alone, such as `sync_every`, refuses rows.
+        arrays. Options for arrays alone, such as `sync_every`, refuse rows.
     epochs : int
         Passes over the data. The store counts them: a second call goes on with the epoch
         after the last one, also in ``TrainResult.history``, and under BSP two calls
@@ -180,9 +180,9 @@ def train(  # noqa: PLR0913 - the public contract
         travelled. A gradient that would become infinite is refused. Others are in
         :mod:`daskps.codecs`; in the task graph only those of 16 bits, and no rows.
     pull_codec : {None, "bf16", "fp16"} or codecs.BFloat16 or codecs.Float16
-        What trainers pull is rounded so, rows too, and travels in these bytes; the
-        store, its updates and what this returns are as without. Too large a weight
-        becomes infinite.
+        The values that trainers pull are rounded so, rows too, and travel in these
+        bytes; the store, its updates and the result of this call are as without. Too
+        large a weight becomes infinite.
     validate : callable, optional
         ``validate(params) -> dict of str to float``, called here after each epoch
         with a snapshot. Training goes on meanwhile, for one epoch at most; with
@@ -219,7 +219,7 @@ def train(  # noqa: PLR0913 - the public contract
         Begin with fresh optimizer state instead of that of the run before, and with
         epoch 0.
     on_trainer_lost : {"restart", "raise"}
-        What to do when a trainer's worker dies: go on at its clock on another
+        The consequence of a trainer's worker dying: go on at its clock on another
         worker, or end the run.
     retries : int
         How often, within `retry_window`, the run goes on after an error that `gradient`,
@@ -255,7 +255,7 @@ def train(  # noqa: PLR0913 - the public contract
     NotEnoughWorkersError
         If not all trainers could start, or `workers` names one that is not there.
     Exception
-        What `gradient` raised, with the trainer's rank in a note.
+        The error of `gradient`, with the trainer's rank in a note.
 
     Examples
     --------
@@ -333,7 +333,8 @@ def train(  # noqa: PLR0913 - the public contract
         watches=watches,
     )
     if read_ahead and isinstance(chosen.policy, SSP):
-        # What is read at one clock is used at the next: the bound holds there.
+        # A trainer uses the values it read at one clock at the next: the bound holds
+        # there.
         job.policy = SSP(chosen.policy.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
@@ -387,8 +388,8 @@ def run(  # noqa: PLR0913 - the public contract
     Returns
     -------
     list
-        What each trainer's loop returned, in rank order; with an asynchronous
-        client an awaitable.
+        The result of each trainer's loop, in rank order; with an asynchronous client
+        an awaitable.
 
     Raises
     ------
@@ -397,8 +398,8 @@ def run(  # noqa: PLR0913 - the public contract
     ValueError, TypeError
         For arguments that cannot be, before anything is started.
     Exception
-        What `loop` raised, with the trainer's rank in a note, or the computation of a
-        lazy part, with its number; else as :func:`train`.
+        The error of `loop`, with the trainer's rank in a note, or of the computation of
+        a lazy part, with its number; else as :func:`train`.
 
     Examples
     --------

@@ -101,7 +101,7 @@ def check_function(what: str, function: Any, call: str = "") -> None:
     what : str
         One of `CALLS`, or what it is called in `call`.
     function : object
-        What was given for it.
+        The argument to check.
     call : str
         How it is called, where `CALLS` does not say it.
 
@@ -126,7 +126,7 @@ def check_function(what: str, function: Any, call: str = "") -> None:
 def signature_of(function: Any) -> inspect.Signature | None:
     """Return what a function takes; None for compiled ones that do not tell."""
     try:
-        # What a wrapper takes, not what it wraps.
+        # The signature of a wrapper itself, not of the function that it wraps.
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return None

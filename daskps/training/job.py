@@ -230,7 +230,7 @@ class Job(RunEvents):
         if unsaved is not None and self.saves is not None:
             raise UnsavedRunError(
                 f"the run on store {self.store.name!r} has ended, and its end could not be "
-                f"saved: {unsaved}. What train would have returned is `result` of this "
+                f"saved: {unsaved}. The result of train is `result` of this "
                 f"error; {self.saves.newest}; while this cluster lives, store.save(url) "
                 f"saves the end elsewhere",
                 result,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskps.layout.parameters import Parameter
     from daskps.typing import Array
 
-#: What is added to the name of a parameter for its gradient.
+#: The suffix that makes the name of a gradient of the name of a parameter.
 OF_GRADIENT = ":gradient"
 #: Number of the monitor, step, name and value.
 Noted = tuple[int, int, str, float]
@@ -130,7 +130,7 @@ class Watcher:
     Parameters
     ----------
     watches : sequence of Monitor
-        What is asked for, without records.
+        The statistics that are asked for, without records.
     session : Session
         The trainer's place in the run.
     mean : bool
@@ -151,11 +151,11 @@ class Watcher:
         self._mean, self._models = mean, models
         self._parameters = session.meta.layout.parameters
         self._is_first = session.rank == 0
-        #: What was found since it was taken last.
+        #: Values since the last call of `take`.
         self._found: list[Noted] = []
 
     def take(self) -> list[Noted]:
-        """Return what was found since the last call."""
+        """Return the values since the last call."""
         found, self._found = self._found, []
         return found
 

@@ -45,7 +45,7 @@ class ReduceOnPlateau:
         Rates that would change by no more are left as they are. Of several the largest
         counts, of schedules what they begin with.
     metric : str, optional
-        What is looked at: one of what `validate` returns, by default the loss.
+        Name of the metric of `validate` to look at; by default the loss.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class ReduceOnPlateau:
         Returns
         -------
         float or None
-            What :meth:`daskps.ParameterStore.scale_lr` takes.
+            The factor for :meth:`daskps.ParameterStore.scale_lr`.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""How far a run has come, and what run it was: what another one needs to go on."""
+"""Progress of a store and the run that made it, which the next run goes on from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from daskps.training.steps import FitPlan
 
 
-#: What `train` is called with that must be the same.
+#: Arguments of `train` that must be the same when a run goes on.
 _ARGUMENTS = (
     "sync",
     "scheme",
@@ -139,7 +139,7 @@ class TrainedBy:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where in its epochs a store is, and what run has brought it there."""
+    """Place of a store in its epochs, and the run that has brought it there."""
 
     epochs: Epochs
     #: None where none has, or one without epochs.
@@ -152,7 +152,7 @@ class Progress:
 
     @property
     def described(self) -> str:
-        """What the run was, as text; "" where there was none."""
+        """The run as text; "" where there was none."""
         return "" if self.run is None else json.dumps(self.run.to_json())
 
     def to_json(self) -> dict[str, Any]:

@@ -42,11 +42,11 @@ class BatchRows:
     Parameters
     ----------
     plan : FitPlan
-        What to do.
+        The plan of the run.
     background : Background
         Reads beside the trainer's loop, at its place in the run.
     stepper : Stepper
-        What computes the steps.
+        Computes the steps.
     per_epoch : int
         Its ticks in an epoch.
     """
@@ -236,14 +236,14 @@ class _Loop:
         self._taken: Batch | None = None
         #: The delivery that the next step is computed beside.
         self._under_way: Operation | None = None
-        #: What a step is copied to next, and what may be under way.
+        #: Memory that the next step is copied to, and memory that may be under way.
         self._copies: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
         #: Losses and rows of the first batches.
         self._first = (0.0, 0)
         ahead = int(plan.read_ahead)
         self.meter = Meter(session, self.stepper.target.flats, ahead)
         self.watcher: Watcher | None = None
-        #: Which step of the store is under way.
+        #: Number of the store's step that is under way.
         self._number = 0
         if plan.watches:
             mean, models = plan.chosen.reduce == "mean", plan.chosen.average == "models"

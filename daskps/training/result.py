@@ -1,4 +1,4 @@
-"""How far a run is, what it led to, and how that shows itself."""
+"""Status and result of a run, and their text and tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Epoch:
 
 @dataclass
 class RunStatus:
-    """What callbacks are called with.
+    """The status of a run, which callbacks are called with.
 
     `first` is the epoch of the store with which the run begins, `epochs` how many the
     store will have had at its end; `rounds` is how many rounds there will be, 0 where
@@ -90,7 +90,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainResult:
-    """What a run led to; in a notebook it shows its history as a table.
+    """The result of a run; in a notebook it shows its history as a table.
 
     Parameters
     ----------

@@ -116,8 +116,8 @@ def ids_of_batch(
     Raises
     ------
     Exception
-        What a function raised, or ValueError and TypeError for what are no ids; with
-        the table in a note.
+        The error of a function, or ValueError and TypeError for values that are no
+        ids; with the table in a note.
     """
     found: dict[str, Array] = {}
     sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
@@ -155,8 +155,8 @@ def rows_given(
 ) -> list[RowsGiven]:
     """Return gradients of rows as a trainer's step brings them.
 
-    The weight is the step's: whoever applies them multiplies by it, or it counts in
-    the mean of a round.
+    The weight is the step's: the owner that applies them multiplies by it, or it counts
+    in the mean of a round.
 
     Parameters
     ----------

@@ -262,7 +262,7 @@ class Saves:
 
     @property
     def newest(self) -> str:
-        """What the newest checkpoint of the run is, in words."""
+        """Text about the newest checkpoint of the run."""
         if self.saved is None:
             return "there is no checkpoint of this run"
         ended, within = self.saved.place
@@ -344,7 +344,7 @@ def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
     """
     names = {field.name for field in fields(Epoch)}
     try:
-        # What later versions add has a default.
+        # Fields that later versions add have defaults.
         found = [Epoch(**{n: row[n] for n in row if n in names}) for row in rows]
         for entry in found:
             float(entry.seconds), int(entry.epoch), dict(entry.metrics)
@@ -358,7 +358,7 @@ def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
 
 
 class Beginning(NamedTuple):
-    """Where a run begins."""
+    """Starting point of a run."""
 
     progress: Progress
     #: Of the epochs before it, as far as a checkpoint has them.

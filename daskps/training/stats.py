@@ -1,4 +1,4 @@
-"""What a run of `train` has sent, and where the time of its trainers has gone."""
+"""Traffic of a run of `train`, and where the time of its trainers has gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """What one trainer has sent and received, and where its time has gone.
+    """Traffic of one trainer, and where its time has gone.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ class RankStats:
     retries: int = 0
 
 
-#: What adds up from report to report: all but the rank.
+#: Names of the fields that add up from report to report: all but the rank.
 _SUMMED = [one.name for one in fields(RankStats)][1:]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """What a run of `train` has sent, and where the time of its trainers has gone.
+    """Traffic of a run of `train`, and where the time of its trainers has gone.
 
     Of the epochs that have ended; of one within which a run was stopped only what the
     shards and the client have counted.
@@ -228,7 +228,7 @@ class Meter:
     session : Session
         Its place in the run.
     dense : sequence of ndarray
-        What each of its exchanges reads.
+        The arrays that each of its exchanges reads.
     more_lag : int
         Clocks by which what is used is older than what was read last.
     """

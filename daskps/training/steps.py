@@ -53,7 +53,7 @@ class FitPlan:
     """Everything the trainers of one `train` need but their data; travels once."""
 
     gradient: Callable[..., Any]
-    #: What was chosen for the run: some of it takes no rows.
+    #: The options of the run: some of them take no rows.
     chosen: Combination
     #: Epochs of the store, from `first` to the end.
     epochs: int
@@ -77,12 +77,12 @@ class FitPlan:
     most: int | None = None
     #: Whether a step is delivered, and the next but one read, during the next one.
     read_ahead: bool = False
-    #: What gives the ids of a batch, by the names of tables.
+    #: Functions that return the ids of a batch, by the names of tables.
     rows: Mapping[str, IdFunction] = field(default_factory=dict)
     #: Where a trainer is ahead of the slowest by fewer clocks than this, it reads the
     #: rows of the next batch while it computes.
     rows_ahead: float = 0
-    #: What monitors ask of trainers.
+    #: Statistics that monitors ask of trainers.
     watches: tuple[Monitor, ...] = ()
 
     @property
@@ -153,7 +153,7 @@ class Stepper:
     Parameters
     ----------
     plan : FitPlan
-        What to do.
+        The plan of the run.
     meta : StoreMap
         The store.
     """
@@ -297,8 +297,8 @@ class Stepper:
         if self._finite:
             intake.look(layout, arrays, partial(advice, *batch))
         rows = rows_given(self.meta, named, self.plan.chosen, finite=self._finite)
-        # What is read after the push lands in `params`: a gradient that is one
-        # of them, or a view, would change on its way.
+        # Reads after the push write to `params`: a gradient that is one of them, or
+        # a view, would change on its way.
         return (
             {i: a.copy() if self._is_ours(a) else a for i, a in arrays.items()},
             [one.copied() if self._is_ours(one.data) else one for one in rows],
@@ -318,7 +318,7 @@ Shared = Callable[[Any, Callable[[], Any]], Any]
 
 
 class RowsBefore(Protocol):
-    """What reads rows of tables as they are before a round."""
+    """Reads rows of tables as they are before a round."""
 
     def read_rows(self, targets: Sequence[Target]) -> None:
         """Read what is too much for one call, one after the other."""

@@ -1,4 +1,4 @@
-"""When a run ends before its last epoch: conditions, which ``&`` and ``|`` combine.
+"""Conditions that end a run before its last epoch; ``&`` and ``|`` combine them.
 
 Examples
 --------
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Reached(NamedTuple):
-    """How far a run is: the epochs that have ended, and what came after the last."""
+    """Progress of a run: the epochs that have ended, and the rounds after the last."""
 
     history: Sequence[Epoch]
     #: Rounds of the store since its epoch 0.
@@ -236,7 +236,7 @@ def score_above(score: float, name: str) -> Condition:
     score : float
         The bound.
     name : str
-        Which of the metrics that `validate` returns.
+        Name of the metric that `validate` returns.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a training loop holds: its place among the trainers, and its verbs."""
+"""The trainer of a training loop: its place among the others, and its verbs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Trainer(Verbs):
     session : Session
         Its place in the run.
     background : Background
-        What carries out the operations that are not waited for.
+        Carries out the operations that the loop does not wait for.
     chosen : Combination
-        What was chosen for the run.
+        The options of the run.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ class Trainer(Verbs):
         Returns
         -------
         Version
-            What the shards are at.
+            The version that each shard is at.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class Trainer(Verbs):
         Returns
         -------
         Version
-            What the shards are at.
+            The version that each shard is at.
 
         Raises
         ------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Verbs(Ahead):
-    """What a trainer does with the others beside pushing gradients."""
+    """Verbs of a trainer beside pushing gradients: add, assign and all-reduce."""
 
     def add(self, deltas: Mapping[str, Any], *, timeout: Any = None) -> Version:
         """Add to parameters, past the optimizer, and end the step.
@@ -45,7 +45,7 @@ class Verbs(Ahead):
         Returns
         -------
         Version
-            What the shards are at.
+            The version that each shard is at.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Verbs(Ahead):
         Returns
         -------
         Version
-            What the shards are at.
+            The version that each shard is at.
 
         Raises
         ------

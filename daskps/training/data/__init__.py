@@ -1,1 +1,1 @@
-"""Which rows a trainer sees, and where they are."""
+"""Training data: the rows that each trainer sees, and where they are."""

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Addresses:
-    """Where the rows of some arrays lie, counted from the first byte of them all.
+    """Places of the rows of some arrays, counted from the first byte of them all.
 
     NumPy gathers from one array only. To it these are one: where each row is contiguous,
     an array of a row for every byte from the first block on, overlapping, of which only
     those are ever read that begin where a row does; else an array of all elements from
-    there on. What lies between the blocks is never read: it may not even be memory.
+    there on. Nothing between the blocks is ever read: it may not even be memory.
 
     Parameters
     ----------
     blocks : sequence of ndarray
-        As `addresses` finds them fit. Whoever has this must hold them.
+        As `addresses` finds them fit. The caller must hold them as long as this object.
     """
 
     def __init__(self, blocks: Sequence[Array]) -> None:

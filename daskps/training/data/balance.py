@@ -30,7 +30,7 @@ def balanced(parts: Sequence[Rows], n: int, balance: str, seed: Any) -> list[Row
         As many as the largest part has, the smallest, or their mean, rounded to the
         nearest and halves up.
     seed : int
-        What is drawn depends on it and on the rank.
+        Seed of the draws, which depend on it and on the rank alone.
 
     Returns
     -------

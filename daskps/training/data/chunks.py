@@ -1,4 +1,4 @@
-"""Which chunks of an array each trainer gets: pure arithmetic over their lengths."""
+"""Chunks of an array dealt out to trainers: pure arithmetic over their lengths."""
 
 from __future__ import annotations
 

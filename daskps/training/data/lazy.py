@@ -35,7 +35,7 @@ async def computed_parts(link: Link, parts: Sequence[Any]) -> list[Any]:
     Raises
     ------
     Exception
-        What the computation of a part raised, with its number in a note.
+        The error of the computation of a part, with its number in a note.
     """
     members = [part if _is_pair(part) else (part,) for part in parts]
     # Together, so that what they share is computed once.

@@ -134,7 +134,7 @@ def _futures(link: Link, given: list[Any]) -> list[Any]:
 
 
 class _Look(NamedTuple):
-    """How a part is, as its worker sees it."""
+    """Facts about a part, as its worker sees it."""
 
     length: int
     #: Why it cannot be trained on, or "".

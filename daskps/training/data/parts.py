@@ -116,14 +116,14 @@ async def parts_of(
     Returns
     -------
     list of Part
-        In rank order. Whoever holds it keeps the data on the cluster.
+        In rank order. The data stay on the cluster as long as a caller holds the list.
 
     Raises
     ------
     ValueError, TypeError
         As `check`, and if parts of a list have no rows or differ from their labels'.
     Exception
-        What a task that computes the data raised.
+        The error of a task that computes the data.
     """
     X, y = await _counted(link, X, y)
     check(X, y, trainers, split)

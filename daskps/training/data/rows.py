@@ -1,4 +1,4 @@
-"""Which rows a trainer sees, and in which order: pure arithmetic over row numbers."""
+"""Rows that a trainer sees, and their order: pure arithmetic over row numbers."""
 
 from __future__ import annotations
 

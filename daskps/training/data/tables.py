@@ -1,6 +1,6 @@
 """Tables as training data: each becomes one array of one dtype, once, before the run.
 
-What a gradient gets is then the same whoever made the data: rows of a NumPy array. The
+A gradient gets rows of a NumPy array then, from whatever library the data are. The
 libraries of tables are asked for nothing but their types, and only those that the user
 has imported: data of one that nobody has imported cannot be here.
 """
@@ -53,7 +53,7 @@ class _Column:
     what: str
     #: As its library names it.
     kind: str
-    #: What NumPy makes of it; object where it is no number.
+    #: The dtype that NumPy gives it; object where it is no number.
     dtype: np.dtype[Any]
     missing: int
     values: Callable[[], Array]
@@ -111,7 +111,7 @@ def array_of(data: Any, name: str, beside: Any = None) -> Any:
         Rows. DataFrames, Series and Indexes of pandas, Tables, RecordBatches and
         Arrays of pyarrow, and dask DataFrames and Series are tables.
     name : str
-        What messages call it.
+        Its name in messages.
     beside : object
         The rows, as they were given, that these are paired with.
 

@@ -1,1 +1,1 @@
-"""What a trainer does beside its loop: reads and pushes that do not wait."""
+"""Reads and pushes of a trainer that run beside its loop, which does not wait."""

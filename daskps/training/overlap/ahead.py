@@ -125,9 +125,9 @@ class Ahead:
     session : Session
         Its place in the run.
     background : Background
-        What carries out the operations that are not waited for.
+        Carries out the operations that the loop does not wait for.
     chosen : Combination
-        What was chosen for the run.
+        The options of the run.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Ahead:
     ) -> Operation:
         """Start a pull and return its future.
 
-        What is issued by one trainer takes effect in the order in which it was
-        issued: a pull that was issued after a push with a tick reads the next clock.
+        Operations of one trainer take effect in the order in which it issued them: a
+        pull that was issued after a push with a tick reads the next clock.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class Ahead:
     ) -> Operation:
         """Start a push and return its future.
 
-        What is wrong with the gradients is found here, before this returns.
+        This call checks the gradients and raises what is wrong before it returns.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class Ahead:
         Parameters
         ----------
         names : str or iterable of str, optional
-            Which parameters; all by default.
+            Names of parameters; all by default.
         rows : mapping of str to array_like of int, optional
             Ids of rows by the names of tables, as in
             :meth:`daskps.ParameterStore.pull`.

@@ -90,7 +90,7 @@ class Backlog:
     def __init__(self) -> None:
         self.waiting: list[Operation] = []
         self.running: Operation | None = None
-        #: What went wrong and nobody has heard of.
+        #: The error of an operation, until somebody has heard of it.
         self._failed: BaseException | None = None
         #: The end of the run, which everybody who comes hears of.
         self.cancelled: RunCancelledError | None = None
@@ -249,7 +249,7 @@ class Background:
         Raises
         ------
         Exception
-            What went wrong with one of those before, and nobody has heard of.
+            The error of an operation before, where nobody has heard of it.
         """
         operation = Operation(
             exchange,
@@ -286,7 +286,7 @@ class Background:
         RuntimeError
             In the thread that carries them out.
         Exception
-            What went wrong with one of them and nobody has heard of.
+            The error of one of them, where nobody has heard of it.
         """
         if self._backlog.quiet:
             return seconds
@@ -315,7 +315,7 @@ class Background:
     def abandon(self) -> None:
         """Carry out no more, for the loop has failed.
 
-        What is under way ends with the run, which is about to be fenced.
+        The operation under way ends with the run, which is about to be fenced.
         """
         with self._changed:
             dropped = self._backlog.drop()
