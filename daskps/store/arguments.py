@@ -11,7 +11,7 @@ import numpy as np
 from daskps.limits import STORE_NAME_NBYTES
 from daskps.version import Version
 
-#: What the word that holds a version can count to.
+#: The largest number that the word of a version holds.
 _LARGEST = 2**63 - 1
 
 

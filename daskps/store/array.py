@@ -73,7 +73,7 @@ class ParameterArray(ReadableArray):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class ParameterArray(ReadableArray):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class ParameterArray(ReadableArray):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------

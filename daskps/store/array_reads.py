@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadableArray:
-    """What a parameter of a store, or a region of one, is and holds.
+    """Metadata and values of a parameter of a store, or of a region of one.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class ReadableArray:
 
     @property
     def _first(self) -> int:
-        """Which element of the parameter is the first that it shows."""
+        """Number of the first element of the parameter that it shows."""
         return 0 if self._region is None else self._region.start
 
     @property
     def _shown(self) -> Parameter:
-        """What it looks like: the parameter, or an array of a region's elements."""
+        """The array that it shows: the parameter, or the elements of its region."""
         return self._parameter if self._region is None else self._region.shaped
 
     if not TYPE_CHECKING:

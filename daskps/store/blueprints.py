@@ -191,7 +191,7 @@ def _most_rows(shape: TableShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Where initial values come from, by the index of a parameter or table."""
+    """Sources of initial values, by the index of a parameter or table."""
 
     arrays: dict[int, Array] = field(default_factory=dict)
     collections: dict[int, Any] = field(default_factory=dict)

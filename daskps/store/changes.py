@@ -1,4 +1,4 @@
-"""What others have changed in a table: the answers of all shards as one."""
+"""Changes that other producers made in a table: answers of all shards, joined."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Changes:
     ids : ndarray, shape (n,), int64
         Ids, ascending, each once.
     rows : ndarray, shape (n, dim)
-        What each of them reads now: an id that has no row any more its initial values.
+        The row of each id as it is now; initial values for an id that lost its row.
     since : object
-        What to give to the next call. It can be pickled, and is the caller's to keep.
+        A token for the next call. It can be pickled, and is the caller's to keep.
     complete : bool
         Whether these are the changes since the call before. False where these are all
-        rows of the table: whatever is not among them reads as it did at the beginning.
+        rows of the table: a row that is not among them reads as at the beginning.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Changes:
     complete: bool
 
 
-#: What is to be done next, and what came of it.
+#: Yields questions, or ids to read, gets the answers, and returns the changes.
 _Steps: TypeAlias = Generator["Question | Mapping[str, Array]", Any, Changes]
 
 
@@ -171,7 +171,7 @@ def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _S
     meta : StoreMap
         The store.
     table : Table
-        Which.
+        The table.
     since : TableState, optional
         How far the changes are known.
     by : int
@@ -180,7 +180,8 @@ def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _S
     Yields
     ------
     Question or mapping of str to ndarray
-        What is asked of shards, to get their answers, or ids of which to get the rows.
+        A question that the caller asks the shards, or ids that it reads the rows of;
+        it sends the answers or the rows back.
 
     Returns
     -------
@@ -219,7 +220,7 @@ def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _S
 
 @dataclass(slots=True)
 class _Part:
-    """What is known of one shard."""
+    """The answers of one shard so far."""
 
     version: int
     #: Ascending, and their rows.
@@ -271,7 +272,7 @@ def _fill(table: Table, parts: Sequence[_Part]) -> Generator[Any, Any, None]:
         else:
             part.rows[~part.is_read] = rows[:n]
         rows = rows[n:]
-        # What had no row was worked out there.
+        # The shard has worked out initial values for ids without a row.
         part.is_there[~part.is_read] = True
         part.is_read[:] = True
 

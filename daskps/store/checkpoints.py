@@ -1,4 +1,4 @@
-"""What a user is told of checkpoints."""
+"""Checkpoints as a user sees them: their facts, and lists of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of one checkpoint.
+    """Facts about one checkpoint.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class CheckpointInfo:
     nbytes, files : int
         Bytes and number of all files.
     lineage, parent : str
-        Which stores it goes with, and the folder of the one before it, "" for none.
+        Id that its stores share, and the folder of the one before it, "" for none.
     daskps : str
         The version that wrote it.
 
@@ -105,9 +105,9 @@ class CheckpointList(TableList[CheckpointInfo]):
     Parameters
     ----------
     entries : iterable of Entry
-        What is there.
+        The checkpoints.
     url : str
-        Where.
+        The place that was listed.
     """
 
     _noun = "checkpoint"

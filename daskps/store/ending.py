@@ -1,4 +1,4 @@
-"""How a handle, and with it maybe its store, comes to its end."""
+"""Close and delete: the end of a handle, and with it maybe of its store."""
 
 from __future__ import annotations
 

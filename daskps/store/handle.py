@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
 
 T = TypeVar("T")
-#: What a call ends with whose store may have been restored, or may have to be.
+#: Errors of a call after which the store may have been restored, or may have to be.
 LOST = ShardLostError, StoreClosedError, StoreNotFoundError
 DEFAULT = config.DEFAULT
-#: What a push has that gets its number with its turn, in fewer calls.
+#: Number of a push that gets its real number with its turn, in fewer calls.
 _NEXT: Sequence[int] = (-1,)
 
 

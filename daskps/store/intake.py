@@ -54,7 +54,7 @@ def plain(given: Any) -> dict[str, Any]:
 def parted(layout: Layout, given: Any) -> tuple[Any, Mapping[str, RowGrad]]:
     """Return what a mapping has for arrays, and what it has for tables.
 
-    Where there are no tables, what is refused is left to who looks at the arrays.
+    Without tables this refuses nothing: the check of the arrays does.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def look(
     arrays : mapping of int to ndarray, shape (n,)
         Gradients by parameter index.
     advice : callable
-        Returns what may mend it, for whoever knows more.
+        Returns a way out for the error message; a caller that knows more gives it.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def row_gradients(
     layout : Layout
         The store's layout.
     optimizers : mapping of int to str
-        What has an optimizer.
+        The parameters and tables that have an optimizer.
     rows : mapping of str to RowGrad
         The gradients by the names of tables.
     weight : float
@@ -407,7 +407,7 @@ class RepeatedGradients:
                 ):
                     break
                 flat = value.reshape(-1)
-                # What is wrong with it is for those that look at all of them.
+                # The general check, which sees all arrays, says what is wrong.
                 if self._finite and not finite_of(flat, cache_dir=self._cache):
                     break
                 found[index] = flat

@@ -1,4 +1,4 @@
-"""What handles say to those who take them for arrays and dicts in memory, or for open.
+"""Errors of handles that are used as arrays or dicts in memory, or after their end.
 
 Python's own words, such as "unsupported operand", do not say where the values are nor
 which verb was meant. All of it is out of a type checker's sight, which therefore finds

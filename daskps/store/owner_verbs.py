@@ -57,7 +57,7 @@ class Owned(Handle):
         into : ParameterStore, optional
             A store of the same layout, maybe this one, whose parameters are replaced
             by the result; those that nobody has contributed to, and optimizer state,
-            stay. What fails on any of its owners changes nothing on all.
+            stay. A call that fails on any owner changes nothing on all of them.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -138,14 +138,15 @@ class Owned(Handle):
             keep the parameter whole by `placement`. It may be called again where pushes
             come in between, and after a few times keeps them waiting until it returns.
         names : str or iterable of str, optional
-            Which parameters; all by default. Tables are left out.
+            Names of parameters; all by default. Tables are left out.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
         Version
-            What the shards reached: one update of each, however many parameters.
+            The version that each shard reached: one update of each, however many
+            parameters.
 
         Raises
         ------
@@ -204,15 +205,15 @@ class Owned(Handle):
         factor : float
             Larger than 0.
         names : str or iterable of str, optional
-            Which parameters and tables; all by default.
+            Names of parameters and tables; all by default.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
         Version
-            What the shards reached that have any of these: it is a step of its own,
-            between two pushes.
+            The version that each shard with any of these reached: it is a step of its
+            own, between two pushes.
 
         Raises
         ------
@@ -289,7 +290,7 @@ def _indices(meta: StoreMap, names: Any) -> list[int]:
 
 def _functions(meta: StoreMap) -> set[int]:
     """Return the indices of parameters whose optimizer is a function."""
-    # What only scales need not be able to unpickle the rules of others.
+    # A caller that only scales rates need not be able to unpickle rules of others.
     if not any(told.startswith("Function(") for told in meta.optimizers.values()):
         return set()
     return {i for i, rule in load_rules(meta).items() if isinstance(rule, Function)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHAPES = {"array": "box", "table": "folder", "shard": "ellipse", "worker": "component"}
 #: Where the source alone is written, for which nothing need be installed.
 _SOURCES = (".dot", ".gv")
-#: What no line of a picture has, and no XML: shown by its code.
+#: Characters that neither a line of a picture nor XML may hold: shown by their codes.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 

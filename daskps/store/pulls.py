@@ -27,7 +27,7 @@ class Readable(Handle):
     Parameters
     ----------
     uid, name : str
-        Which store.
+        Id and name of the store.
     """
 
     # -- pulls ---------------------------------------------------------------
@@ -46,7 +46,7 @@ class Readable(Handle):
         Parameters
         ----------
         names : str or iterable of str, optional
-            Which parameters; all by default, and with ``()`` none.
+            Names of parameters; all by default, and with ``()`` none.
         rows : mapping of str to array_like of int, optional
             Ids of the rows to read, by the names of tables. Without it none are read.
         out : mapping of str to ndarray, optional
@@ -61,8 +61,8 @@ class Readable(Handle):
         Returns
         -------
         dict of str to ndarray
-            What each shard held at one version; shards may differ in theirs. More than
-            65,536 rows of a table are read part by part, each of one version.
+            The values of each shard at one version; shards may differ in theirs. More
+            than 65,536 rows of a table are read part by part, each of one version.
 
         Raises
         ------
@@ -74,8 +74,8 @@ class Readable(Handle):
 
         Notes
         -----
-        During a BSP run shards may be a round apart. What is pulled then may be a round
-        that is withdrawn when the run fails; a :meth:`snapshot` never is.
+        During a BSP run shards may be a round apart. A pull may then read a round that
+        is withdrawn when the run fails; a :meth:`snapshot` never does.
 
         Examples
         --------
@@ -230,14 +230,14 @@ class Readable(Handle):
         Parameters
         ----------
         filename : str
-            Where to: ".svg", ".png", ".pdf", ".jpeg" or ".jpg" at its end say what is
+            File name: ".svg", ".png", ".pdf", ".jpeg" or ".jpg" at its end say what is
             drawn, and without one it is given ".png". With ".dot" or ".gv" the source
             alone is written, for which nothing need be installed.
 
         Returns
         -------
         IPython.display.Image, IPython.display.SVG or None
-            What a notebook shows; None without IPython and for a source.
+            The picture that a notebook shows; None without IPython and for a source.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class Readable(Handle):
     def nbytes(self) -> int:
         """Bytes of one copy of all values, without rows of any ids.
 
-        How many of these there are only the shards know: :meth:`stats` asks them.
+        Only the shards know how many of these there are: :meth:`stats` asks them.
         """
         return self.layout.nbytes
 

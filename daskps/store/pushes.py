@@ -43,7 +43,7 @@ class Writable(Handle):
     Parameters
     ----------
     uid, name : str
-        Which store.
+        Id and name of the store.
     """
 
     def push(
@@ -72,7 +72,8 @@ class Writable(Handle):
         Returns
         -------
         Version
-            What the shards reached; pass it as `min_version` to see the effect.
+            The version that each shard reached; pass it as `min_version` to see the
+            effect.
 
         Raises
         ------
@@ -120,7 +121,7 @@ class Writable(Handle):
             later = finite and factor == 1.0 and not named and layout.n_shards == 1
             later = later and layout.nbytes >= LOOK_LATER_NBYTES and _are_large(dense)
             arrays: Mapping[int, Array] = {}
-            # In this order: what is no mapping is refused by what looks into it.
+            # In this order: the check of the arrays refuses what is no mapping.
             if not named or dense:
                 arrays = intake.gradients(
                     layout, rules, dense, finite=finite and not later
@@ -130,8 +131,8 @@ class Writable(Handle):
                     i: times(layout.parameters[i], array, factor, finite=finite)
                     for i, array in arrays.items()
                 }
-            # What is not looked at yet the one who applies it looks at: to look at it
-            # twice costs a pass more.
+            # Arrays that were not checked for NaN and Inf here are checked by the owner
+            # that applies them: to check them twice costs a pass more.
             if not named:
                 request = routes.push(meta, arrays, step, target=where)
                 look = partial(intake.look, layout, arrays) if later else None
@@ -204,7 +205,7 @@ class Writable(Handle):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------
@@ -249,7 +250,7 @@ class Writable(Handle):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------

@@ -49,7 +49,7 @@ class Region(NamedTuple):
 
     @property
     def shaped(self) -> Parameter:
-        """What it is checked as: an array of its own, named after its elements."""
+        """The array that checks take it for, named after its elements."""
         name = f"{self.parameter.name}: elements {self.start} to {self.stop}"
         return replace(self.parameter, name=name, shape=(self.stop - self.start,))
 
@@ -131,7 +131,7 @@ def named_rows(index: Any, shape: tuple[int, ...]) -> tuple[Array, Any] | None:
     Parameters
     ----------
     index : array_like of int or bool, or tuple that begins with one
-        What follows in a tuple is basic.
+        Further entries of a tuple are basic.
     shape : tuple of int
         Shape it applies to.
 

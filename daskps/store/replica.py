@@ -69,7 +69,7 @@ class Replica:
     store : ParameterStore
         The store.
     params : dict of str to ndarray
-        What it holds.
+        Its arrays.
     every : int
         Steps between two syncs.
     elastic : float or None
@@ -78,8 +78,8 @@ class Replica:
     Notes
     -----
     Exactly once: each shard adds what a sync sends once, however often it is sent. A sync
-    that ends with an error is not forgotten. What it was to add goes under the same number
-    with the next sync, before all that was done since; what was refused is worked out anew.
+    that ends with an error is not forgotten. The next sync sends its deltas under the
+    same number, before all that was done since; refused ones are worked out anew.
 
     With `elastic` replica and store move towards each other instead: d = a (w - s) is
     added to the store's s and taken from the replica's w (Zhang, Choromanska and LeCun,
@@ -237,10 +237,10 @@ class Replica:
     def sync_async(self, *, timeout: Any = DEFAULT) -> CallFuture[None]:
         """Start a sync, and go on with the replica meanwhile.
 
-        What it brings is taken over by the next call of :meth:`step`, :meth:`sync` or this
-        method after it has come; what was done meanwhile stays, and goes with the next
-        sync. There is one sync at a time: while it is under way its future is returned
-        again.
+        The next call of :meth:`step`, :meth:`sync` or this method after its answer has
+        come takes over the values in it. Steps done meanwhile stay, and go with the
+        next sync. There is one sync at a time: while it is under way its future is
+        returned again.
 
         Parameters
         ----------

@@ -62,16 +62,16 @@ class Exchange:
     sent : dict of str to ndarray
         The replica when the sync began; its own memory.
     deltas : dict of str to ndarray
-        What is added to the store. Once it is complete it stays as it is.
+        Added to the store by the sync. Once they are complete they stay as they are.
     is_complete : bool
-        Whether it is: elastic averaging has to know what the store holds.
+        Whether `deltas` are complete: elastic averaging has to read the store first.
     """
 
     def __init__(
         self, sent: ArraysByName, deltas: ArraysByName, *, is_complete: bool
     ) -> None:
         self.sent, self.deltas, self.is_complete = sent, deltas, is_complete
-        #: What the store held after that.
+        #: Values of the store after it has added the deltas.
         self.found: Mapping[str, Array] | None = None
         #: Whether no shard will ever apply it.
         self.is_refused = False
@@ -83,7 +83,7 @@ class ReplicaWeights:
     Parameters
     ----------
     params : dict of str to ndarray
-        What the store holds; they become the replica's own.
+        The values of the store; they become the replica's own.
     elastic : float, optional
         The share of the difference by which replica and store move towards each other.
     """
@@ -125,7 +125,7 @@ class ReplicaWeights:
         exchange : Exchange
             Gets a (w - s) of all parameters of floats.
         center : mapping of str to ndarray
-            What the store holds.
+            The values of the store.
         """
         for name, w in exchange.sent.items():
             if self._is_elastic(w):

@@ -1,4 +1,4 @@
-"""How stores and parameters show themselves, without asking anybody."""
+"""Text and HTML of stores and parameters, made without asking anybody."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def table_html(t: Table, store: str, meta: StoreMap | None) -> str:
     store : str
         Name of its store.
     meta : StoreMap or None
-        What is known of the store.
+        The store, as far as it is known.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which rows a table has, which it loses, and which others have changed."""
+"""Rows of a table as a set: ask for ids, remove rows, read changes of others."""
 
 from __future__ import annotations
 
@@ -86,14 +86,15 @@ class RowSet:
         Parameters
         ----------
         ids : array_like of int
-            Which rows. Those that are not there are left out.
+            Ids of the rows. Those that are not there are left out.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
         Returns
         -------
         Version
-            What the shards reached. More than 1,024 rows are removed part by part.
+            The version that each shard reached. More than 1,024 rows are removed part
+            by part.
 
         Raises
         ------

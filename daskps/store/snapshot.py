@@ -196,7 +196,7 @@ def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
 
 
 class _About(NamedTuple):
-    """What an array of a snapshot has: elements of an area, of which parameter."""
+    """An array of a snapshot: elements of an area of one parameter or table."""
 
     area: str
     #: Of the parameter or table.

@@ -135,8 +135,8 @@ class TableSpec(Leaf):
         named is absent.
     admit_after : int, default 1
         With ``rows=None``, with which of the pushes that name it an id gets its row.
-        What earlier ones bring for it is dropped, they are only counted; `assign` gives
-        a row at once.
+        Values of earlier ones for it are dropped, the pushes only counted; `assign`
+        gives a row at once.
 
     Raises
     ------
@@ -235,13 +235,13 @@ def _held(dtype: Any) -> str:
 def first_rows(init: Any, *, name: str, dtype: str) -> FirstRows:
     """Return what rows of any ids begin with, in plain numbers.
 
-    Whoever reads, owns, serves or adopts such rows draws them, so it has to be something
-    that all of them have: a number, or a distribution of a few.
+    Every process that reads, owns, serves or adopts such rows draws them, so it has to
+    be something that all of them have: a number, or a distribution of a few.
 
     Parameters
     ----------
     init : object
-        What a specification holds.
+        The initial values of a specification.
     name : str
         Name of the table, for messages.
     dtype : str
@@ -290,7 +290,7 @@ class RowGrad(Leaf):
     Parameters
     ----------
     ids : array_like of int
-        Which rows, in any order and shape; a row may be named more than once.
+        Ids of rows, in any order and shape; a row may be named more than once.
     values : array_like, shape ids.shape + (dim,)
         One row for each id. Those of the same id are summed before the one update of
         that row; in an `assign` the last one holds.

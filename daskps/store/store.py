@@ -1,4 +1,4 @@
-"""What a user holds: a store with all its verbs."""
+"""The handle of a store that a user holds, with all its verbs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
-#: What a handle has itself.
+#: Names of the attributes that a handle sets on itself.
 _ATTRIBUTES = {"uid", "name"}
 
 
@@ -58,7 +58,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
     Parameters
     ----------
     uid, name : str
-        Which store.
+        Id and name of the store.
 
     Notes
     -----
@@ -205,8 +205,8 @@ class ParameterStore(Owned, Writable, Readable, Closable):
         """Write all that the store holds to files, for :func:`restore`.
 
         It is copied at one moment, as of a snapshot; the owners of the shards then write
-        their parts, while others go on pushing. What is written is in order only once
-        its last file is, the manifest: until then there is no checkpoint.
+        their parts, while others go on pushing. The manifest is the last file: until it
+        is written in order there is no checkpoint.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
         Returns
         -------
         CheckpointInfo or Future
-            What was written, or a `concurrent.futures.Future` of that.
+            Facts about the checkpoint, or a `concurrent.futures.Future` of them.
 
         Raises
         ------
@@ -317,7 +317,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
 
 def _sweep(target: saving.CheckpointTarget) -> None:
     """Remove what others have begun to save and not finished for a day."""
-    # What was saved is saved, whatever comes of this.
+    # The new checkpoint is written already: an error here does not undo it.
     with contextlib.suppress(CheckpointError):
         sweep(Storage(target.url, target.options), time.time())
 

@@ -46,7 +46,7 @@ class StoreInfo:
     Parameters
     ----------
     name, uid : str
-        Which store.
+        Name and id of the store.
     session : bool
         Whether it goes with its last handle, and at the latest with its client.
     parameters, tables, shards, workers : int
@@ -128,14 +128,14 @@ def create(  # noqa: PLR0913 - the public contract
     placement : mapping of str to str or list of str, optional
         Shell patterns of names of parameters and tables, as those of `optimizer`, to
         workers that own shards: what matches is cut over the shards of these only, and one
-        address keeps it whole. What no pattern matches goes over all.
+        address keeps it whole. All others are cut over all shards.
     recover_from : str or path-like, optional
         The URL that the store is saved to, see :meth:`ParameterStore.save`. Where a shard
-        is lost the store is restored from its last checkpoint there: whoever calls it
-        hears a :class:`StoreRestoredError` once, and goes on.
+        is lost the store is restored from its last checkpoint there: each caller gets a
+        :class:`StoreRestoredError` once, and goes on.
     storage_options : mapping, optional
         For the filesystem of `recover_from`, such as keys; they are sent to the scheduler
-        and to whoever restores the store.
+        and to the process that restores the store.
     seed : int
         Seed of initializers.
     overwrite : bool

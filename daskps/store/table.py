@@ -101,7 +101,7 @@ class ParameterTable(RowSet):
         Parameters
         ----------
         ids : array_like of int
-            Which rows, in any order; the same may be asked for more than once.
+            Ids of rows, in any order; the same may be asked for more than once.
         out : ndarray, shape ids.shape + (dim,), optional
             Array of the table's dtype to fill.
         timeout : float, str or None
@@ -165,7 +165,7 @@ class ParameterTable(RowSet):
         Parameters
         ----------
         ids : array_like of int
-            Which rows. Gradients of the same id are summed before its one update.
+            Ids of rows. Gradients of the same id are summed before its one update.
         grads : ndarray, shape ids.shape + (dim,)
             A gradient for each.
         weight, lr, timeout
@@ -174,7 +174,7 @@ class ParameterTable(RowSet):
         Returns
         -------
         Version
-            What the shards reached.
+            The version that each shard reached.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class ParameterTable(RowSet):
         Parameters
         ----------
         ids : array_like of int
-            Which rows. Deltas of the same id are summed.
+            Ids of rows. Deltas of the same id are summed.
         deltas : ndarray, shape ids.shape + (dim,)
             A delta for each.
         timeout : float, str or None
@@ -219,7 +219,8 @@ class ParameterTable(RowSet):
         Returns
         -------
         Version
-            What the shards reached. More than 131,072 rows are added part by part.
+            The version that each shard reached. More than 131,072 rows are added part
+            by part.
 
         Raises
         ------
@@ -247,7 +248,7 @@ class ParameterTable(RowSet):
         Parameters
         ----------
         ids : array_like of int
-            Which rows. Of those that repeat the last one holds.
+            Ids of rows. Of those that repeat the last one holds.
         values : ndarray, shape ids.shape + (dim,)
             A row for each.
         timeout : float, str or None
@@ -256,7 +257,8 @@ class ParameterTable(RowSet):
         Returns
         -------
         Version
-            What the shards reached. More than 131,072 rows are assigned part by part.
+            The version that each shard reached. More than 131,072 rows are assigned
+            part by part.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Where a pull goes: which parameters and rows, and into which arrays."""
+"""Targets of a pull: the parameters and rows it reads, and the arrays it fills."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ def pulled(
     meta : StoreMap
         The store.
     names : str or iterable of str, optional
-        Which arrays are read, in the first of these calls.
+        Names of the arrays to read, in the first of these calls.
     rows : mapping of str to array_like of int, optional
         Ids by the names of tables.
     out : mapping of str to ndarray, optional
-        What is to be filled, of those that it has.
+        Arrays to fill, by the names of parameters and tables.
 
     Returns
     -------
     list of Target
-        What each of them finishes is the result of all.
+        One for each call; `finish` of each returns the result of all.
     """
     if rows is None:
         return [target_of(meta, names, out)]
@@ -197,7 +197,8 @@ def sought(
 ) -> list[Target]:
     """Return where a look for rows of any ids goes: a target for one call each.
 
-    What each of them finishes is an array of bool of that shape, of all. No rows come.
+    `finish` of each target returns one array of bool of that shape, for all ids. No
+    rows travel.
     """
     layout, most = meta.layout, most_rows(table)
     flats = [np.empty(0, table.dtype)]

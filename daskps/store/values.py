@@ -215,11 +215,11 @@ def cast(array: Array, dtype: str, what: str, *, of: str, given: Any) -> Array:
     dtype : str
         The dtype.
     what : str
-        What they are, for messages.
+        Name of the values, for messages.
     of : str
-        What they go to, with its dtype.
+        Name of their destination, with its dtype.
     given : object
-        What the caller has given for them.
+        The argument of the caller that they were made from.
 
     Raises
     ------
