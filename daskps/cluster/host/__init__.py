@@ -1,1 +1,1 @@
-"""The part of daskps inside a worker: its shards, and what is asked of it."""
+"""The part of daskps inside a worker: its shards, and the handlers of its messages."""

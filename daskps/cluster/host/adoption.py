@@ -1,4 +1,4 @@
-"""Taking over shards whose worker died: what the directory asks of a host."""
+"""Adoption: a host takes over shards of a dead worker for the directory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from daskps.cluster.machine.membership import Membership
 
 logger = logging.getLogger(__name__)
-#: How often a block is looked for that others may be about to rename.
+#: How often a host looks for a block that another process may be about to rename.
 FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
 LOCK_SECONDS = 0.5
@@ -54,14 +54,14 @@ async def adopt(
     rounds: Mapping[str, Any] | None,
     codecs: Sequence[tuple[str, bytes]],
 ) -> list[dict[str, Any]]:
-    """Take shards over, memory and all, from a worker that does not live.
+    """Take shards of a dead worker over, together with their shared memory.
 
     `about` is the store: its name, layout, rules and cluster.
-    `rows` are shard, name, bytes and nonce of the memory, and the generation to be.
-    `rounds` is the run in rounds that is to go on: its number, mailboxes as rows of
+    `rows` are shard, name, bytes and nonce of the memory, and the new generation.
+    `rounds` is the run in rounds to continue: its number, mailboxes as rows of
     the same kind, and pickled function that reduces; `codecs` are those of all runs.
-    Returns for each shard what the directory has to know of it, or "why" not, and
-    what was seen of its memory.
+    Returns for each shard the row for the directory, or "why" it was not taken, and
+    the state of its memory.
     """
     where, members = host.worker.address, host.members(about["cluster"])
     if host.leaves():
@@ -95,10 +95,10 @@ async def adopt(
 async def look(
     host: ShardHost, *, cluster: str, rows: Sequence[Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """Say what is here of the memory of shards that have no owner.
+    """Report the state of the memory of shards that have no owner.
 
-    `rows` are shard, name, bytes and nonce. On the event loop, where nobody waits for
-    a lock: the host's own threads may, for a shard whose holder is stopped.
+    `rows` are shard, name, bytes and nonce. Runs on the event loop, which waits for no
+    lock: the host's own threads may wait for a shard whose holder is stopped.
     """
     members, where, found = host.members(cluster), host.worker.address, []
     for shard, *address in rows:
@@ -111,9 +111,9 @@ async def look(
 
 
 def _look(members: Membership, where: str, address: BlockAddress) -> tuple[Sight, str]:
-    """Return what is here of a shard's memory, and which process keeps it."""
+    """Return the state of a shard's memory here, and the process that keeps it."""
     for _ in range(FIND_TRIES):
-        # A worker that adopts it just now gives it another name.
+        # A worker that adopts the shard just now renames the block.
         with contextlib.suppress(WayClosed, FileNotFoundError):
             block = members.attach(members.find(address))
             break
@@ -160,7 +160,7 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
 
 
 def _anything(nbytes: int) -> None:
-    """Let a shard take what there is."""
+    """Let a shard take all free memory."""
 
 
 class _Taker:
@@ -176,28 +176,28 @@ class _Taker:
         self._members, self._where = members, where
         #: Raises where the host has no more memory for a table that grows.
         self.ask: Callable[[int], None] = _anything
-        #: The run that is to go on, and where its mailboxes are by shard.
+        #: The run to continue, and the addresses of its mailboxes by shard.
         self._rounds = rounds
         self._mailboxes = {
             shard: BlockAddress(*address)
             for shard, *address in (rounds["rows"] if rounds else ())
         }
-        #: How long the next lock is waited for; a stopped process may hold many.
+        #: Seconds to wait for the next lock; a stopped process may hold many.
         self._patience = LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules = Rules(self._layout, about["rules"])
         self._is_warm = False
-        #: What became of each shard, as the directory has to know it.
+        #: The result for each shard, as the directory needs it.
         self.found: list[dict[str, Any]] = []
 
     def take_all(
         self, host: ShardHost, store: str, rows: Sequence[Sequence[Any]]
     ) -> list[HostedShard]:
-        """Take over what can be had of these shards, and say what of each."""
+        """Take over as many of these shards as possible, and report on each."""
         taken = list[HostedShard]()
         for shard, *place, generation in rows:
             address = BlockAddress(*place)
-            # There already if an answer was lost on its way.
+            # The host has it already if an answer was lost on its way.
             hosted = host.shards.get((store, shard))
             try:
                 if hosted is None:
@@ -209,7 +209,7 @@ class _Taker:
             except Exception as error:
                 why = str(error)
                 if not isinstance(error, WayClosed | ProtocolError):
-                    # Those that were taken before are this host's all the same.
+                    # This host keeps the shards that it took before.
                     logger.exception("shard %d of store %r", shard, self._name)
                     why = repr(error)
                 sight, _ = _look(self._members, self._where, address)
@@ -219,7 +219,7 @@ class _Taker:
     def take(self, shard: int, address: BlockAddress, generation: int) -> HostedShard:
         """Take a shard over under its lock; its generation rises before all else."""
         members = self._members
-        # What is not there, or is another shard's, is found before it is touched.
+        # Memory that is missing, or another shard's, is detected before any write.
         seen = members.attach(members.find(address))
         self._warm()
         slots = self._rules.slots
@@ -248,7 +248,7 @@ class _Taker:
                 mailbox = self._open_round(mine, shard, is_released)
                 mine.take_over()
             except BaseException:
-                # Else it had an owner that lives and serves nobody.
+                # Else its owner lives, but serves no caller.
                 block.release()
                 set_gate(segment, RELEASED)
                 raise
@@ -259,7 +259,7 @@ class _Taker:
         return hosted
 
     def _warm(self) -> None:
-        """Make the loops ready before anybody can push; most likely they are on disk."""
+        """Load the update loops before any caller can push; most are on disk."""
         if not self._is_warm:
             self._is_warm = True
             self._rules.warm(durable=True)
@@ -267,7 +267,7 @@ class _Taker:
     def _open_round(
         self, mine: Shard, shard: int, is_released: bool
     ) -> tuple[int, Block] | None:
-        """Take over what came for the open round; where it is gone, hold the run."""
+        """Take over deliveries of the open round; if they are lost, hold the run."""
         if not mine.run_state.is_bsp:
             return None
         fixed, block = mine.segment.current.fixed, None
@@ -286,7 +286,7 @@ class _Taker:
         except (WayClosed, ProtocolError) as error:
             if block is not None:
                 block.free()
-            # It ends with all shards of the store, after the same round.
+            # The run ends with all shards of the store, after the same round.
             reason = f"its open round went with a worker: {error}"
             mine.run_state.stop(run, run_record.ended(run, reason))
             return None
@@ -295,7 +295,7 @@ class _Taker:
 
 @HOST.handles("orphans")
 async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
-    """Return the names of what dead workers left on this machine."""
+    """Return the names of blocks that dead workers left on this machine."""
     members = host.members(cluster)
     return [] if members is None else members.orphans()
 
@@ -308,10 +308,10 @@ async def sweep(
     names: Sequence[str],
     keep: Sequence[Sequence[Any]],
 ) -> None:
-    """Remove what dead workers left and nobody needs.
+    """Remove blocks that dead workers left and no store needs.
 
-    `keep` are shard, name, bytes and nonce of what a store still wants: a worker may
-    have died when it had given that another name, and told nobody.
+    `keep` are shard, name, bytes and nonce of blocks that a store still needs: a worker
+    may have died after it renamed one, before it told any process.
     """
     if (members := host.members(cluster)) is None:
         return

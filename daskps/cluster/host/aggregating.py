@@ -1,7 +1,8 @@
-"""Contributions that are reduced on the owners of shards, outside of runs.
+"""Contributions that the owners of shards reduce, outside of runs.
 
-What they come to goes back, or stays for the shards to take: then it is kept until all
-owners have reduced theirs, so that what fails on one of them changes none.
+The sums go back to the caller, or stay for the shards to take. In the second case the
+host keeps them until all owners have reduced theirs: then a failure on one owner leaves
+all shards unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ async def aggregate(
     """Reduce contributions to the shards held here; the shards stay as they are.
 
     Each contribution is a list of (shard, position, data); so is the result. With a
-    `token` that is kept here, in the dtypes of the parameters, and nothing is returned.
+    `token` the host keeps the result, in the dtypes of the parameters, and returns
+    none.
     """
     function = loads(reduce)
     check_reduce(function)
@@ -64,7 +66,8 @@ async def aggregate(
                         f"{len(item.data)} elements of a contribution to piece "
                         f"{position} of shard {shard}, which has others as well"
                     )
-                # Copied: a sum is made in place, and the caller may be this process.
+                # Copied: the sum is made in place, and the caller may be in this
+                # process.
                 arrays[keys.index((shard, position))] = np.array(item.data)
             nodes[rank] = arrays, dict.fromkeys(arrays, 1.0)
         with np.errstate(all="ignore"):
@@ -80,13 +83,13 @@ async def aggregate(
 
 
 def _reduced(nodes: Mapping[int, Node], size: int, function: Any) -> dict[int, Any]:
-    """Return what contributions come to by a name or a function of the user's.
+    """Return the sums of contributions, by a name or a function of the user's.
 
     Raises
     ------
     DaskPSError
-        For what the function raises that a caller would take for a host out of reach,
-        or shards that have moved, and ask again until its time is over.
+        If the function raises an error that a caller would take for an unreachable
+        host, or for moved shards, and would ask again until its time is over.
     """
     try:
         return reduce_all(nodes, size, function)
@@ -96,12 +99,12 @@ def _reduced(nodes: Mapping[int, Node], size: int, function: Any) -> dict[int, A
 
 
 def _fitted(host: ShardHost, store: str, found: ReducedPieces) -> ReducedPieces:
-    """Return what was reduced as shards can take it.
+    """Return reduced pieces in the form that shards can take.
 
     Raises
     ------
     PushRejectedError
-        For sums that are too large for their parameter.
+        If a sum is too large for the dtype of its parameter.
     """
     fitted = {}
     for (shard, position), array in found.items():
@@ -129,9 +132,9 @@ async def take_aggregate(
     identity: Sequence[Any],
     touched: Sequence[tuple[int, int]] | None,
 ) -> list[tuple[int, int]]:
-    """Have shards take what was reduced; return their versions.
+    """Have shards take the kept sums; return their versions.
 
-    `generations` are the shards with the generation of each, `identity` that of the push.
+    `generations` has each shard and its generation, `identity` that of the push.
     """
     found = host.aggregates.find(token)
     who = unpack_identity(identity, touched)
@@ -159,5 +162,5 @@ async def take_aggregate(
 
 @HOST.handles("drop_aggregate")
 async def drop_aggregate(host: ShardHost, store: str, token: str) -> None:
-    """Forget what was kept for shards to take."""
+    """Drop the sums kept for shards to take."""
     host.aggregates.drop(token)

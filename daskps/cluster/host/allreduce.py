@@ -1,4 +1,4 @@
-"""What trainers ask of a host about all-reduces."""
+"""Handlers of all-reduces: trainers bring arrays, and get the reduced ones."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from daskps.cluster.host.hosted import HostedShard
     from daskps.typing import Array
 
-#: Most of the memory that all-reduces may take of what the shards leave.
+#: All-reduces may take at most this share of the memory that the shards leave.
 SHARE = 0.5
 
 
 def shard_of(part: int, parts: int, n_shards: int) -> int:
-    """Return which shard's host reduces a part."""
+    """Return the shard whose host reduces a part."""
     return part * n_shards // parts
 
 
 def brought_of(op: str, arrays: Sequence[Sequence[Any]], clock: int) -> Offered:
-    """Return what a message says that a rank brings, or refuse it.
+    """Return the arrays that a rank announces in a message, or refuse the message.
 
     Raises
     ------
     ProtocolError
-        For what no trainer sends.
+        If no trainer sends such a message.
     """
     if op not in OPERATIONS or not 1 <= len(arrays) <= MOST_PARAMETERS:
         raise ProtocolError(f"an allreduce {op!r:.60} of {len(arrays)} arrays")
@@ -59,13 +59,13 @@ def brought_of(op: str, arrays: Sequence[Sequence[Any]], clock: int) -> Offered:
 
 @dataclass(frozen=True)
 class AskedWire:
-    """What a trainer's message says of its all-reduce."""
+    """Fields of a trainer's message about its all-reduce."""
 
     number: int
     floor: int
     operation: str
     brought: Sequence[tuple[str, Sequence[int], str]]
-    #: Its own, or -1 where ranks may be at several.
+    #: The trainer's clock, or -1 if ranks may be at several clocks.
     clock: int
     parts: int
 
@@ -81,12 +81,12 @@ async def allreduce(
     given: Sequence[tuple[int, Sequence[Any] | None]],
     wait_seconds: float,
 ) -> tuple[int, list[tuple[int, str, Sequence[int], Sequence[Any]]]]:
-    """Take a rank's part in an all-reduce; say what it has come to.
+    """Take a rank's arrays into an all-reduce; return the state of each part.
 
-    `asked` is as :class:`AskedWire` has it; `given` are the rank's arrays, by part, or
-    None for those that it has sent before. Returns the first number that any rank may
-    still ask for; and for each part "done" with the ranks that are not in it and the
-    arrays, "waits", or "send" where the rank must send its arrays again.
+    `asked` has the fields of :class:`AskedWire`; `given` are the rank's arrays, by
+    part, or None for those that it has sent before. Returns the first number that any
+    rank may still ask for; and for each part "done" with the ranks that are not in it
+    and the arrays, "waits", or "send" if the rank must send its arrays again.
     """
     check(AskedWire, asked, "an allreduce")
     about = brought_of(asked["operation"], asked["brought"], asked["clock"])
@@ -115,9 +115,9 @@ async def allreduce(
             take()
         else:
             await host.in_thread(take)
-            # Else the message would be kept as long as this waits.
+            # Else the host would keep the message as long as this waits.
             wait_seconds = 0.0
-    # Not where arrays are to be sent first: nobody would go on waiting for the rest.
+    # Not if the rank must send arrays first: nobody would wait for the rest.
     if wait_seconds and all(rank in g.present or g.done for _, g in found):
         await _wait([gathering for _, gathering in found], held, wait_seconds)
     return least, [_answer(part, rank, gathering) for part, gathering in found]
@@ -133,7 +133,7 @@ def _hosted(host: ShardHost, store: str, part: int, parts: int) -> HostedShard:
 
 
 def _live_ranks(hosted: HostedShard, *, run: int, rank: int) -> list[bool]:
-    """Return of each rank of a run whether it is waited for."""
+    """Return for each rank of a run whether the others wait for it."""
     state, record = hosted.shard.run_state, hosted.shard.segment.current
     if record.plain[RUN] != run:
         raise state.why_over(run)
@@ -147,7 +147,7 @@ def _live_ranks(hosted: HostedShard, *, run: int, rank: int) -> list[bool]:
 
 
 def room_at(host: ShardHost) -> int | None:
-    """Return how many bytes all-reduces may take here, None where nobody knows."""
+    """Return how many bytes all-reduces may take here, None if there is no limit."""
     limit = host.worker.memory_limit
     if not limit:
         return None
@@ -167,7 +167,7 @@ def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[A
             raise ProtocolError(
                 f"{array.shape} elements of {name!r:.60} for the {stop - start} of a part"
             )
-        # Copied: sums are made in place, and the caller may be this process.
+        # Copied: sums are made in place, and the caller may be in this process.
         arrays.append(np.array(array))
     return arrays
 
@@ -211,7 +211,7 @@ async def reduced(
     brought: Sequence[tuple[str, Sequence[int], str]],
     clock: int,
 ) -> list[Any] | None:
-    """Return what an all-reduce has come to, where a rank here has got it."""
+    """Return the result of an all-reduce if a rank here has got it."""
     whole = host.collectives.find(run, number)
     if whole is None or whole.brought != brought_of(operation, brought, clock):
         return None

@@ -1,4 +1,4 @@
-"""One message to a host: a ticket for each of its shards, and what these answer."""
+"""One message to a host: a ticket for each of its shards, and their answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from daskps.reduction import Empty
     from daskps.typing import Array
 
-#: What a read gets to wait for its turn, however late it is.
+#: A read may wait at least this long for its turn, however late it is.
 MIN_SECONDS = 0.01
 
 Started = tuple[HostedShard, Part, Ticket]
 
 
 class Countdown:
-    """Tickets of one call; calls back once all of them are done."""
+    """Counts the open tickets of a call; calls back after the last one."""
 
     def __init__(self, n: int, callback: Callable[[], None]) -> None:
         self._left = n
@@ -56,16 +56,16 @@ def start_call(
     Parameters
     ----------
     hosted_shards : sequence of HostedShard
-        The shards of its parts.
+        The shards of the call's parts.
     call : Call
-        What is said to them.
+        The call.
     callback : callable
-        Called once all of them are done with it.
+        Called once all shards are done with the call.
 
     Returns
     -------
     pending : Countdown
-        Whose `done` says so too.
+        Counts the open tickets; `done` is true after the last.
     started : list of (HostedShard, Part, Ticket)
         One for each part.
     """
@@ -82,11 +82,11 @@ def start_call(
 def answers_of(
     started: Sequence[Started], empty: Empty | None, *, seconds: float
 ) -> list[Answer]:
-    """Return what the shards say, reading what they may; see :func:`copy_out`.
+    """Return the shards' answers, with values that may be read; see :func:`copy_out`.
 
-    A read whose turn does not come within these seconds, together, waits on. With 0 it
-    raises ShardBusyError. Without `empty` there is no room for what is read, and all of
-    it waits on.
+    All reads together get `seconds` for their turns; a read whose turn does not come
+    waits on. With 0 it raises ShardBusyError. Without `empty` there is no memory for
+    values, and all reads wait on.
     """
     end, found = time.monotonic() + seconds, []
     for one in started:
@@ -129,11 +129,11 @@ def _answer(started: Started, empty: Empty | None, seconds: float) -> Answer:
 
 
 def _read_of(asked: RowsAsked, empty: Empty) -> RowsRead:
-    """Return a read of rows into memory for them."""
+    """Return a read of rows, with memory for them."""
     out = empty(len(asked.ids) * asked.dim, asked.dtype)
     if not asked.is_marked:
         return RowsRead(asked.position, asked.ids, out)
-    # What is absent is not written, and nobody gets what was in that memory before.
+    # The read does not write absent rows: zeros hide the earlier content of the memory.
     out[:] = 0
     marks = empty(len(asked.ids), "uint8")
     return RowsRead(asked.position, asked.ids, out, found=marks)

@@ -1,4 +1,4 @@
-"""What callers ask of a host about rows that others have changed."""
+"""Handler that tells callers which rows others have changed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def row_changes(
     asked: Sequence[tuple[int, int]],
     by: int,
 ) -> list[list[Any]]:
-    """Return for each of some shards what has changed in a table since a version.
+    """Return for each of some shards the changes of a table since a version.
 
-    `asked` has shard and version; changes by producer `by` are left out. The answer has
-    the shard, and what :class:`~daskps.shards.row_changes.Changed` has.
+    `asked` has shard and version; the handler leaves out changes by producer `by`. The
+    answer has the shard, and the fields of :class:`~daskps.shards.row_changes.Changed`.
     """
     if by < 0 or any(since < NEVER for _, since in asked):
         raise ProtocolError(f"changes since {asked!r:.60} but those of producer {by}")

@@ -1,6 +1,6 @@
-"""All-reduces under way at one host: what ranks bring, put together as they come.
+"""All-reduces under way at one host: it adds the arrays of ranks up as they come.
 
-Arrays are cut into parts, each of which one shard's host reduces; an array that is there
+Arrays are cut into parts, and one shard's host reduces each; an array that is there
 belongs to one part. A part follows the binary tree over the ranks of
 :mod:`daskps.reduction`: complete nodes are summed as they fill, so that at most
 ceil(P / 2) + 1 arrays are held for P ranks. Ranks that have finished are skipped in place.
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-#: Runs that ended lately: their trainers may still be at work.
+#: Number of ended runs that are remembered: their trainers may still be at work.
 REMEMBERED = 1_000
 
 
 class PartPlace(NamedTuple):
-    """Which part of which all-reduce of which run."""
+    """Identifies one part of one all-reduce of one run."""
 
     run: int
     number: int
@@ -49,20 +49,20 @@ class PartPlace(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """What a rank says of the arrays it brings to an all-reduce."""
+    """Description of the arrays that a rank brings to an all-reduce."""
 
     op: str
     #: Name, shape and dtype of each.
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
-    #: Its clock, where all ranks are at the same one: where a rank may be started again.
+    #: The rank's clock, if all ranks must be at the same one: a rank may start again.
     clock: int = -1
 
     def extent(self, index: int, part: int, parts: int) -> tuple[int, int]:
-        """Return which elements of an array, in C order, a part has."""
+        """Return the elements of an array, in C order, that a part has."""
         return bounds(math.prod(self.arrays[index][1]), parts, part)
 
     def differs(self, other: Offered) -> str:
-        """Return in words what it says otherwise than another one; "" for nothing."""
+        """Return in words how it differs from another one; "" if it does not."""
         if self.clock != other.clock:
             return f"clock {self.clock}, and not {other.clock}"
         if self.op != other.op:
@@ -84,13 +84,13 @@ def _described(array: tuple[str, tuple[int, ...], str]) -> str:
 
 @dataclass(eq=False)
 class Gathering:
-    """One part of one all-reduce: who is in, and the sums so far.
+    """One part of one all-reduce: the ranks in it, and the sums so far.
 
     Threads: one at a time, under the lock of its :class:`Collectives`.
     """
 
     size: int
-    #: What the first rank has said, and which one that was.
+    #: The description by the first rank, and the number of that rank.
     brought: Offered
     first: int
     nbytes: int
@@ -106,16 +106,16 @@ class Gathering:
 
     @property
     def done(self) -> bool:
-        """Whether there is a result, or an error instead."""
+        """Whether there is a result or an error."""
         return self.result is not None or self.error is not None
 
     def check(self, rank: int, brought: Offered) -> None:
-        """Refuse what does not fit what others have brought, for all of them.
+        """Refuse a description unlike the first one; the part then fails for all.
 
         Raises
         ------
         ValueError
-            Naming the ranks and what differs.
+            The message names the ranks and the difference.
         """
         words = brought.differs(self.brought)
         if not words:
@@ -130,10 +130,10 @@ class Gathering:
         raise error
 
     def take(self, rank: int, arrays: Sequence[Array]) -> None:
-        """Take a rank's arrays, which are nobody else's; of a repeat nothing."""
+        """Take a rank's arrays over as their only owner; ignore a repeat."""
         if self.done or rank in self.present:
             return
-        # An infinity or NaN that a rank brings is in the result, as it wants.
+        # If a rank brings an infinity or NaN, the result has it, without an error.
         self._looks = self._looks and all(map(finite, arrays))
         wide = [a.astype(compute_dtype(a.dtype.name), copy=False) for a in arrays]
         whole = dict(enumerate(wide))
@@ -153,13 +153,13 @@ class Gathering:
         self._advance()
 
     def leave_out(self, rank: int) -> None:
-        """Wait for a rank no longer."""
+        """Stop waiting for a rank."""
         if not self.done and rank not in self.present:
             self.absent.add(rank)
             self._advance()
 
     def fail(self, error: Exception) -> None:
-        """Give all ranks an error."""
+        """Give an error to all ranks."""
         self.error = error
         self._end()
 
@@ -198,7 +198,7 @@ class Gathering:
 
 
 class WholeResult(NamedTuple):
-    """What an all-reduce has come to, kept where a rank has got it."""
+    """The result of an all-reduce, kept where a rank has got it."""
 
     brought: Offered
     flats: Sequence[Array]
@@ -211,14 +211,14 @@ class WholeResult(NamedTuple):
 
 @dataclass
 class _RunHere:
-    """What one host holds of the all-reduces of a run."""
+    """The all-reduces of one run at one host."""
 
-    #: By number of the all-reduce and part of it.
+    #: Parts by number of the all-reduce and index of the part.
     parts: dict[tuple[int, int], Gathering] = field(default_factory=dict)
     wholes: dict[int, WholeResult] = field(default_factory=dict)
-    #: By rank the first number that it may ask for again.
+    #: For each rank the first number that it may ask for again.
     floors: dict[int, int] = field(default_factory=dict)
-    #: Ranks that have finished, as this host has heard: maybe after somebody looked.
+    #: Ranks that have finished, as this host has heard: perhaps after a look at `live`.
     finished: set[int] = field(default_factory=set)
 
     @property
@@ -243,7 +243,7 @@ class Collectives:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is held."""
+        """Bytes of all arrays held."""
         with self._lock:
             return sum(here.nbytes for here in self._runs.values())
 
@@ -253,10 +253,10 @@ class Collectives:
         return self._runs.setdefault(run, _RunHere())
 
     def told(self, run: int, rank: int, floor: int, live: Iterable[int]) -> int:
-        """Hear which all-reduces a rank may still ask for; return the first of all.
+        """Hear the first number that a rank may ask for; return the first of all ranks.
 
-        Those below `floor` it does not. What none of the `live` ranks may ask for any
-        more is forgotten.
+        The rank asks for none below `floor`. The host forgets results that none of the
+        `live` ranks may ask for.
         """
         with self._lock:
             here = self._here(run)
@@ -274,15 +274,15 @@ class Collectives:
         live: Sequence[bool],
         room: int | None,
     ) -> Gathering:
-        """Return a part of an all-reduce, made for the first rank that comes.
+        """Return a part of an all-reduce; the first rank that comes creates it.
 
-        `live` says of each rank whether it is waited for, `room` how many bytes all of
-        them may take, None where nobody knows.
+        `live` says for each rank whether the others wait for it, `room` how many bytes
+        all parts may take, None for no limit.
 
         Raises
         ------
         ValueError
-            Where the rank brings something else than the others.
+            If the rank brings other arrays than the first.
         """
         with self._lock:
             here, key = self._here(place.run), (place.number, place.part)
@@ -306,7 +306,7 @@ class Collectives:
             gathering.take(rank, arrays)
 
     def wait(self, gathering: Gathering, wake: Callable[[], None]) -> None:
-        """Have a function called when a part is done, which may be at once."""
+        """Call a function when a part is done, which may be at once."""
         with self._lock:
             if not gathering.done:
                 gathering.wakers.append(wake)
@@ -314,14 +314,14 @@ class Collectives:
         wake()
 
     def wait_no_more(self, of: Sequence[Gathering], wake: Callable[[], None]) -> None:
-        """Call a function no more."""
+        """Remove a function from those that parts call."""
         with self._lock:
             for gathering in of:
                 if wake in gathering.wakers:
                     gathering.wakers.remove(wake)
 
     def leave_out(self, run: int, rank: int) -> None:
-        """Wait for a rank of a run no longer."""
+        """Stop waiting for a rank of a run."""
         with self._lock:
             if run not in self._ended:
                 here = self._here(run)
@@ -330,7 +330,7 @@ class Collectives:
                     part.leave_out(rank)
 
     def keep(self, run: int, number: int, whole: WholeResult, floor: int) -> None:
-        """Keep a result that a rank here has got, and none below `floor`."""
+        """Keep a result that a rank here has got, and drop those below `floor`."""
         with self._lock:
             if run not in self._ended:
                 here = self._runs.setdefault(run, _RunHere())
@@ -338,13 +338,13 @@ class Collectives:
                 here.wholes[number] = whole
 
     def find(self, run: int, number: int) -> WholeResult | None:
-        """Return a result that a rank here has got."""
+        """Return a result that a rank here has got, if it is kept."""
         with self._lock:
             here = self._runs.get(run)
             return here.wholes.get(number) if here else None
 
     def end(self, run: int, error: Exception) -> None:
-        """Drop everything of a run; what waits gets an error."""
+        """Drop all parts and results of a run; waiting calls get an error."""
         with self._lock:
             self._ended[run] = None
             if len(self._ended) > REMEMBERED:
@@ -356,7 +356,7 @@ class Collectives:
 
 
 def _needed(brought: Offered, place: PartPlace, size: int) -> int:
-    """Return the bytes that a part needs at most."""
+    """Return the most bytes that a part can need."""
     nbytes = 0
     for index, (_, _, dtype) in enumerate(brought.arrays):
         start, stop = brought.extent(index, place.part, place.parts)
@@ -373,12 +373,12 @@ def _no_room(nbytes: int, held: int, room: int) -> LayoutError:
 
 
 def check_alike(absent: Iterable[Sequence[int]]) -> None:
-    """Refuse a result whose parts have other ranks in them.
+    """Refuse a result whose parts include different ranks.
 
     Raises
     ------
     ConsistencyError
-        Naming the ranks.
+        The message names the ranks.
     """
     found = {frozenset(ranks) for ranks in absent}
     if len(found) > 1:

@@ -1,11 +1,11 @@
-"""Rows that the ranks of a graph round bring: kept, added up by id, and put together.
+"""Rows that the ranks of a graph round bring: kept, added up by id, and combined.
 
 The bits are those of the arena of a resident run (:mod:`daskps.shards.rounds.arena`):
 repeats of one rank are summed first, in order of appearance; a mean multiplies by the
 rank's weight; each row is added up along the tree over the ranks, which skips those
 without it; and a sum is divided once, by the weight of the ranks that named its table.
-What a node of the tree comes to depends on how many ranks it spans, and not on where it
-begins: so complete nodes are added up where they are, and their sums where they meet.
+The sum of a node of the tree depends on how many ranks it spans, and not on its first
+rank: so workers add complete nodes up locally, and the owner adds their sums.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 
 class NodeRows(NamedTuple):
-    """Rows of one table piece that a node of the rank tree brings, none of them twice."""
+    """Rows of one table piece from one node of the rank tree; each id at most once."""
 
     ids: Array
     #: Of shape (n, dim).
     rows: Array
-    #: Of the ranks that named the table, be it with no rows.
+    #: Weight of the ranks that named the table, with rows or without.
     weight: float
 
 
-#: By position of the table's piece in its shard.
+#: Rows by position of the table's piece in its shard.
 RowNode = dict[int, NodeRows]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """Rows of one table that one rank brings, those of each shard one after the other."""
+    """Rows of one table from one rank, ordered by shard."""
 
     ids: Array
     rows: Array
-    #: Where those of each shard begin, and the last of them end.
+    #: First row of each shard, and the end of the last shard's rows.
     starts: Sequence[int]
 
     @property
@@ -62,7 +62,7 @@ class KeptRows:
         return self.ids.nbytes + self.rows.nbytes
 
     def of_shard(self, shard: int, weight: float) -> NodeRows:
-        """Return views of what belongs to a shard."""
+        """Return views of the rows of a shard."""
         part = slice(self.starts[shard], self.starts[shard + 1])
         return NodeRows(self.ids[part], self.rows[part], weight)
 
@@ -75,17 +75,17 @@ def keep_rows(
     scale: float,
     empty: Empty = np.empty,
 ) -> KeptRows:
-    """Return rows times `scale`, none twice, in memory of their own.
+    """Return rows times `scale`, each id once, in memory of the result's own.
 
     Parameters
     ----------
     table : Table
-        Whose rows.
+        The table of the rows.
     item : Item
-        Its ids, those of each shard one after the other and maybe repeated, and their
-        rows, in the dtype that gradients of the table have.
+        Ids ordered by shard, perhaps repeated, and their rows, in the dtype of
+        gradients of the table.
     starts : sequence of int
-        Where those of each shard begin, and the last of them end.
+        First id of each shard, and the end of the last shard's ids.
     scale : float
         The factor.
     empty : callable, optional
@@ -95,7 +95,7 @@ def keep_rows(
     ids, rows, at, _ = each_once(item, whole, GRADIENT, kept_in, empty=empty)
     n = len(ids)
     if n < starts[-1]:
-        # Sums. Those of each shard are still together, and fewer.
+        # These are sums. They are still ordered by shard, but there are fewer rows.
         found = table.split(ids, len(starts) - 1, cache_dir=kept_in)
         if found is None:
             raise TypeError(f"ids of table {table.name!r} that it does not have")
@@ -118,8 +118,8 @@ def fold_rows(
 ) -> RowNode:
     """Return the sums over the ranks [lo, hi), a node of the tree.
 
-    `nodes` are parts of it by their first rank: single ranks, or sums. Ranks in none of
-    them sit out.
+    `nodes` are parts of it by their first rank: single ranks, or sums. Other ranks in
+    the span are left out.
     """
     found = {}
     for position, of in _by_position(nodes).items():
@@ -133,7 +133,7 @@ def fold_rows(
 def reduce_rows(
     nodes: Mapping[int, RowNode], size: int, *, is_mean: bool, empty: Empty = np.empty
 ) -> RowNode:
-    """Return what all of a round come to, from nodes of the tree by their first rank."""
+    """Return a round's reduced rows, from nodes of the tree by their first rank."""
     found = {}
     for position, of in _by_position(nodes).items():
         weight = _weight(of, 0, size)
@@ -143,12 +143,12 @@ def reduce_rows(
 
 
 def check_ids(piece: TablePiece, ids: Array) -> None:
-    """Refuse ids of a node that has come from elsewhere: memory is read by them.
+    """Check the ids of a node from another host: they become memory offsets.
 
     Raises
     ------
     ProtocolError
-        Where one is none of the piece, or there twice.
+        If an id is not of the piece, or is repeated.
     """
     if piece.table.is_bounded:
         try:

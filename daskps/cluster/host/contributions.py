@@ -1,4 +1,4 @@
-"""Gradients of graph rounds, kept where they were computed until they are reduced.
+"""Gradients of graph rounds; the worker that computes them keeps them until reduced.
 
 They are no Dask results: Dask's memory manager drops the origin copy of a result
 within seconds of copying it elsewhere, and would write large ones to disk. A task's
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
-#: Runs that ended lately: their gradient tasks may still be at work.
+#: Number of ended runs that are remembered: their tasks may still be at work.
 REMEMBERED = 10_000
 _NO_ROWS: Final[RowNode] = {}
 _NO_KEPT: Final[Mapping[int, KeptRows]] = MappingProxyType({})
 
 
-# It travels with each task; with slots it would be pickled half as fast.
+# It is pickled with each task; with slots that would be half as fast.
 @dataclass(frozen=True, order=True)
 class RoundId:
-    """Which round of which run: attempt counts how often rounds were begun anew."""
+    """Identifies one round of one run; `attempt` counts restarts of rounds."""
 
     run: int
     attempt: int
@@ -48,35 +48,35 @@ class RoundId:
 
 
 class Receipt(NamedTuple):
-    """What a gradient task returns: where its contribution lies, and its loss."""
+    """Result of a gradient task: the place of its contribution, and its loss."""
 
     rank: int
     worker: str
-    #: What was delivered, None for nothing at all.
+    #: Kind of the contribution, None if the task delivered none.
     kind: str | None
     rows: int
     loss_sum: float | None
-    #: Whether the part was not where it ran.
+    #: Whether the task ran on another worker than the data part's.
     moved: bool
-    #: Bytes of the rows of tables in it, and of their ids.
+    #: Bytes of the contribution's table rows, and of their ids.
     row_nbytes: int = 0
-    #: Bytes that were delivered and read, each as numbers and in words of codecs, and
-    #: the seconds that computing and reading took.
+    #: Bytes delivered and read, each as numbers and as words of codecs. The next field
+    #: has the seconds of computing and reading.
     nbytes: tuple[int, int, int, int] = (0, 0, 0, 0)
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
 class PartialSum(NamedTuple):
-    """A node of the rank tree, or what one rank's node is made of: words."""
+    """Sum at a node of the rank tree, or words of the single rank at that node."""
 
     node: Node
     codec: Codec | None = None
     scale: float = 1.0
-    #: Of tables; never words.
+    #: Rows of tables; never words.
     rows: RowNode = _NO_ROWS
 
     def opened(self, layout: Layout, shard: int, empty: Empty) -> Node:
-        """Return the node; that of words has arrays of its own."""
+        """Return the node; words are widened into new arrays."""
         if self.codec is None:
             return self.node
         words, weights = self.node
@@ -90,7 +90,7 @@ class PartialSum(NamedTuple):
 class Contribution:
     """One rank's part of a round: read-only flat arrays by parameter index.
 
-    For a mean numbers are multiplied by `weight` already; words of a codec are
+    For a mean, numbers are already multiplied by `weight`; words of a codec are
     multiplied by `scale` when they are widened.
     """
 
@@ -99,7 +99,7 @@ class Contribution:
     arrays: Mapping[int, Array]
     codec: Codec | None = None
     scale: float = 1.0
-    #: Of tables, by their index.
+    #: Rows of tables, by table index.
     rows: Mapping[int, KeptRows] = field(default_factory=dict)
 
     @property
@@ -113,7 +113,7 @@ class Contribution:
         return sum(kept.nbytes for kept in self.rows.values())
 
     def parcel(self, shard: int) -> PartialSum:
-        """Return views of what belongs to a shard, by position of the piece."""
+        """Return views of the elements of a shard, by position of the piece."""
         arrays = {}
         for position, piece in enumerate(self.layout.pieces[shard]):
             flat = self.arrays.get(piece.parameter.index)
@@ -129,11 +129,11 @@ class Contribution:
 
 @dataclass
 class _RunHere:
-    """What one worker holds of a run."""
+    """The contributions of one run on one worker."""
 
     place: RoundId
     by_rank: dict[int, Contribution] = field(default_factory=dict)
-    #: For the bodies of the run's tasks: what they compute once per worker.
+    #: Objects shared by the run's tasks, computed once per worker.
     shared: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -152,13 +152,13 @@ class Contributions:
         self._worker, self._empty = worker, empty
         self._lock = threading.Lock()
         self._runs: dict[int, _RunHere] = {}
-        #: In the order of their ends; every gradient task looks here.
+        #: Ended runs, oldest first; every gradient task looks here.
         self._ended: dict[int, None] = {}
 
     def begin(self, place: RoundId) -> None:
         """Drop the contributions of earlier rounds: they are complete.
 
-        Raises what :meth:`leave` does.
+        Raises the errors of :meth:`leave`.
         """
         with self._lock:
             self._here(place)
@@ -171,7 +171,7 @@ class Contributions:
         RunCancelledError
             If the run is over.
         ContributionLostError
-            If it went on without the task that brings this.
+            If the run went on without the task that brings this.
         """
         with self._lock:
             self._here(place).by_rank[rank] = contribution
@@ -189,10 +189,10 @@ class Contributions:
         return here
 
     def shared(self, run: int, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what the tasks of a run share on this worker, made the first time."""
+        """Return an object that a run's tasks share here; the first task makes it."""
         with self._lock:
             known = self._known(run).shared
-        # Outside the lock: two tasks may both make it, one of them is kept.
+        # Outside the lock: two tasks may both make it; the dict keeps one.
         if key not in known:
             known.setdefault(key, make())
         return known[key]
@@ -211,19 +211,19 @@ class Contributions:
     ) -> list[list[PartialSum]]:
         """Return, for each shard, the sums over nodes of the rank tree.
 
-        A codec's words are returned as they are where they are all of a node: so
-        they may travel. Sums are numbers.
+        Words of a codec stay words if a node has one rank's words only: they may
+        travel. Sums are numbers.
 
         Parameters
         ----------
         place : RoundId
             The round.
         shards : sequence of int
-            Whose elements.
+            Shards whose elements are summed.
         ranks : sequence of int
-            Ranks whose contributions must be here.
+            Ranks whose contributions must be on this worker.
         nodes : sequence of (int, int)
-            Nodes [lo, hi) that hold no other delivering ranks.
+            Nodes [lo, hi); no other rank in them delivers.
 
         Returns
         -------
@@ -233,7 +233,7 @@ class Contributions:
         Raises
         ------
         ContributionLostError
-            When one of the ranks has none here.
+            If this worker has no contribution of one of the ranks.
         """
         with self._lock:
             here = self._runs.get(place.run)
@@ -255,7 +255,7 @@ class Contributions:
                 here.by_rank.clear()
 
     def end(self, run: int) -> None:
-        """Drop everything of a run and refuse what still comes."""
+        """Drop all contributions of a run, and refuse later ones."""
         with self._lock:
             self._ended[run] = None
             if len(self._ended) > REMEMBERED:
@@ -287,7 +287,7 @@ def _sum(
         for r, parcel in parcels.items()
     }
     rows = fold_rows({r: parcel.rows for r, parcel in parcels.items()}, *span, empty)
-    with np.errstate(all="ignore"):  # the shard looks at what it applies
+    with np.errstate(all="ignore"):  # the shard checks the values that it applies
         total = fold(opened, *span, empty)
     return PartialSum(total or ({}, {}), rows=rows)
 
@@ -301,12 +301,12 @@ def contribution(
     rows: Mapping[int, KeptRows] = _NO_KEPT,
     empty: Empty = np.empty,
 ) -> Contribution:
-    """Make a contribution of a rank's arrays, which stay the caller's, and of rows."""
+    """Make a contribution of a rank's arrays, without taking them over, and of rows."""
     kept = {}
     for index, array in arrays.items():
         own = empty(len(array), array.dtype)
         if reduce == "mean" and weight != 1.0:
-            with np.errstate(all="ignore"):  # the shard looks at what it applies
+            with np.errstate(all="ignore"):  # the shard checks what it applies
                 np.multiply(array, weight, out=own)
         else:
             np.copyto(own, array)

@@ -1,7 +1,7 @@
 """The memory of a worker beside its shards: for copies of cuts, and answers under way.
 
-What is there already the system counts. This counts what was promised and may not have
-been written yet: copies while they are made, and answers until they are sent.
+The system counts memory that is written already. This module counts memory that is
+promised and may not be written yet: copies while they are made, and unsent answers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from daskps.reduction import Empty
     from daskps.typing import Array
 
-#: An answer of up to so many bytes is not counted.
+#: Answers up to this size are not counted.
 SMALL_NBYTES = 65_536
-#: Bytes of answers that may be under way however full the memory is; and whatever is free:
-#: these, or a share of the worker's memory limit where that is more.
+#: Bytes of answers that may be under way: at least the first however full the memory
+#: is, at most the second, or the share of the worker's memory limit if that is more.
 LITTLE_NBYTES, MOST_NBYTES, MOST_SHARE = 2**24, 2**28, 0.125
 
 
 class CopyBudget:
-    """What copies and answers of one host may take; safe for threads.
+    """Memory for the copies and answers of one host; safe for threads.
 
     Parameters
     ----------
     worker : WorkerNode
-        Whose memory it is.
+        The worker with that memory.
     pool : BufferPool
         Makes the arrays of answers.
     """
@@ -43,17 +43,18 @@ class CopyBudget:
     def __init__(self, worker: WorkerNode, pool: BufferPool) -> None:
         self._worker, self.pool = worker, pool
         self._most = max(MOST_NBYTES, int(MOST_SHARE * (worker.memory_limit or 0)))
-        #: Bytes of copies that are being made, and of answers under way.
+        #: Bytes of unfinished copies, and of answers under way.
         self.nbytes = 0
         self._ends: DeferredEnds[int] = DeferredEnds(self._end)
-        #: Answers that wait for room, the first one first: bytes, and what they get.
+        #: Answers that wait for room, in their order: bytes, and the future of their
+        #: memory.
         self._waiting: deque[tuple[int, asyncio.Future[Any]]] = deque()
 
     @contextlib.contextmanager
     def copying(self, nbytes: int) -> Iterator[str]:
-        """Keep room while copies are made, which are measured from then on.
+        """Reserve room while copies are made; the system counts them from then on.
 
-        Yields why there is none; "" where there is.
+        Yields why there is no room; "" if there is.
         """
         with self._ends.held():
             lack = self._lack(nbytes)
@@ -65,48 +66,48 @@ class CopyBudget:
             self._ends.end(taken)
 
     def answer(self, nbytes: int) -> Empty | None:
-        """Return what makes the arrays of an answer, None where it has to wait.
+        """Return the maker of an answer's arrays, None if the answer has to wait.
 
         Parameters
         ----------
         nbytes : int
-            Bytes of them all. They count until no view of any is left.
+            Bytes of all arrays. They count while a view of any of them exists.
         """
         if nbytes <= SMALL_NBYTES:
             return self.pool.empty
         return None if self._waiting else self._try_answer(nbytes)
 
     def answer_now(self, nbytes: int) -> Empty:
-        """Return what makes the arrays of an answer that nobody waits for here.
+        """Return the maker of an answer's arrays, for callers that cannot wait.
 
         Raises
         ------
         DaskPSError
-            Where it would have to wait.
+            If the answer would have to wait.
         """
         if (empty := self.answer(nbytes)) is None:
             raise DaskPSError(f"no room for an answer: {self.why_full}")
         return empty
 
     def wait(self, nbytes: int) -> asyncio.Future[Any]:
-        """Return a future of what :meth:`answer` returns; on the event loop.
+        """Return a future of the result of :meth:`answer`; only on the event loop.
 
-        Whoever gives the wait up cancels it, or sets a result.
+        A caller that gives up cancels the future, or sets a result.
         """
         turn = asyncio.get_running_loop().create_future()
         if (empty := self.answer(nbytes)) is not None:
             turn.set_result(empty)
             return turn
         self._waiting.append((nbytes, turn))
-        # One that gives up may have kept others that need less.
+        # An answer that gives up may have blocked others that need less.
         turn.add_done_callback(lambda _: self._grant())
-        # Room may have come just before it was in the queue.
+        # Room may have come just before this answer was in the queue.
         self._grant()
         return turn
 
     @property
     def why_full(self) -> str:
-        """The reason that answers wait, in words; "" where none has to."""
+        """The reason that answers wait, in words; "" if none has to."""
         if self.nbytes <= LITTLE_NBYTES:
             return ""
         return f"{self.nbytes:,} bytes of answers to others are under way"
@@ -117,14 +118,15 @@ class CopyBudget:
             fits = total <= LITTLE_NBYTES or (
                 total <= self._most and not self._lack(nbytes)
             )
-            # One at a time also where nothing fits: else nobody would ever read it.
+            # One answer always passes, even if nothing fits: else no caller would get
+            # it.
             if self.nbytes and not fits:
                 return None
             self.nbytes = total
         return _Room(self._ends, nbytes, self.pool.empty).empty
 
     def _grant(self) -> None:
-        """Let those have their turn that there is room for, on the event loop."""
+        """Give memory to the waiting answers that fit, on the event loop."""
         while self._waiting:
             nbytes, turn = self._waiting[0]
             if not turn.done():
@@ -136,12 +138,12 @@ class CopyBudget:
     def _end(self, nbytes: int) -> None:
         self.nbytes -= nbytes
         if self._waiting:
-            # A loop that is closed has nobody who waits.
+            # No answer waits on a closed loop.
             with contextlib.suppress(RuntimeError):
                 self._worker.loop.asyncio_loop.call_soon_threadsafe(self._grant)
 
     def _lack(self, nbytes: int) -> str:
-        """Return why so many bytes more would be too many; "" where they are not."""
+        """Return why there is no room for so many bytes more; "" if there is."""
         if not (limit := self._worker.memory_limit):
             return ""
         share = self._worker.pause_share
@@ -150,7 +152,7 @@ class CopyBudget:
             free = most - self._worker.measure() - self.nbytes
             if nbytes <= free:
                 return ""
-            # Arrays that the pool keeps for later are needed less than this.
+            # The pool's spare arrays are needed less than this answer.
             self.pool.clear()
         return (
             f"{max(0, free):,} bytes are free below {share:.0%} of its memory limit of "
@@ -159,7 +161,7 @@ class CopyBudget:
 
 
 class _Room:
-    """So many bytes, for as long as there are arrays in them."""
+    """Counted bytes; the count ends with the last array in them."""
 
     __slots__ = ("_empty", "_ends", "_nbytes")
 
@@ -176,9 +178,9 @@ class _Room:
 
 
 def kept(array: Array, room: Empty) -> Array:
-    """Return an array that was made without a room, and is in it from now on."""
+    """Count an array, which was made before, in a room from now on."""
     return leased(array, _drop, (array, room))
 
 
 def _drop(held: Any) -> None:
-    """Do nothing: what was held is let go of."""
+    """Do nothing: the argument is released on return."""

@@ -1,4 +1,4 @@
-"""Which routine copies weights out of a shard for a read: NumPy's, or one past the cache."""
+"""Choice of the routine that copies weights: NumPy's, or one past the CPU's caches."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-    #: Copies to the first array what the second one holds.
+    #: Copies the second array to the first.
     Copy: TypeAlias = Callable[[Array, Array], None]
 
 
 def copier(nbytes: int) -> Copy:
-    """Return what copies to the first array from the second, for so much in all."""
+    """Return the routine for reads of so many bytes in all."""
     return np.copyto if nbytes < copying.LARGE_NBYTES else _past()
 
 
 @functools.cache
 def _past() -> Copy:
-    # Once: no read looks at the configuration.
+    # Cached: no read looks at the configuration.
     return functools.partial(copying.copy, cache_dir=str(config.load().cache))
 
 
 def warm(nbytes: int) -> None:
-    """Compile what reads of so much need, so that the first one finds it ready."""
+    """Compile the routine for reads of so many bytes, before the first one."""
     if nbytes >= copying.LARGE_NBYTES:
         copying.warm(cache_dir=str(config.load().cache))

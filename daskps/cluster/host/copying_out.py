@@ -1,4 +1,4 @@
-"""Ranges and rows of a shard, copied out whole: without its lock, or in its turn."""
+"""Copies of ranges and rows out of a shard: without its lock, or in the read's turn."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ def copy_out(
 ) -> Ready:
     """Copy ranges into `outs`, and rows, each whole and all of one version.
 
-    Where updates run into two copies, or readers take the lock, it waits for its
-    turn, so long at most; with 0 not at all, as an event loop must. Then it raises
-    ShardBusyError, and the shard's error where that version alone will do and is
-    gone.
+    If updates overwrite two copies, or if readers take the lock, the reader waits for
+    its turn, for `seconds` at most; with 0, as an event loop must, it does not wait. If
+    the turn does not come, it raises ShardBusyError; if only one version will do and
+    that is overwritten, it raises the shard's error.
     """
     segment, ready = hosted.shard.segment, ready_of(ticket)
     if rows and not ready.exact:
-        # Of rows there are no earlier ones to read.
+        # A table has no earlier rows to read.
         ready = latest(segment, ready)
     parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
     copier = copy_routine.copier(sum(out.nbytes for out in outs))
     copy = partial(copy_both, segment, parts=parts, rows=rows, copy=copier)
-    # Any update of a table spoils a read of rows, and so the next one as well.
+    # Any update of a table spoils a read of rows, so a second try would fail as well.
     for _ in range(0 if hosted.locks_reads else 1 if rows else 2):
         if copy(ready):
             return ready
         if not ready.exact:
             ready = latest(segment, ready)
         elif not rows:
-            # What has run into the copy has begun to overwrite that version.
+            # The update that spoiled the copy has begun to overwrite that version.
             raise hosted.shard.overrun(ticket)
     try:
         with hosted.turn(seconds):
             if not copy(ready, locked=True):
                 if ready.exact:
                     raise hosted.shard.overrun(ticket)
-                # Also where a writer died on the way: it leaves the latest whole.
+                # Also if a writer died in between: it leaves the latest version whole.
                 ready = latest(segment, ready)
                 copy(ready, locked=True)
     finally:

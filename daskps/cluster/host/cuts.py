@@ -1,6 +1,6 @@
-"""A cut at a host: it holds its shards, copies them, and lets them go on.
+"""A host's part in a cut: it holds its shards, copies them, and releases them.
 
-And what steps that were given up mean for a cut.
+It also tells the shards of a cut which steps were given up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedSha
 
 
 def _attempt(cut: str, attempt: int) -> str:
-    """Return the name the shards know an attempt by: a message may be late."""
+    """Return the name of an attempt, as shards know it: a message may be late."""
     return f"{cut}/{attempt}"
 
 
@@ -50,12 +50,12 @@ def _attempt(cut: str, attempt: int) -> str:
 async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
     """Take the memory for the copies, before any push has to wait for it.
 
-    Where there is not enough a save holds the shards until they are written.
+    If there is not enough, a save holds the shards until they are written.
 
     Raises
     ------
     LayoutError
-        Where a snapshot has none: it would keep what it copies for as long as its user.
+        If a snapshot has no memory: its copies would stay as long as the user's object.
     """
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
@@ -97,7 +97,7 @@ async def begin_cut(
     index: int | None,
     lease_seconds: float,
 ) -> list[list[Any]]:
-    """Hold new steps on the shards concerned; report what they have applied."""
+    """Hold new steps on the shards concerned; report the steps they have applied."""
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
     if attempt < claim.attempt:
@@ -115,13 +115,13 @@ async def begin_cut(
     name = _attempt(cut, attempt)
 
     def begin(hosted: HostedShard) -> list[Any]:
-        # Of a cut before this one the directory went without a word.
+        # The directory ended an earlier cut without a message.
         released = _release(hosted)
         return [*released, cut_requests.begin_cut(hosted.shard, name, hosted.index)]
 
     begun = await host.each(hosted_shards, begin)
     if host.snapshots.is_over(cut):
-        # Given up meanwhile: what has begun since nobody else would release.
+        # The cut was given up meanwhile: only this call can release these shards.
         await drop_cut(host, store, cut)
         raise broken("it was given up")
     return [pack_report(report) for *_, report in begun]
@@ -139,8 +139,8 @@ async def copy_cut(
 ) -> list[tuple[int, ...]]:
     """Wait until each shard has reached the cut, copy it and release it.
 
-    Returns shard and version of each, and how many rows its tables of any ids have;
-    of a copy of everything then also how many candidates.
+    Returns shard and version of each, and the number of rows of its tables of any ids;
+    for a copy of everything also the number of candidates.
     """
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
@@ -163,7 +163,7 @@ async def copy_cut(
         if claim.holds:
             made = await _hold(host, hosted, name, ready)
         else:
-            # Taken out: should the cut begin again meanwhile, it reads into other memory.
+            # Taken out: if the cut begins again meanwhile, it reads into other memory.
             begun = claim.begun.pop(hosted.index)
             made = await _copy(host, hosted, name, begun=begun, ready=ready)
         key = copy_key(store, index, hosted.index, ready.version)
@@ -193,7 +193,7 @@ async def _copy(
     ready: Ready,
 ) -> ShardCopy:
     """Copy a shard that has reached a cut, and release it."""
-    # Without the mutex: pulls go on, and no push can write into what is read.
+    # Without the mutex: pulls go on, and pushes cannot overwrite the flip that is read.
     read = partial(begun.read, hosted.shard.segment, ready.flip)
     made = await host.run_for(hosted, read)
     held: list[bool] = []
@@ -211,7 +211,7 @@ async def _copy(
 async def _hold(
     host: ShardHost, hosted: HostedShard, name: str, ready: Ready
 ) -> HeldShard:
-    """Have a shard read as it is, until the cut is dropped; pushes wait as long."""
+    """Let a save read a shard in place until the cut ends; pushes wait as long."""
     segment = hosted.shard.segment
     nbytes = BegunCopy.needed_nbytes(segment, hosted.layout, hosted.index, WHOLE)
     held = await host.run_for(hosted, partial(HeldShard, segment, ready.flip, nbytes))
@@ -238,7 +238,7 @@ async def _reached(
     ticket = Ticket(Step(), owner=pending)
     take = partial(cut_requests.follow_order, name=name, order=order, ticket=ticket)
     await host.under(hosted, take)
-    # Ends at the latest with the cut itself: by its release, its lease, the store.
+    # This ends at the latest with the cut: by its release, its lease, or the store.
     await asyncio.shield(asyncio.wrap_future(reached))
     if isinstance(ticket.outcome, Ready):
         return ticket.outcome
@@ -251,8 +251,8 @@ async def drop_cut(
 ) -> None:
     """Release the shards and free the copies, and the memory for them.
 
-    With an attempt only what that one and those before hold: the message may be so
-    late that the next has begun, or has copied. The memory is then kept for it.
+    With an `attempt`, only that attempt and earlier ones: the message may be late,
+    after the next attempt has begun or has copied. The memory then stays for that one.
     """
     if attempt is None:
         host.snapshots.drop(store, cut)
@@ -261,7 +261,7 @@ async def drop_cut(
         if attempt >= claim.attempt:
             claim.copies.clear()
             claim.end_lease()
-    # Also where no cut is to be seen: its beginning may be in the inbox.
+    # Also for an unknown cut: its beginning may still be in the inbox.
     release = partial(_release, cut=cut, attempt=attempt)
     await host.each([s for (uid, _), s in host.shards.items() if uid == store], release)
 
@@ -269,7 +269,7 @@ async def drop_cut(
 def _release(
     hosted: HostedShard, cut: str | None = None, attempt: int | None = None
 ) -> list[Ticket]:
-    """End a cut, by default whichever holds the shard, unless it has begun again since."""
+    """End a cut, by default any that holds the shard, unless it has begun again."""
     held = hosted.shard.cut
     if held is None:
         return []
@@ -283,7 +283,7 @@ def _release(
 async def excuse(
     host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
 ) -> None:
-    """Wait no longer for the steps of producers that have ended."""
+    """Stop waiting for the steps of producers that have ended."""
     name = _attempt(cut, attempt)
     await host.each(
         host.of(store), lambda s: cut_requests.excuse_owners(s.shard, name, producers)

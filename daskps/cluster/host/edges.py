@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def edges_here(
     host: ShardHost, *, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
 ) -> tuple[None, list[Array]]:
-    """Return elements of copies, each by the key of its copy and a span.
+    """Return elements of copies; each request has the key of a copy and a span.
 
     Raises
     ------
     ConsistencyError
-        Where one of the copies, or what is wanted of it, is not here.
-    ProtocolError
-        Where more is wanted than all of the copies: some of it twice.
+        If a copy, or the requested span of it, is not here.
+        ProtocolError
+        If a request is larger than all copies: it has elements twice.
     """
     found, copies = [], {}
     for key, span in wanted:
@@ -56,6 +56,6 @@ def edges_here(
 async def edges(
     host: ShardHost, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
 ) -> list[Any]:
-    """Return the same by message."""
+    """Return the elements of :func:`edges_here` by message."""
     _, arrays = edges_here(host, wanted=wanted)
     return [pack_array(array) for array in arrays]

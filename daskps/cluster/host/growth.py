@@ -1,4 +1,4 @@
-"""Memory of shards that grow: tables of any ids take it as rows come."""
+"""Memory of shards that grow: tables of any ids take memory as rows come."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
 
 
-#: The directory is told of a shard that has grown by such a part.
+#: The host tells the directory of a shard that has grown by one part of so many.
 TOLD_SHARE = 8
 
 
 class Budget:
-    """What the shards of a worker may take together: a share of its memory limit."""
+    """Memory limit for all shards of a worker: a share of the worker's limit."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
 
     def ask(self, nbytes: int) -> None:
-        """Refuse so many bytes more where they would be too many.
+        """Refuse to give so many bytes more if the limit does not allow them.
 
         Raises
         ------
         LayoutError
-            Naming the worker, the need and the limit.
+            The message names the worker, the need and the limit.
         """
         worker, shards = self._host.worker, list(self._host.shards.values())
         where, share = worker.address, config.load().memory_share
@@ -51,7 +51,7 @@ class Budget:
 
 
 def _begin_telling(host: ShardHost) -> None:
-    """Have the directory told of shards that grow, unless that is under way."""
+    """Start telling the directory of shards that grow, unless a task does already."""
     host.may_have_grown = True
     if host.telling is None or host.telling.done():
         host.telling = asyncio.ensure_future(_tell(host))
@@ -60,7 +60,8 @@ def _begin_telling(host: ShardHost) -> None:
 async def _tell(host: ShardHost) -> None:
     """Tell the directory of shards that have grown by more than an eighth.
 
-    It adds up what a worker has, and asks nobody to adopt what he has no room for.
+    The directory adds up the bytes of each worker, and lets no worker adopt shards that
+    it has no room for.
     """
     while host.may_have_grown:
         host.may_have_grown = False
@@ -74,7 +75,7 @@ async def _tell(host: ShardHost) -> None:
 async def _tell_of(
     host: ShardHost, store: str, hosted_shards: Sequence[HostedShard]
 ) -> None:
-    # Under the mutex: the push that has asked for memory has it then.
+    # Under the mutex: the push that asked for memory has it by then.
     sizes = await host.each(hosted_shards, lambda hosted: hosted.nbytes)
     grown = {
         hosted: nbytes
@@ -118,6 +119,6 @@ def new_segment(
 
 
 def grow_by(segment: Segment, block: Block, ask: Callable[[int], None]) -> None:
-    """Have the owner of a segment in a block take memory as its rows need it."""
+    """Let the owner of a segment in a block take memory as its rows need it."""
     if segment.has_any_ids:
         segment.memory = Growing(block.file, block.buffer, ask)

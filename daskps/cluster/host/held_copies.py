@@ -1,6 +1,6 @@
-"""A shard that is read as it is, while a cut holds back all that would change it.
+"""A shard that a save reads in place, while a cut holds back all changes of it.
 
-For saves where there is no room for a copy: pushes wait until all is written.
+Saves use it if there is no room for a copy: pushes wait until all is written.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class HeldShard:
-    """The values of a shard at a flip, which a cut keeps it at.
+    """The values of a shard at one flip, at which a cut holds it.
 
-    Has what :class:`~daskps.cluster.host.shard_copies.ShardCopy` has, but values.
+    It has all of :class:`~daskps.cluster.host.shard_copies.ShardCopy` but the values.
 
     Parameters
     ----------
@@ -48,7 +48,8 @@ class HeldShard:
         self._segment, self._flip, self.nbytes = segment, flip, nbytes
         self._sequence = segment.header[ROWS_SEQUENCE]
         self.counted = Counted.of(segment, flip)
-        #: Of tables of any ids their rows, and the ids that are only counted, by hash.
+        #: For tables of any ids: their rows, and the ids that are only counted, by
+        #: hash.
         self._rows: dict[int, Array] = {}
         self._candidates: dict[int, Array] = {}
         for position, table in enumerate(segment.tables, len(segment.pieces)):
@@ -63,18 +64,18 @@ class HeldShard:
 
     @property
     def memory_nbytes(self) -> int:
-        """Bytes that it takes itself."""
+        """Bytes that this object takes itself."""
         arrays = (*self._rows.values(), *self._candidates.values())
         return sum(array.nbytes for array in arrays)
 
     @property
     def n_rows(self) -> list[int]:
-        """How many rows each table of any ids has."""
+        """Number of rows of each table of any ids."""
         return [len(rows) for rows in self._rows.values()]
 
     @property
     def n_candidates(self) -> list[int]:
-        """How many ids without a row each table of any ids has."""
+        """Number of ids without a row of each table of any ids."""
         return [pair.shape[1] for pair in self._candidates.values()]
 
     def get(self, span: Span) -> Array:
@@ -83,9 +84,9 @@ class HeldShard:
         Raises
         ------
         ConsistencyError
-            Where the shard has gone on.
-        LookupError
-            For elements that it has not.
+            If the shard has changed since the cut.
+            LookupError
+            If the shard does not have these elements.
         """
         segment, (area, position, start, stop) = self._segment, span
         if position in self._candidates and area in (CANDIDATES, COUNTS):
@@ -110,7 +111,7 @@ class HeldShard:
         return found
 
     def _check(self) -> None:
-        """Refuse what was read where anything has changed since the cut."""
+        """Raise if the shard has changed since the cut."""
         segment = self._segment
         now = segment.flip, segment.writing, segment.header[ROWS_SEQUENCE]
         if now != (self._flip, self._flip, self._sequence) or self._sequence & 1:
@@ -121,7 +122,7 @@ class HeldShard:
 
 
 def _of_rows(table: TableMemory) -> dict[str, Array]:
-    """Return what rows of any ids have, each of two dimensions."""
+    """Return the rows of a table of any ids by area, each of two dimensions."""
     found = {ROWS: table.rows}
     found |= {slot_area(i): slot for i, slot in enumerate(table.slots)}
     if table.any_rows is not None:

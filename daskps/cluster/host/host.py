@@ -59,13 +59,13 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Hosts of this process by worker address: the way "in the process" starts here.
+#: Hosts of this process by worker address; threads of the process call them directly.
 HOSTS: dict[str, ShardHost] = {}
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
 WAIT_SECONDS = 20.0
-#: How long a read at least tries to get at a shard, when its caller's time is up.
+#: Least seconds that a read tries to get at a shard, even if its caller's time is up.
 MIN_SECONDS = 0.1
 #: How often the host looks at shards that other processes may have changed.
 LOOK_SECONDS = 0.0005
@@ -74,17 +74,17 @@ LOOK_SECONDS = 0.0005
 class ShardHost(NearShards):
     """Shards of one worker.
 
-    Threads: those that may wait (tasks, trainers) go to the shards themselves, `call` is
-    for the event loop; both end in :class:`HostedShard`.
+    Threads: those that may wait (tasks, trainers) call the shards directly; the event
+    loop uses `call`. Both end in :class:`HostedShard`.
 
     Parameters
     ----------
     worker : WorkerNode
-        What it hangs in.
-    handlers : Handlers
-        What serves its messages.
-    machine : Machine
-        Where it shares memory with others.
+        The worker of this host.
+        handlers : Handlers
+        Handlers of its messages.
+        machine : Machine
+        The machine on which it shares memory with other processes.
     """
 
     is_own = True
@@ -98,13 +98,13 @@ class ShardHost(NearShards):
         self.pool = BufferPool(limit_of(worker.memory_limit))
         super().__init__(self.pool.empty, WAIT_SECONDS)
         self.budget = CopyBudget(worker, self.pool)
-        #: Stores freed lately: a create that was cut short may still be at work.
+        #: Stores freed recently: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
         self.collectives, self.aggregates = Collectives(), KeptAggregates()
-        #: What snapshots have copied and Dask has not taken over yet.
+        #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
-        #: What wakes the calls of other processes that wait, by their tokens.
+        #: Futures that wake waiting calls of other processes, by their tokens.
         self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.inline_nbytes = settings.inline_nbytes
         self.n_calls = 0
@@ -112,13 +112,13 @@ class ShardHost(NearShards):
         self._has_joined = False
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
-        #: Whether tables of any ids may have grown since the directory was told, and
-        #: who tells it.
+        #: Whether tables of any ids may have grown since the host told the directory,
+        #: and the task that tells it.
         self.may_have_grown = False
         self.telling: asyncio.Future[None] | None = None
-        #: Shards that were dropped while somebody was at them.
+        #: Shards that were dropped while another thread used them.
         self._leaving: list[HostedShard] = []
-        #: Sockets that callers have, where they may have any.
+        #: Sockets given to callers, if callers may have any.
         self.lanes: GivenLanes | None = None
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
@@ -162,7 +162,7 @@ class ShardHost(NearShards):
             layout = self.get_shard(call.store, call.parts[0].shard).layout
             work = partial(widened, call, layout, self.empty)
             call = work() if small else await self.in_thread(work)
-        # Not before these waits: a shard may go meanwhile.
+        # After that wait: it may last until a shard has gone.
         hosted_shards = [self.get_shard(call.store, part.shard) for part in call.parts]
         pending, tickets = start_call(hosted_shards, call, self._waker(loop, woken))
         small = small and all(self.is_small(hosted) for hosted, _, _ in tickets)
@@ -204,20 +204,20 @@ class ShardHost(NearShards):
     async def _read(
         self, call: Call, started: Sequence[Started], seconds: float, *, small: bool
     ) -> list[Answer]:
-        """Return what shards say that are done with a call, once there is room for that."""
+        """Return the answers of finished shards, once there is room for values."""
         empty: Empty | None = self.empty
         is_ready = any(isinstance(ticket.outcome, Ready) for _, _, ticket in started)
         if is_ready and call.read_nbytes > SMALL_NBYTES:
             empty = self.budget.answer(call.read_nbytes)
             empty = empty or await self._wait_for_room(call, seconds)
-        # Of refusals alone nothing is copied: a host that closes has no threads then.
+        # Refusals need no copy, and so no thread: a host that closes has none.
         if small or not is_ready or not empty:
             with contextlib.suppress(ShardBusyError):
                 return _answers(call, started, empty, 0)
         return await self.in_thread(partial(_answers, call, started, empty, seconds))
 
     async def _wait_for_room(self, call: Call, seconds: float) -> Empty | None:
-        """Wait for room for an answer; None where its caller gives up, or for too long."""
+        """Wait for room for an answer; None if the caller gives up or time is up."""
         self.waiting[call.token] = turn = self.budget.wait(call.read_nbytes)
         timer = asyncio.get_running_loop().call_later(seconds, _wake, turn)
         try:
@@ -228,7 +228,7 @@ class ShardHost(NearShards):
         return found
 
     def is_small(self, hosted: HostedShard) -> bool:
-        """Return whether a shard is small enough, and its updates, for the event loop."""
+        """Return whether the event loop may serve a shard: whether it is small."""
         small = hosted.nbytes <= SMALL * self.inline_nbytes
         return small and not hosted.shard.calls_functions
 
@@ -254,14 +254,14 @@ class ShardHost(NearShards):
         try:
             made.result(seconds)
         except TimeoutError:
-            # By message the call waits for it as long as its caller does.
+            # A call by message waits for that as long as its caller does.
             raise ShardBusyError(
                 f"the directory took longer than {seconds:g} s to say which producers "
                 f"have ended"
             ) from None
 
     async def _make_room(self, hosted: HostedShard, producer: int) -> None:
-        """Ask the directory which producers ended, where there is no room for one."""
+        """If a shard has no room for a producer, ask the directory which ones ended."""
         if hosted.shard.segment.current.fixed[N_PRODUCERS] < MAX_PRODUCERS:
             return
 
@@ -287,7 +287,7 @@ class ShardHost(NearShards):
             ) from None
 
     def is_live(self) -> bool:
-        """Return whether the owner of the shards is there: this process is."""
+        """Return True: this process owns the shards."""
         return True
 
     # -- control -------------------------------------------------------------
@@ -295,8 +295,8 @@ class ShardHost(NearShards):
     def members(self, cluster: str) -> Membership | None:
         """Return this process among those that share memory on this machine.
 
-        None where memory is not shared: the way is closed by the machine or by
-        configuration, here or where the store was created, or workers are threads.
+        None if memory is not shared: the machine or the configuration, here or where
+        the store was created, does not allow it, or workers are threads.
         """
         inside = self.worker.address.startswith("inproc")
         if not cluster or inside or not config.load().machine_way:
@@ -308,7 +308,7 @@ class ShardHost(NearShards):
             return self._members
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
-        """Return memory that others can map; none where there is not enough."""
+        """Return memory that other processes can map; none if there is not enough."""
         return [] if self._members is None else self._members.make_all(sizes)
 
     async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class ShardHost(NearShards):
         return await future
 
     async def run_for(self, hosted: HostedShard, function: Callable[[], T]) -> T:
-        """Run `function`, on the event loop if the shard it is about is small."""
+        """Run `function`, on the event loop if its shard is small."""
         return function() if self.is_small(hosted) else await self.in_thread(function)
 
     def of(self, store: str) -> list[HostedShard]:
@@ -348,7 +348,7 @@ class ShardHost(NearShards):
         if not future.done():
             await self.in_thread(partial(hosted.serve, LOCK_SECONDS))
         if not future.done():
-            # The thread that was at it may have passed the turn on to another process.
+            # The thread with the mutex may have passed the turn on to another process.
             self.keep_looking()
         return await asyncio.wrap_future(future)
 
@@ -375,7 +375,7 @@ class ShardHost(NearShards):
         self.keep_looking()
 
     def keep_looking(self) -> None:
-        """Look after the shards that wait for what other processes do to them."""
+        """Check shards regularly while calls wait there for other processes."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
 
@@ -394,11 +394,11 @@ class ShardHost(NearShards):
     def close(self, reason: str, *, keeps: bool = False) -> list[str]:
         """End every waiting call with ShardLostError and free the shards.
 
-        Returns the names of what went with this worker as the last of its machine. With
-        `keeps` what dead workers have left stays.
+        Returns the names of blocks that this worker removed as the last of its machine.
+        With `keeps` it leaves the blocks of dead workers.
         """
         if self.lanes is not None:
-            # Or they would go on answering.
+            # Else the lanes would go on answering.
             self.lanes.close()
         for (_, index), hosted in list(self.shards.items()):
             error = ShardLostError(hosted.name, index, self.worker.address, reason)
@@ -413,7 +413,7 @@ class ShardHost(NearShards):
         return removed
 
     def totals(self) -> dict[str, int]:
-        """Return what the worker shows of it."""
+        """Return the numbers that the worker shows of this host."""
         hosted_shards, kept = list(self.shards.values()), self.contributions
         nbytes = sum(hosted.nbytes for hosted in hosted_shards)
         return {
@@ -426,11 +426,11 @@ class ShardHost(NearShards):
         }
 
     def leaves(self) -> bool:
-        """Return whether the worker closes: no shard comes here any more."""
+        """Return whether the worker closes: then it takes no more shards."""
         return self.is_leaving
 
     def give_up(self, token: str) -> None:
-        """End the wait of a call whose caller is gone."""
+        """End the wait of a call whose caller has gone."""
         if woken := self.waiting.get(token):
             _wake(woken)
 
@@ -438,7 +438,7 @@ class ShardHost(NearShards):
 def _answers(
     call: Call, started: Sequence[Started], empty: Empty | None, seconds: float
 ) -> list[Answer]:
-    """Return what shards say to a call, what is read in words if its caller wants that."""
+    """Return the shards' answers; encode values as words if the caller wants that."""
     found = answers_of(started, empty, seconds=seconds)
     return in_words(found, call.parts, empty) if empty and call.read_codec else found
 

@@ -1,12 +1,12 @@
 """One shard on its host: the mutex around the state machine, and calls that wait.
 
-Whoever brings a ticket puts it into the inbox and, if nobody else is at it, takes the
-mutex and serves the whole inbox; otherwise the holder serves it. Nobody ever blocks
-on the mutex, and pushes that queue up are applied in one pass over memory.
+A thread that brings a ticket puts it into the inbox. If no other thread has the mutex,
+it takes the mutex and serves the whole inbox; otherwise the holder serves it. No thread
+ever blocks on the mutex, and one pass over memory applies all pushes in the queue.
 
-Where the shard's memory is shared with other processes, the thread with the mutex takes the
-lock between the processes too. That one may have to be waited for: with no time to
-wait an inbox stays as it is, and :meth:`HostedShard.look` is called until it is served.
+If the shard's memory is shared with other processes, the thread with the mutex also
+takes the lock between processes. It may have to wait for that: with no time to wait
+it leaves the inbox, and the host calls :meth:`HostedShard.look` until it is served.
 """
 
 from __future__ import annotations
@@ -71,21 +71,22 @@ class HostedShard:
     ) -> None:
         self.name, self.layout, self.index, self.shard = name, layout, index, shard
         self.block = block
-        #: Run and memory of the mailboxes that trainers here may fill themselves.
+        #: Run and memory of the mailboxes that trainers on this machine may fill
+        #: themselves.
         self.mailbox: tuple[int, Block] | None = None
-        #: Ends when all of its memory is there.
+        #: Done when the shard has all of its memory.
         self.has_memory: asyncio.Future[None] | None = None
-        #: The run that has begun here last, and at which flip.
+        #: The run that has last begun here, and its first flip.
         self.began = (0, 0)
         self.is_shared = block is not None
-        #: How many bytes it takes, as the directory has heard.
+        #: Bytes of the shard that the host has last told the directory.
         self.told_nbytes = shard.segment.held_nbytes
-        #: Whether readers take the lock too, as where processors reorder stores.
+        #: Whether readers take the lock too, as on processors that reorder stores.
         self.locks_reads = self.is_shared and config.load().locked_reads
         self._lock = None if block is None else block.lock()
         self._mutex = threading.Lock()
         self._inbox: deque[Ticket | Callable[[], Sequence[Ticket]]] = deque()
-        #: What everybody gets since the shard was released.
+        #: The error of all calls after the release of the shard.
         self._released: Exception | None = None
 
     @property
@@ -98,7 +99,7 @@ class HostedShard:
         self._inbox.append(ticket)
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take a ticket back that nobody has looked at; return whether that was so."""
+        """Take back a ticket; return False if a thread has taken it out already."""
         try:
             self._inbox.remove(ticket)
         except ValueError:
@@ -112,7 +113,7 @@ class HostedShard:
         def call() -> Sequence[Ticket]:
             try:
                 if self._released is not None:
-                    # Another process may be its owner by now.
+                    # Another process may own the shard by now.
                     raise self._released
                 result = function(self.shard)
             except Exception as error:  # noqa: BLE001 - the caller's to handle
@@ -127,18 +128,18 @@ class HostedShard:
 
     @property
     def waits(self) -> bool:
-        """Whether anything waits here at all."""
+        """Whether any ticket waits here."""
         return bool(self._inbox) or bool(self.shard.waiting)
 
     def locked_by(self) -> int:
-        """Return the process that is at the shard now, 0 where none is."""
+        """Return the process that uses the shard now, 0 if none does."""
         # First: the thread with the mutex may itself wait for another process.
         if self._lock is not None and (pid := self._lock.held_by()):
             return pid
         return os.getpid() if self._mutex.locked() else 0
 
     def release(self, error: Exception) -> Future[list[Ticket]]:
-        """Let go of a shared shard under its lock: whoever adopts it owns it then.
+        """Let go of a shared shard under its lock: a host that adopts it owns it then.
 
         All calls that wait here, and all later ones, get `error`.
         """
@@ -146,7 +147,7 @@ class HostedShard:
         def let_go(shard: Shard) -> list[Ticket]:
             done, self._released = shard.abandon(error), error
             segment, block = shard.segment, self.block
-            # Else it was taken for dead, and somebody has it already.
+            # Else another host took the owner for dead, and has adopted the shard.
             if block is not None and segment.words[GENERATION] == shard.generation:
                 block.release()
                 if self.mailbox is not None:
@@ -158,7 +159,7 @@ class HostedShard:
 
     @property
     def is_released(self) -> bool:
-        """Whether others may own the shard by now."""
+        """Whether another process may own the shard by now."""
         return self._released is not None
 
     def close(self) -> None:
@@ -175,32 +176,32 @@ class HostedShard:
         return self.mailbox[1].buffer[PAGE_NBYTES:]
 
     def free_mailbox(self) -> None:
-        """Give back the memory of mailboxes; who maps them keeps them a while."""
+        """Free the memory of mailboxes; processes that map it keep it a while."""
         if self.mailbox is not None:
             self.mailbox[1].free()
             self.mailbox = None
 
     @property
     def needs_look(self) -> bool:
-        """Whether something waits here that another process may have made possible."""
+        """Whether a ticket waits here that another process may have made possible."""
         return bool(self._inbox) or self.shard.parked.is_stale
 
     def look(self) -> None:
-        """Serve what another process's lock or publications kept waiting."""
+        """Serve tickets that another process's lock or publications kept waiting."""
         if self.shard.parked.is_stale and not self._inbox:
             self._inbox.append(lambda: self.shard.submit(()))
         self.serve()
 
     def serve(self, seconds: float = 0.0) -> None:
-        """Serve the inbox, unless somebody is at it already.
+        """Serve the inbox, unless another thread serves it already.
 
         Parameters
         ----------
         seconds : float
-            How long to wait for another process to release the lock; 0 takes it
-            only where it is free.
+            How long to wait for another process to release the lock; with 0 the thread
+            takes only a free lock.
         """
-        # An event loop may be the main thread's.
+        # The event loop may run in the main thread, which gets the interrupts.
         with holding_interrupts():
             while self._inbox and self._mutex.acquire(blocking=False):
                 try:
@@ -224,12 +225,12 @@ class HostedShard:
         *,
         check: bool = False,
     ) -> int:
-        """Have the shard take a step that is simple; see :meth:`Shard.try_step`.
+        """Have the shard take a simple step at once; see :meth:`Shard.try_step`.
 
         Returns
         -------
         int
-            The version of the shard; or ASK, also where somebody is at it.
+            The version of the shard; or ASK, also if another thread has the mutex.
 
         Raises
         ------
@@ -249,7 +250,7 @@ class HostedShard:
             try:
                 version = shard.try_step(tick, arrays, rows, alone=False, check=check)
                 if version != ASK and shard.parked.tickets:
-                    done = shard.submit(())  # it may be what they wait for
+                    done = shard.submit(())  # waiting tickets may need this step
             finally:
                 if lock is not None:
                     lock.release()
@@ -262,7 +263,7 @@ class HostedShard:
         return version
 
     def offer(self, ticket: Ticket, seconds: float) -> None:
-        """Have the shard look at a step now, if nobody is at it; else that one does.
+        """Serve a step now if the mutex is free; else its holder serves it.
 
         Parameters
         ----------
@@ -299,10 +300,10 @@ class HostedShard:
             self.serve()
 
     def take_back(self, ticket: Ticket, seconds: float = 0.0) -> Future[None] | None:
-        """Have nobody look at a ticket any more, unless it is done.
+        """Withdraw a ticket that is not done.
 
-        Until the future that this may return is done, a thread may read its arrays. So
-        long the caller waits for it here.
+        A thread may read the ticket's arrays until the returned future, if any, is
+        done. This method waits for that, for `seconds` at most.
         """
         if ticket.outcome is not None or self.withdraw(ticket):
             return None
@@ -332,7 +333,7 @@ class HostedShard:
             if isinstance(entry, Ticket):
                 tickets.append(entry)
             else:
-                # What came before a control call is applied before it.
+                # Tickets before a control call are applied before it.
                 done += self._submit(tickets)
                 tickets = []
                 done += entry()
@@ -348,19 +349,19 @@ class HostedShard:
 
     @contextlib.contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
-        """Keep everybody else away from the shard, for a reader.
+        """Keep all other threads and processes away from the shard, for a reader.
 
         Raises
         ------
         ShardBusyError
-            Where the turn did not come in time.
+            If the turn did not come in time.
         """
         busy = ShardBusyError(
             f"a read of shard {self.index} of store {self.name!r} waited for its turn "
             f"among the updates, which did not come within {seconds:g} s; read again, "
             f"with a longer timeout="
         )
-        # Where only updates that ran into a copy lead here, an event loop leaves.
+        # With no time to wait, it fails at once, unless readers always take the lock.
         at_all, end = seconds or self.locks_reads, time.monotonic() + seconds
         if not (at_all and self._mutex.acquire(timeout=seconds)):
             raise busy
