@@ -56,7 +56,7 @@ class Receipt(NamedTuple):
     kind: str | None
     rows: int
     loss_sum: float | None
-    #: Whether the task ran on another worker than the data part's.
+    #: Whether the data part was on another worker than the task.
     moved: bool
     #: Bytes of the contribution's table rows, and of their ids.
     row_nbytes: int = 0

@@ -29,8 +29,8 @@ def edges_here(
     ------
     ConsistencyError
         If a copy, or the requested span of it, is not here.
-        ProtocolError
-        If a request is larger than all copies: it has elements twice.
+    ProtocolError
+        If more elements are requested than all copies have: some come twice.
     """
     found, copies = [], {}
     for key, span in wanted:

@@ -85,7 +85,7 @@ class HeldShard:
         ------
         ConsistencyError
             If the shard has changed since the cut.
-            LookupError
+        LookupError
             If the shard does not have these elements.
         """
         segment, (area, position, start, stop) = self._segment, span

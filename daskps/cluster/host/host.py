@@ -81,9 +81,9 @@ class ShardHost(NearShards):
     ----------
     worker : WorkerNode
         The worker of this host.
-        handlers : Handlers
-        Handlers of its messages.
-        machine : Machine
+    handlers : Handlers
+        The functions that handle its messages.
+    machine : Machine
         The machine on which it shares memory with other processes.
     """
 
@@ -228,7 +228,7 @@ class ShardHost(NearShards):
         return found
 
     def is_small(self, hosted: HostedShard) -> bool:
-        """Return whether the event loop may serve a shard: whether it is small."""
+        """Return whether shard and updates are small enough for the event loop."""
         small = hosted.nbytes <= SMALL * self.inline_nbytes
         return small and not hosted.shard.calls_functions
 

@@ -1,7 +1,7 @@
-"""A host's part in a restore: it reads what its new shards need, and installs it.
+"""A host's part in a restore: it reads what its new shards need, and fills them.
 
-Each file is read once, whole, and its digest looked at, whichever part of it is needed;
-nobody has seen the shards by then.
+The host reads each file once, whole, and checks its digest, whichever part of it is
+needed; no caller has seen the shards by then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 #: Files that a host reads at the same time.
 IN_FLIGHT = 2
-#: Areas of tables of any ids that say which rows there are.
+#: Areas of tables of any ids that define which rows exist.
 _WHICH = (IDS, CANDIDATES, COUNTS)
 
 
@@ -68,26 +68,26 @@ class _Reading:
 
     url: str
     options: Mapping[str, Any]
-    #: The digest that its manifest had when the caller read it.
+    #: The digest of the manifest when the caller read it.
     sealed: str
-    #: Of each thread its own: file systems are not for several.
+    #: File systems by thread: threads must not share one.
     local: threading.local = field(default_factory=threading.local)
 
     @property
     def storage(self) -> Storage:
-        """The files, for this thread."""
+        """The storage of the checkpoint, for this thread."""
         if not hasattr(self.local, "storage"):
             self.local.storage = Storage(self.url, self.options)
         found: Storage = self.local.storage
         return found
 
     def manifest(self) -> Manifest:
-        """Return the manifest, the one that the caller has.
+        """Return the manifest, which must be the one that the caller has read.
 
         Raises
         ------
         CheckpointError
-            Where it is another one, or none.
+            If it is another one, or missing.
         """
         content = self.storage.read(MANIFEST)
         if digest(content) != self.sealed:
@@ -99,12 +99,12 @@ class _Reading:
         return from_bytes(content)
 
     def content(self, manifest: Manifest, path: str, dtype: str) -> Array:
-        """Return the elements of a file, whose digest is that in the manifest."""
+        """Return the elements of a file, after a check of its digest."""
         content = read_file(self.storage, manifest, manifest.file_at[path])
         return np.frombuffer(content, dtype)
 
     def passing(self, manifest: Manifest, path: str, dtype: str) -> Array:
-        """Return the same in memory that the next file of this thread is read to."""
+        """Return the same in memory that this thread's next file overwrites."""
         file = manifest.file_at[path]
         room = getattr(self.local, "room", None)
         if room is None or room.nbytes < file.nbytes:
@@ -115,25 +115,25 @@ class _Reading:
 
 @dataclass(eq=False)
 class _Installing:
-    """The new shards of one host, and what goes into them."""
+    """The new shards of one host, and their contents."""
 
     reading: _Reading
     manifest: Manifest
     hosted: Mapping[int, HostedShard]
     into: Mapping[int, Installation]
-    #: Of each file who needs what of it.
+    #: For each file the shards that need it, and their parts of it.
     jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
         default_factory=lambda: iter(())
     )
 
     def begin(self) -> None:
-        """Give rows to ids, and find out what else is read."""
+        """Give rows to ids, and list the remaining files to read."""
         wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
         reads: dict[str, ChunkRead] = {}
         nodes = sorted(node_paths(self.manifest.arrays))
         for shard, hosted in self.hosted.items():
             layout, arrays = hosted.layout, self.manifest.arrays
-            # Nobody needs these for a store; what is damaged there is damaged all the same.
+            # No store needs these files, but a damaged one damages the checkpoint.
             for path in nodes[shard :: layout.n_shards]:
                 nbytes = self.manifest.file_at[path].nbytes
                 reads[path] = ChunkRead(path, nbytes, "u1", ())
@@ -149,7 +149,7 @@ class _Installing:
         self.jobs = iter([(reads[path], parts) for path, parts in wanted.items()])
 
     def _begin_table(self, shard: int, table: UnboundedTable) -> Iterator[ChunkRead]:
-        """Give rows to the ids of a shard; give what else is read of them."""
+        """Give rows to the ids of a shard; yield the remaining reads of these rows."""
         layout, manifest = self.hosted[shard].layout, self.manifest
         position = layout.table_position(shard, table.index)
         of: StoredTable = manifest.tables[table.index - len(layout.parameters)]
@@ -172,7 +172,7 @@ class _Installing:
     def _own(
         self, shard: int, table: UnboundedTable, array: StoredArray, begins: Any
     ) -> tuple[int, Array]:
-        """Return the ids of an array that are a shard's, and where the first of them is."""
+        """Return the ids of an array that are a shard's, and the place of the first."""
         n_shards = self.hosted[shard].layout.n_shards
         low, high = hash_range(table, n_shards, shard)
         start, stop = rows_near(array, begins, low, high)
@@ -192,20 +192,20 @@ class _Installing:
         return np.concatenate(parts)
 
     def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
-        """Read a file, and write what is needed of it to its shards."""
+        """Read a file, and write the needed parts of it to their shards."""
         content = self.reading.passing(self.manifest, read.path, read.dtype)
         for shard, part in wanted:
             self.into[shard].put(part.span, content[part.start : part.stop])
 
     def count(self) -> None:
-        """Have the shards count on from where they were saved."""
+        """Set the counters of the shards to their saved values."""
         manifest = self.manifest
         every: list[StoredParameter | StoredTable] = [*manifest.parameters]
         every += manifest.tables
         clocks = [table.clock for table in manifest.tables]
         came = [(table.admitted, table.evicted) for table in manifest.tables]
         for shard, hosted in self.hosted.items():
-            # All shards of a table together have counted these.
+            # These count for all shards of a table together: the first one gets them.
             mine = came if shard == 0 else [(0, 0)] * len(came)
             counted = Counted(
                 version=manifest.version,
@@ -222,7 +222,7 @@ class _Installing:
 async def install(
     host: ShardHost, *, store: str, where: tuple[str, str], manifest: str
 ) -> None:
-    """Fill the shards here of a store that nobody sees yet from a checkpoint.
+    """Fill the shards here of a store, before any caller sees it, from a checkpoint.
 
     `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
     the file of that name.
@@ -231,7 +231,7 @@ async def install(
     hosted = {one.index: one for one in host.of(store)}
     for index, one in hosted.items():
         now = one.shard.segment.current
-        # A run that ended before its first round has left nothing.
+        # A run that ended before its first round has changed nothing.
         if now.version or now.plain[RUN]:
             what = "is in a run" if now.plain[RUN] else "has been pushed to, or filled"
             raise ProtocolError(
@@ -278,19 +278,19 @@ async def install(
 
 
 async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
-    """Wait until shards have all of their memory: before anybody can push to them."""
+    """Wait until shards have all of their memory, before any caller can push."""
     taken = [one.has_memory for one in hosted_shards if one.has_memory is not None]
     if taken:
         await asyncio.wait(taken)
-    # A new error: the futures', which shards refer to, would have frames that refer to
-    # these, and keep their memory until such circles are collected.
+    # A new error: shards refer to the futures, whose errors would have frames that
+    # refer to the shards, and keep their memory until such cycles are collected.
     said = [str(error) for of in taken if (error := of.exception()) is not None]
     if said:
         raise LayoutError(said[0])
 
 
 def _check_layout(made: _Installing) -> None:
-    """Refuse a checkpoint of other parameters than those of the store."""
+    """Refuse a checkpoint whose parameters differ from those of the store."""
     for hosted in made.hosted.values():
         saved = made.manifest.layout(hosted.layout.n_shards)
         if _kept(saved) != _kept(hosted.layout):
@@ -302,9 +302,9 @@ def _check_layout(made: _Installing) -> None:
 
 
 def _kept(layout: Layout) -> list[object]:
-    """Return what must be as it was saved.
+    """Return the parts of a layout that must be as they were saved.
 
-    All but where it is placed, and what absent rows begin with.
+    All but the placement, and the first values of absent rows.
     """
     tables = [
         replace(t, of=replace(t.of, init=constant(0.0)), shards=None)

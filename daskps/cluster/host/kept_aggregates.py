@@ -1,4 +1,4 @@
-"""What was reduced on a host and is yet to be taken by its shards."""
+"""Reduced contributions that a host keeps until its shards take them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import time
 from daskps.errors import ContributionLostError
 from daskps.typing import Array
 
-#: How long what was reduced is kept for a caller that does not come back.
+#: How long a host keeps reduced contributions for a caller that does not come back.
 KEPT_SECONDS = 300.0
-#: By shard and position of the piece.
+#: Reduced arrays by shard and position of the piece.
 ReducedPieces = dict[tuple[int, int], Array]
 
 
 class KeptAggregates:
-    """What was reduced on one host and is yet to be taken by its shards."""
+    """Reduced contributions that one host keeps until its shards take them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, ReducedPieces]] = {}
 
     def keep(self, token: str, found: ReducedPieces) -> None:
-        """Keep what was reduced, and drop what nobody has come for."""
+        """Keep reduced pieces, and drop those whose caller has not come in time."""
         now = time.monotonic()
         for old in [t for t, (end, _) in self._kept.items() if end < now]:
             del self._kept[old]
         self._kept[token] = now + KEPT_SECONDS, found
 
     def find(self, token: str) -> ReducedPieces:
-        """Return what was kept.
+        """Return the reduced pieces of a token.
 
         Raises
         ------
         ContributionLostError
-            Where it was not, or no more: it is to be reduced again.
+            If they are not kept, or no longer: the caller must reduce again.
         """
         if token not in self._kept:
             raise ContributionLostError(
@@ -42,5 +42,5 @@ class KeptAggregates:
         return self._kept[token][1]
 
     def drop(self, token: str) -> None:
-        """Forget it."""
+        """Drop the reduced pieces of a token."""
         self._kept.pop(token, None)

@@ -1,7 +1,8 @@
-"""The frames that answer calls of a lane at once: of what was read without a lock.
+"""Immediate answers to calls of a lane, with values read without a shard's lock.
 
-Small answers are one buffer. Large ones are sent straight from the weights, but for their
-end, which goes when no update has run into them (:mod:`daskps.cluster.lane.tail`).
+Small answers are one buffer. The host sends large ones straight from the weights, but
+holds their end back until it knows that no update has overwritten the rest
+(:mod:`daskps.cluster.lane.tail`).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 #: Answers up to this size are one buffer.
 SMALL_NBYTES = 65_536
-#: What is read at once into a buffer that its form keeps.
+#: Reads up to this size go into a buffer that their form keeps.
 NOW_NBYTES = 4096
 
 
 class FormAnswers:
-    """What answers the calls of a form.
+    """Makes the answers to calls of a form.
 
     Parameters
     ----------
     parts : sequence of Part
-        What the form says to each shard.
+        The parts of the form, one per shard.
     budget : CopyBudget
-        Gives memory for what is read.
+        Gives memory for the values.
     """
 
     def __init__(self, parts: Sequence[Part], budget: CopyBudget) -> None:
@@ -50,16 +51,16 @@ class FormAnswers:
             for part in parts
             for dtype, start, stop in part.ranges
         )
-        #: Whether any of it is answered in words of a codec.
+        #: Whether any values are sent as words of a codec.
         self._is_coded = any(part.words for part in parts)
         self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
         answered = sum(part.answer_nbytes for part in parts)
         self._head = AnswerHead(len(parts), answered)
-        #: Bytes that an answer takes here, unless it is sent from the weights.
+        #: Bytes of memory for an answer, unless it is sent from the weights.
         self.read_nbytes = sum(part.read_nbytes for part in parts)
-        #: What reads of each shard, as they were found last.
+        #: Readers of the shards that `find` was last called with.
         self._reads: list[ShardRead | None] = []
-        #: Whether `read_now` has an answer, and that: head, rows, and what was read.
+        #: Whether `read_now` may answer; then the answer's buffer: head, rows, values.
         self.may_read_now = self._is_small and self._nbytes <= NOW_NBYTES
         nbytes = self._nbytes if self.may_read_now else 0
         self._whole = bytearray(self._head.nbytes + nbytes)
@@ -67,7 +68,7 @@ class FormAnswers:
         self._out = np.frombuffer(self._whole, np.uint8)[self._head.nbytes :]
 
     def find(self, shards: Sequence[HostedShard]) -> None:
-        """Read of these shards from here on."""
+        """Make readers of these shards, for the calls from here on."""
         self._reads, at = [], 0
         for hosted, part in zip(shards, self._parts, strict=True):
             read = None
@@ -79,7 +80,7 @@ class FormAnswers:
     def read_now(self, number: int, bound: int) -> bytearray | None:
         """Return the small frame that answers a call which only reads.
 
-        It is another one's after the next call. None where a shard must be asked.
+        The next call overwrites it. None if a shard must be asked.
         """
         rows, out = list[int](), self._out
         for shard, read in zip(self._shards, self._reads, strict=False):
@@ -92,26 +93,26 @@ class FormAnswers:
     def read(
         self, number: int, bounds: Iterable[int], versions: Iterable[int]
     ) -> list[Any] | None:
-        """Return the frame that answers a call, with what it reads.
+        """Return the frame that answers a call, with the values it reads.
 
         Parameters
         ----------
         number : int
             Number of the frame.
         bounds : iterable of int
-            How far each shard must be for what is read of it.
+            Least version, or clock, of each shard for its reads.
         versions : iterable of int
-            What its step has led to, at shards of which nothing is read.
+            Version after its step, for shards of which nothing is read.
 
         Returns
         -------
         list of buffers or None
-            None where a shard must be asked.
+            None if a shard must be asked.
 
         Raises
         ------
         DaskPSError
-            Where there is no room for an answer.
+            If there is no room for an answer.
         """
         head, rows = self._head, list[int]()
         empty: Empty = self._budget.pool.empty
@@ -145,7 +146,7 @@ class FormAnswers:
         return [whole]
 
     def _in_words(self, read: Array, empty: Empty) -> list[Array]:
-        """Return what is sent of numbers that were read one after the other."""
+        """Return arrays to send: the values in one buffer, encoded as words."""
         found, at = list[Any](), 0
         for part in self._parts:
             arrays = []
@@ -161,8 +162,8 @@ class FormAnswers:
     ) -> list[Any] | None:
         """Return the same without a copy: the weights, and an end that is held back.
 
-        None where a copy is to be made: updates may run into it, but not for long. Also
-        of what words are to be made of.
+        None if a copy is better: updates may overwrite the weights while they are sent,
+        but seldom while they are copied. None also if the values are sent as words.
         """
         if self._is_coded:
             return None

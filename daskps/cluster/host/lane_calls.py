@@ -1,6 +1,6 @@
-"""What the frames of a lane ask of the shards, and the frames that answer them.
+"""The calls in the frames of a lane: this module passes them on and answers them.
 
-Whichever thread serves the lane calls this; the sockets and the threads are `lanes`'.
+The thread that serves the lane calls it; sockets and threads belong to `lanes`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
-#: What a head says that says nothing but a clock.
+#: Fields of a head that says nothing but a clock.
 _READ = MAGIC, CALL, 0, 0, 1.0
-#: Bytes of an answer that another thread packs and sends.
+#: A leader lets another thread lead before an answer above this size, or has another
+#: thread send it.
 LONG = 65_536
 
 
@@ -48,19 +49,19 @@ class LaneCalls:
     Parameters
     ----------
     host : ShardHost
-        Whose shards they reach.
+        The host of the shards.
     """
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._forms: dict[int, HostForm] = {}
-        #: Around what changes them: the event loop does too.
+        #: Guards changes of the forms: the event loop makes some too.
         self._learning = threading.Lock()
 
     def read_now(self, data: Any) -> bytearray | None:
-        """Return what answers a frame without a body that only reads, if it is one.
+        """Return the answer to a frame without a body that only reads; None for others.
 
-        It is sent before this is asked again.
+        The buffer is valid until the next call: the caller sends it before.
         """
         magic, kind, flags, form, nbytes, clock, sequence, floor, weight, *_, number = (
             HEAD.unpack_from(data)
@@ -71,12 +72,12 @@ class LaneCalls:
         return known.read_now(number, clock)
 
     def wanted(self, head: Head) -> list[Any]:
-        """Return the buffers for the body of a frame, which its shards may keep.
+        """Return buffers for the body of a frame; its shards may keep them.
 
         Raises
         ------
         ProtocolError
-            Where what follows cannot be told from the body of this frame.
+            If the end of the body cannot be known from this head.
         """
         if head.kind in (FORM, FETCH):
             return [bytearray(head.nbytes)]
@@ -93,7 +94,7 @@ class LaneCalls:
         if known is None:
             return False
         form = known.form
-        # Each of its ids may ask for a row.
+        # The caller may ask for a row by each id.
         rows = form.row_nbytes and head.nbytes // ID.itemsize * form.row_nbytes
         return form.answer_nbytes + rows > LONG
 
@@ -103,14 +104,14 @@ class LaneCalls:
         body: Sequence[Any],
         seconds: float,
     ) -> list[Any] | Parked:
-        """Return the frame that answers one, or the call that waits.
+        """Return the frame that answers a frame, or the call that waits.
 
         Parameters
         ----------
         head : Head
-            Its head.
+            Head of the frame.
         body : sequence of buffers
-            Those that it wanted, filled.
+            The buffers from :meth:`wanted`, filled.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
         """
@@ -140,11 +141,11 @@ class LaneCalls:
         return HostForm(self._host, form)
 
     def let_go(self) -> None:
-        """Let go of shards that are here no more; from any thread."""
+        """Let go of shards that have left this host; any thread may call this."""
         with self._learning:
             for number, form in [*self._forms.items()]:
                 if form.has_gone:
-                    # Anew: the lane's thread may be at a call of this one.
+                    # A new one: the lane's thread may be using the old one in a call.
                     self._forms[number] = self._at_host(form.form)
 
     def _layout(self, store: str, shard: int) -> Layout:

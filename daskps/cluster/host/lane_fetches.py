@@ -1,13 +1,13 @@
-"""What a lane fetches from a host beside calls to shards, and the frames that answer.
+"""Fetches of a lane at a host, beside calls to shards, and the frames that answer.
 
-Where a module has something that can be fetched, a function of its stands in the table,
-as those that serve messages do::
+A module that offers something to fetch puts a function of its own into a table, as
+handlers of messages do::
 
     @FETCHES.handles("name")
     def name(host, *, run): ...
 
-It returns what is said of the arrays, in plain values, and the arrays, which nobody
-changes until they are sent. It may take long, and waits for nothing.
+The function returns a description of the arrays, in plain values, and the arrays; no
+thread may change them until they are sent. It may take long, but must not wait.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 def answer_fetch(host: ShardHost, text: bytes | bytearray, number: int) -> list[Any]:
-    """Return the frame that answers one, as buffers.
+    """Return the frame that answers a fetch, as buffers.
 
     Parameters
     ----------
     host : ShardHost
         The host.
     text : bytes-like
-        What is asked for.
+        Text of the fetch.
     number : int
         Number of the frame.
 
     Raises
     ------
     Exception
-        What its function raises, or a ProtocolError for what is no fetch.
+        Any error of the function, or a ProtocolError if the text is no fetch.
     """
     what, about = unpack_fetch(text)
     if (handler := FETCHES.by_name.get(what)) is None:

@@ -1,8 +1,8 @@
 """Forms of a lane at the shards of a host: looked up once, then used by each call.
 
-Nearly all frames ask for what can be done at once: a step joins its round, a push is
-applied, weights are read without a lock. That is tried first, shard by shard. What has
-to wait is a ticket there, and the call is parked with its tickets.
+The host can serve nearly all frames at once: a step joins its round, a push is applied,
+weights are read without a lock. The host tries that first, shard by shard. A part that
+has to wait becomes a ticket at its shard, and the call is parked with its tickets.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call
     from daskps.typing import Array
 
-#: How long a call may wait here before its caller takes a message.
+#: How long a call may wait here before its caller sends it as a message.
 MOST_WAIT_SECONDS = 20.0
-#: How long a step that is simple waits for a shard's lock before it becomes a ticket.
+#: How long a simple step waits for a shard's lock before it becomes a ticket.
 SOON_SECONDS = 0.05
 
 
@@ -52,7 +52,7 @@ class HostForm:
     host : ShardHost
         The host.
     form : Form
-        What stays the same from call to call.
+        The constant part of the calls.
     """
 
     def __init__(self, host: ShardHost, form: Form) -> None:
@@ -62,32 +62,32 @@ class HostForm:
         self._shards = [part.shard for part in parts]
         self._keys = [(form.template.store, shard) for shard in self._shards]
         self._only_reads = not changes(step) and all(part.ranges for part in parts)
-        #: In place of the versions that steps lead to, where there are only reads.
+        #: Placeholder for the versions after steps, for calls that only read.
         self._no_versions = (0,) * len(parts)
-        #: Whether all that it waits for is to read something, or nothing at all.
+        #: Whether its parts wait only for their reads, or not at all.
         self._is_plain = (not step.run or step.rank >= 0) and all(
             part.step.wait == (READ if part.ranges else NO_WAIT) for part in parts
         )
-        #: By part the pieces of a step that may be taken as it is; else None.
+        #: By part the pieces of a step that a shard may take unchanged; else None.
         self._positions = _positions(form.template) if self._is_plain else None
         self._answers = FormAnswers(parts, host.budget)
-        #: Whether what it reads is answered in words of a codec.
+        #: Whether the values read are sent as words of a codec.
         self._is_coded = bool(form.template.read_codec)
         self._may_read_now = self._only_reads and self._answers.may_read_now
-        #: The shards as they were found last; none before the first call.
+        #: The shards of the last lookup; none before the first call.
         self._found: list[HostedShard] = []
-        #: Whether these shards are asked without tickets at first.
+        #: Whether calls first try these shards without tickets.
         self._tries = False
 
     # -- the shards ------------------------------------------------------------
 
     @property
     def has_gone(self) -> bool:
-        """Whether it keeps the memory of shards that are here no more."""
+        """Whether it keeps the memory of shards that have left this host."""
         return bool(self._found) and not self._is_current()
 
     def _is_current(self) -> bool:
-        """Return whether the shards are those that were found last, and still here."""
+        """Return whether the shards of the last lookup are still the ones here."""
         shards, found = self._host.shards, self._found
         for key, hosted in zip(self._keys, found, strict=False):
             if shards.get(key) is not hosted or hosted.is_released:
@@ -100,7 +100,7 @@ class HostForm:
         Raises
         ------
         StaleGenerationError
-            Where one of them is not here.
+            If one of them is not here.
         """
         self._found = []
         found = [self._host.get_shard(*key) for key in self._keys]
@@ -116,7 +116,7 @@ class HostForm:
         self._found = found
 
     def read_now(self, number: int, clock: int) -> bytearray | None:
-        """Return what answers a call that says nothing but this; None for any other."""
+        """Return the answer to a call that has only a clock; None if it needs more."""
         if not (self._may_read_now and self._is_current() and self._tries):
             return None
         bound = clock + self._step.tick if self._run else 0
@@ -135,16 +135,16 @@ class HostForm:
         Parameters
         ----------
         head : Head
-            Its head.
+            Head of the frame.
         body : sequence of buffers
-            Its body.
+            Body of the frame.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
 
         Raises
         ------
         Exception
-            For which the call is refused. Nothing of it waits then.
+            Any error for which the call is refused. No part of it waits then.
         """
         if self._run and head.weight < 0:
             raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
@@ -162,7 +162,8 @@ class HostForm:
                 frame = self._answers.read(head.number, bounds, versions)
                 if frame is not None:
                     return frame
-        # Of calls that only read nothing is done yet, nor where all shards are asked.
+        # A call that only reads has done nothing yet, and so has one with all shards to
+        # ask.
         is_asked = self._only_reads or versions.count(ASK) == len(versions)
         taken = () if is_asked else versions
         parts: Sequence[Part]
@@ -178,7 +179,7 @@ class HostForm:
         return self._offer(parked, parts, taken, seconds)
 
     def _left(self, head: Head, bounds: Iterable[int]) -> list[Part]:
-        """Return what is left of a call whose step the shards have taken: to read."""
+        """Return the parts that remain after the shards have taken the step: reads."""
         run, rank, said = self._run, self._step.rank, head.clock + self._step.tick
         found = []
         for (shard, step, ranges, _, _), bound in zip(
@@ -201,11 +202,11 @@ class HostForm:
     def _try_step(
         self, head: Head, arrays: Sequence[Array], seconds: float
     ) -> Sequence[int]:
-        """Have each shard take a step; return the versions, or ASK."""
+        """Have each shard take its step; return the versions, or ASK."""
         if self._positions is None:
             return self._no_versions
         step, given, versions = self._step, iter(arrays), []
-        # As `tick_of`, without a call of it for each frame.
+        # Like `tick_of`, but inline: this runs for each frame.
         tick = Tick(
             step.run,
             step.rank,
@@ -220,7 +221,7 @@ class HostForm:
         )
         soon = min(seconds, SOON_SECONDS)
         for hosted, places in zip(self._found, self._positions, strict=True):
-            # The places first: of what is left nothing must be lost.
+            # The places first: `zip` must take no array that it does not return.
             mine = dict(zip(places, given, strict=False))
             try:
                 versions.append(hosted.try_step(tick, mine, soon))
@@ -229,7 +230,7 @@ class HostForm:
         return versions
 
     def _asked(self, call: Call, seconds: float) -> Sequence[Part]:
-        """Return what the shards are asked as tickets, after making room for that."""
+        """Return the parts for tickets, after making room at the shards."""
         host, found = self._host, self._found
         if call.step.producer:
             for hosted in found:
@@ -245,7 +246,7 @@ class HostForm:
         taken: Sequence[int],
         seconds: float,
     ) -> list[Any] | Parked:
-        """Give the shards their parts as tickets; `taken` says what steps have led to."""
+        """Give the shards tickets for their parts; `taken` has versions after steps."""
         taken = taken or (ASK,) * len(parts)
         asked = zip(self._found, parts, taken, strict=True)
         return self._offer_all(parked, asked, seconds)
@@ -256,7 +257,7 @@ class HostForm:
         asked: Iterable[tuple[HostedShard, Part, int]],
         seconds: float,
     ) -> list[Any] | Parked:
-        """Give shards what they are asked, and return the answer if it is there."""
+        """Give shards their tickets, and return the answer if all are done."""
         try:
             for hosted, part, version in asked:
                 parked.offer(hosted, part, version, seconds)
@@ -264,7 +265,7 @@ class HostForm:
             parked.cancel()
             raise
         if parked.done:
-            # A read whose turn does not come waits as well.
+            # A read whose turn does not come waits too.
             with contextlib.suppress(ShardBusyError):
                 return parked.finish(seconds)
         return parked
@@ -296,13 +297,13 @@ class HostForm:
                 answers = in_words(answers, self.form.template.parts, empty)
             return pack_answers(answers, head.number)
         except ShardBusyError:
-            raise  # with no time to wait
+            raise  # this thread may not wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)
 
 
 def tick_of(step: Step, head: Head) -> Tick:
-    """Return what the step of a form says in the call with this head."""
+    """Return the tick of a form's step in the call with this head."""
     return Tick(
         step.run,
         step.rank,
@@ -318,7 +319,7 @@ def tick_of(step: Step, head: Head) -> Tick:
 
 
 def _positions(template: Call) -> list[tuple[int, ...]] | None:
-    """Return the pieces of a step that may be taken as it is, by part."""
+    """Return the pieces of a step that shards may take unchanged, by part."""
     step, found = template.step, []
     takes = step.tick if step.run else step.producer
     if not (takes and changes(step)) or step.whole or step.check or template.codec:

@@ -1,4 +1,4 @@
-"""What a host answers a call by lane with that went wrong before its shards had it."""
+"""Refusals of calls by lane that fail before their shards have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def refusal_of(error: Exception, number: int) -> list[Any]:
-    """Return the frame that refuses a call, after an error that its shards gave none."""
+    """Return the frame that refuses a call, after an error outside of its shards."""
     if isinstance(error, (DaskPSError, ValueError, TypeError)):
         return pack_refusal(error, number)
     logger.error("a call by a lane failed", exc_info=error)

@@ -1,8 +1,8 @@
 """Forms of calls with rows of tables at the shards of a host.
 
-As with arrays, what can be done at once is tried first: a push of rows that is an update of
-its own, and a read of rows that no update runs into. All else is tickets, as by message.
-Shards that none of the ids of a read are of are not asked.
+As with arrays, the host first tries to serve a call at once: a push of rows that is an
+update of its own, or a read of rows that no update overwrites. All other calls become
+tickets, as by message. A read asks only the shards that some of its ids belong to.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HostRowForm(HostForm):
     host : ShardHost
         The host.
     form : RowForm
-        What stays the same from call to call.
+        The constant part of the calls.
     """
 
     def __init__(self, host: ShardHost, form: RowForm) -> None:
@@ -59,19 +59,19 @@ class HostRowForm(HostForm):
         self._row_form, self._rows = form, AnswerHead(len(self._shards), 0)
         step, has_ranges = self._step, self._answers.has_reads
         self._only_reads = not changes(step)
-        #: Whether it waits for nothing but what it reads.
+        #: Whether its parts wait only for their reads.
         wait = READ if self._only_reads else NO_WAIT
         self._is_plain = (not step.run or step.rank >= 0) and all(
             part.step.wait == wait for part in form.template.parts
         )
         self._all_asked = (ASK,) * len(self._shards)
         is_update = step.tick if step.run else bool(step.producer)
-        #: Whether a shard may take its steps without a ticket; nothing is read by them.
+        #: Whether a shard may take its steps without a ticket; such steps read nothing.
         self._steps = is_update and not (
             self._only_reads or step.whole or has_ranges or form.read or form.codec
         )
         self._row_nbytes = [table.row_nbytes for table in form.read]
-        #: What reads rows of each shard; empty where tickets have to.
+        #: Readers of the rows of each shard; empty if tickets must read them.
         self._row_reads: list[ShardRowRead] = []
 
     def _find(self) -> None:
@@ -127,21 +127,21 @@ class HostRowForm(HostForm):
         return self._offer_all(parked, asked, seconds)
 
     def _widened(self, parts: Sequence[Part], codec: Codec) -> Sequence[Part]:
-        """Return parts with numbers for the words that have come."""
+        """Return parts with their words widened to numbers."""
         layout, template = self._found[0].layout, self.form.template
         check_words(parts, codec, layout)
         call = template._replace(parts=tuple(parts))
         return widened(call, layout, self._host.empty).parts
 
     def _said(self, versions: Iterable[int]) -> list[int]:
-        """Return what is said of shards that are done."""
+        """Return the rows of an answer for shards that are done."""
         found: list[int] = []
         for shard, version in zip(self._shards, versions, strict=True):
             found += (shard, version, 0, APPLIED)
         return found
 
     def _try_rows(self, head: Head, said: RowsSaid, seconds: float) -> list[int]:
-        """Have each shard take a step; return the versions, or ASK."""
+        """Have each shard take its step; return the versions, or ASK."""
         step, versions = self._step, []
         tick = tick_of(step, head)
         soon, n = min(seconds, SOON_SECONDS), len(self._row_form.pushed)
@@ -159,7 +159,7 @@ class HostRowForm(HostForm):
         return versions
 
     def _read_rows(self, head: Head, said: RowsSaid) -> list[Any] | None:
-        """Return the frame that answers a read; None where a shard must be asked."""
+        """Return the frame that answers a read; None if a shard must be asked."""
         nbytes = 0
         for asked in said.asked:
             for ids, row_nbytes in zip(asked, self._row_nbytes, strict=True):
@@ -203,7 +203,7 @@ class HostRowForm(HostForm):
             if self._is_coded:
                 found = in_words(found, parts, empty)
         except ShardBusyError:
-            raise  # with no time to wait
+            raise  # this thread may not wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, number)
         if len(found) < len(self._shards):

@@ -1,7 +1,7 @@
-"""Lanes of a host: sockets that callers were given, and how many there may be.
+"""Lanes of a host: the sockets given to callers, and the limit on their number.
 
-A call that comes by a lane is served as one that comes by message, in threads of the
-lanes instead of the event loop: the same tickets, in the same inboxes.
+Threads of the lanes, instead of the event loop, serve the calls that come by lane. They
+serve them like calls by message: with the same tickets, in the same inboxes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
 
 logger = logging.getLogger(__name__)
-#: After so many seconds without a byte a thread does something else.
+#: After so many seconds without a byte a thread stops waiting for a lane.
 STALL_SECONDS = 0.2
-#: How long a closing host waits for the threads of its lanes, all together.
+#: How long a closing host waits for all threads of its lanes together.
 JOIN_SECONDS = 1.0
-#: How long a count of open files holds, while there are fewer lanes than it allows.
+#: How long a count of open files is valid, while there are fewer lanes than it allows.
 COUNT_SECONDS = 1.0
 
 
 def give_lanes(host: ShardHost) -> None:
-    """Have a host give lanes to those who ask for one."""
+    """Let a host give lanes to callers that ask for one."""
     host.lanes = lanes = HostLanes(host)
     host.worker.serve_comm("daskps_lane", lanes.handle)
 
@@ -51,21 +51,22 @@ class HostLanes:
     Parameters
     ----------
     host : ShardHost
-        Whose shards they reach.
+        The host of the shards.
     """
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._is_allowed = config.load().lane_way
-        #: What they ask for, and who asks: a calling process says the same each time.
+        #: Calls of each lane, and the token of its caller: one token per calling
+        #: process.
         self._lanes: dict[Connection, tuple[LaneCalls, str]] = {}
-        #: Calls of lanes that have ended.
+        #: Number of calls on lanes that have ended.
         self._n_ended_calls = 0
-        #: Its threads, from the first lane on.
+        #: The threads, created with the first lane.
         self._server: LaneServer | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        #: How many lanes there may be, and after when that is counted anew.
+        #: Most lanes allowed, and the time after which that is counted anew.
         self._most, self._count_after = 0, 0.0
 
     async def handle(
@@ -118,9 +119,9 @@ class HostLanes:
             return token in [caller for _, caller in self._lanes.values()]
 
     def _count_room(self) -> int:
-        """Return how many lanes there may be; what else is open is counted now and then.
+        """Return how many lanes there may be; count the other open files now and then.
 
-        To count takes 0.6 ms of the event loop where a thousand files are open.
+        A count takes 0.6 ms of the event loop with a thousand open files.
         """
         n, now = len(self._lanes), time.monotonic()
         if n >= self._most or now > self._count_after:
@@ -128,7 +129,7 @@ class HostLanes:
         return self._most
 
     def _end_idle(self) -> bool:
-        """End the lane that was not used for longest; return whether there is one."""
+        """End the lane that was idle for longest; return whether there is one."""
         now = time.monotonic()
         with self._lock:
             idle = [lane for lane in self._lanes if lane.is_idle(now)]
@@ -138,7 +139,7 @@ class HostLanes:
         return True
 
     def _begin_serving(self) -> None:
-        """Have threads, while a caller can still be told that there are none."""
+        """Start the threads, while a caller can still be told of a failure."""
         try:
             with self._lock:
                 self._server = self._server or LaneServer(self._ended)
@@ -153,7 +154,7 @@ class HostLanes:
             server = None if self._is_closed else self._server
             if server is not None:
                 self._lanes[lane] = calls, token
-        if server is None:  # meanwhile
+        if server is None:  # closed meanwhile
             lane.end()
         else:
             server.add(lane)
@@ -165,19 +166,19 @@ class HostLanes:
 
     @property
     def n_calls(self) -> int:
-        """Calls that came by lane; also what is fetched, and forms that are said."""
+        """Calls that came by lane; fetches and new forms count too."""
         with self._lock:
             return self._n_ended_calls + sum([lane.n_frames for lane in self._lanes])
 
     def let_go(self) -> None:
-        """Have the lanes let go of shards that are here no more, and of their memory."""
+        """Have the lanes let go of shards that have left, and of their memory."""
         with self._lock:
             lanes = list(self._lanes.values())
         for calls, _ in lanes:
             calls.let_go()
 
     def close(self) -> None:
-        """End all lanes: none answers any more when this returns."""
+        """End all lanes: none answers a call after this returns."""
         with self._lock:
             self._is_closed, server = True, self._server
         if server is not None:
@@ -188,15 +189,15 @@ class HostLanes:
 
 
 def most_lanes(n: int) -> int:
-    """Return how many lanes a host may have that has `n` of them.
+    """Return how many lanes a host may have that has `n` now.
 
-    Half of the descriptors that the process may have and nothing else has opened.
+    Half of the process's descriptors that are not in use for anything else.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
         others = len(os.listdir("/proc/self/fd")) - n
-    except OSError:  # looking takes one itself
+    except OSError:  # looking needs a descriptor itself
         others = soft
     return max(0, (soft - others) // 2)

@@ -1,4 +1,4 @@
-"""What callers ask of a host about all elements of a parameter: sums and extremes."""
+"""Handler of measures over all elements of a parameter: sums and extremes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from daskps.layout.parameters import Piece
     from daskps.typing import Array
 
-#: How often it is tried without the shard's lock.
+#: Tries without the shard's lock.
 _TRIES = 2
 
 
@@ -32,10 +32,10 @@ async def measure(
     asked: tuple[str, int, int, int, str],
     given: Sequence[tuple[int, Any]],
 ) -> list[list[Any]]:
-    """Return what the blocks of elements come to that some shards have alone.
+    """Return the measure of each block of elements that lies within one shard.
 
-    `asked` is a :class:`~daskps.cluster.wire.measuring.Measuring`; `given` has each shard
-    and, where its elements are multiplied, by what. The answer has for each the shard, a
+    `asked` is a :class:`~daskps.cluster.wire.measuring.Measuring`; `given` has each
+    shard and the factors of its elements, if any. The answer has for each the shard, a
     number for each block, and the elements before and behind these, all of one version.
     """
     wanted, found = Measuring(*asked), []
@@ -87,11 +87,11 @@ def _of_one_version(
     asked: Measuring,
     other: Array | None,
 ) -> tuple[Array, Array, Array]:
-    """Work it out from the weights where they are, unless updates run into that."""
+    """Measure the weights in place; in the shard's turn if updates overwrite them."""
     segment, (piece, share) = hosted.shard.segment, of_shard
     copy = segment.payload.duplicate
     position = hosted.layout.positions[hosted.index, asked.parameter]
-    # Of the shard's elements the one that is the share's number 0.
+    # Index, among the shard's elements, of the first element of the share.
     origin = piece.start - asked.start
 
     def of(flip: int) -> tuple[Array, Array, Array]:

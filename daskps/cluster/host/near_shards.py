@@ -1,4 +1,4 @@
-"""Shards that threads of this process can call, whoever owns them."""
+"""Shards that threads of this process can call, of whichever process they are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class NearShards(ABC):
     Parameters
     ----------
     empty : callable
-        Makes arrays for what is read and widened here.
+        Makes arrays for the values that are read and widened here.
     patience : float
-        Seconds a call waits here at most.
+        Most seconds that a call waits here.
     """
 
-    #: Whether they are those of this process.
+    #: Whether this process owns the shards.
     is_own = False
 
     def __init__(self, empty: Empty, patience: float) -> None:
@@ -30,7 +30,7 @@ class NearShards(ABC):
 
     @abstractmethod
     def is_live(self) -> bool:
-        """Return whether who owns the shards is there."""
+        """Return whether the owner of the shards is there."""
 
     @abstractmethod
     def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
@@ -39,5 +39,5 @@ class NearShards(ABC):
         Raises
         ------
         ShardBusyError
-            Where that takes longer than so many seconds.
+            If that takes longer than so many seconds.
         """

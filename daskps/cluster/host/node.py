@@ -1,4 +1,4 @@
-"""What a host needs of the worker that it hangs in, and of nothing else of Dask's."""
+"""The worker of a host, as far as the host needs it; the host uses no more of Dask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GivenLanes(Protocol):
         """Calls that came by them."""
 
     def let_go(self) -> None:
-        """Keep no memory of shards that are here no more."""
+        """Release the memory of shards that have left this host."""
 
     def close(self) -> None:
         """End all of them."""
@@ -31,7 +31,7 @@ class GivenLanes(Protocol):
 
 
 class WorkerNode:
-    """A Dask worker as the host in it sees it.
+    """A Dask worker as its host uses it.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class WorkerNode:
     Attributes
     ----------
     server : distributed.Worker
-        The same, of which links of this process are made; see
+        The same worker, for the links of this process; see
         :class:`~daskps.cluster.caller.link.Link`.
     """
 
@@ -50,30 +50,30 @@ class WorkerNode:
 
     @property
     def address(self) -> str:
-        """Under which others reach the host."""
+        """The address at which others reach the host."""
         address: str = self.server.address
         return address
 
     @property
     def loop(self) -> Any:
-        """The event loop that the host is on, as tornado has it."""
+        """The event loop of the host, a tornado one."""
         return self.server.loop
 
     @property
     def memory_limit(self) -> int | None:
-        """Bytes that it may use."""
+        """Bytes that the worker may use."""
         limit: int | None = self.server.memory_manager.memory_limit
         return limit
 
     def measure(self) -> int:
-        """Return the bytes that it uses, as Dask counts them."""
+        """Return the bytes that the worker uses, as Dask counts them."""
         found: int = self.server.monitor.get_process_memory()
         return found
 
     @property
     def pause_share(self) -> float:
-        """Share of its memory limit from which on it starts nothing more."""
-        # False for never.
+        """Share of its memory limit above which the worker starts no task."""
+        # False means never.
         return self.server.memory_manager.memory_pause_fraction or 1.0
 
     def is_busy(self) -> bool:
@@ -81,12 +81,12 @@ class WorkerNode:
         return bool(self.server.state.executing_count)
 
     def is_connected(self) -> bool:
-        """Return whether the scheduler can be told something."""
+        """Return whether messages can reach the scheduler."""
         stream = self.server.batched_stream
         return stream is not None and not stream.closed()
 
     def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
-        """Have messages of a name handled, and their replies sent."""
+        """Register a handler for messages of a name; its replies are sent."""
 
         async def served(comm: Any, **message: Any) -> Any:
             reply = await handler(**message)
@@ -95,11 +95,11 @@ class WorkerNode:
         self.serve_comm(name, served)
 
     def serve_comm(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
-        """Have messages of a name handled together with their connection."""
+        """Register a handler that gets messages of a name with their connection."""
         upstream.add_handlers(self.server, {name: handler})
 
     def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
-        """Have numbers shown with those of the worker."""
+        """Show numbers with those of the worker."""
         upstream.add_metric(self.server, name, lambda _: metric())
 
     async def ask(self, worker: str, method: str, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Steps that a host makes of the weights of its shards: a user's function, or rates.
+"""Steps that a host computes from its shards: by a user's function, or of rates.
 
-The function gets copies, without the shard's lock, and what it returns is published where
-no update has come in between; where several have, it is called in the shard's turn.
+The function gets copies, without the shard's lock, and the host publishes its result if
+no update has come in between; after several such updates the host calls the function in
+the shard's turn.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ if TYPE_CHECKING:
 
     Make = Callable[[int], "Sequence[Item] | None"]
 
-#: How often the function is called for nothing before the shard is held for it.
+#: How often an update may make a call of the function useless before the shard is held.
 TRIES = 4
-#: How long a step that a cut holds back is tried again, and how often.
+#: How long, and how often, to retry a step that a cut holds back.
 HELD_SECONDS, AGAIN_SECONDS = 20.0, 0.01
 _WHAT = "the function given to apply"
 _NO_DATA = np.empty(0)
 
 
 class _Work(NamedTuple):
-    """What is done to one shard."""
+    """One call of a user's function on pieces of one shard."""
 
     function: Callable[[Array, str], Any]
-    #: Of the pieces.
+    #: Positions of the pieces.
     positions: Sequence[int]
     finite: bool
 
@@ -68,12 +69,11 @@ async def apply(
     identity: Sequence[Any],
     touched: Sequence[tuple[int, int]] | None,
 ) -> list[list[Any]]:
-    """Put what some shards have of parameters through a function, each in one publication.
+    """Put parameters in some shards through a function, each shard in one publication.
 
     `shards` has each and its generation, `applied` the function, the parameters and
-    whether what it returns must be finite, `identity` that of the
-    step that this is. Returns shard, version and error of each, up to the first
-    that failed.
+    whether its results must be finite, `identity` the identity of this step. Returns
+    shard, version and error of each, up to the first that failed.
     """
     function, parameters, finite = applied
     called = loads(function)
@@ -98,10 +98,10 @@ async def scale_lr(
     touched: Sequence[tuple[int, int]] | None,
     run: int,
 ) -> list[list[Any]]:
-    """Multiply learning rates in some shards, in each in one publication.
+    """Multiply learning rates in some shards, each shard in one publication.
 
     `shards` has each and its generation, `scaled` the factor and the indices of the
-    parameters and tables, None for all, `identity` that of the step that this is, `run`
+    parameters and tables, None for all, `identity` the identity of this step, `run`
     the run in rounds whose trainers wait for it, 0 for none.
     Returns shard, version and error of each.
     """
@@ -120,7 +120,7 @@ async def scale_lr(
 
 
 def _positions(hosted: HostedShard, indices: Sequence[int] | None) -> list[int]:
-    """Return where a shard has pieces of some parameters and tables."""
+    """Return the positions of a shard's pieces of some parameters and tables."""
     layout, shard = hosted.layout, hosted.index
     if indices is None:
         return list(range(len(layout.pieces[shard]) + len(layout.tables)))
@@ -134,7 +134,7 @@ def _positions(hosted: HostedShard, indices: Sequence[int] | None) -> list[int]:
 
 @HOST.handles("lr_factors")
 async def lr_factors(host: ShardHost, store: str) -> list[list[tuple[int, float]]]:
-    """Return by what learning rates are multiplied, of each shard here where they are."""
+    """Return the factors of learning rates of each shard here, with their positions."""
     shards = [hosted.shard.segment for hosted in host.of(store)]
     return [[*factors_of(segment, segment.flip).items()] for segment in shards]
 
@@ -147,7 +147,7 @@ async def _take_each(
     *,
     make_of: Callable[[HostedShard], Make],
 ) -> list[list[Any]]:
-    """Have shards, each with its generation, take a step that is made for it.
+    """Have shards, each with its generation, take a step with items from `make_of`.
 
     Returns shard, version and error of each, up to the first that failed.
     """
@@ -166,29 +166,29 @@ async def _take_each(
 
 
 def take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
-    """Have a shard take a step whose items are made of what is in force.
+    """Have a shard take a step whose items are made from the weights in force.
 
     Parameters
     ----------
     host, hosted : ShardHost, HostedShard
-        Whose shard.
+        The shard and its host.
     step : Step
-        Without items.
+        The step, without items.
     make : callable
-        ``make(flip) -> items``, None where the next publication but one overwrites what
-        it was made of. It may be called again, after a few times in the shard's turn.
+        ``make(flip) -> items``, None if the next publication but one overwrites the
+        weights it uses. It may be called again, after some tries in the shard's turn.
 
     Returns
     -------
     int
-        The version that the shard has come to.
+        The version of the shard after the step.
 
     Raises
     ------
     ShardBusyError
-        Where a cut holds the shard for too long.
+        If a cut holds the shard for too long.
     DaskPSError
-        For what the step was refused.
+        If the step is refused.
     """
     known: int | None
     ticket: Ticket | None
@@ -224,7 +224,7 @@ def take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
 
 
 def _known(shard: Shard, step: Step) -> int | None:
-    """Return the version where the step was applied before; refuse what may not be."""
+    """Return the version if the step was applied before; raise if it is not allowed."""
     record = shard.segment.current
     ticket = Ticket(step._replace(items=()))
     error = find_refusal(ticket, shard.segment, shard.run_state, shard.generation)
@@ -235,7 +235,7 @@ def _known(shard: Shard, step: Step) -> int | None:
 
 
 def _made(hosted: HostedShard, work: _Work, flip: int) -> list[Item] | None:
-    """Call the function for each piece; return what it makes of them."""
+    """Call the function for each piece; return the results as items."""
     segment = hosted.shard.segment
     record, copy = segment.record(flip), segment.payload.duplicate
     blocks = [copy(segment.weights_of(record, p)) for p in work.positions]
@@ -277,27 +277,27 @@ def _now(step: Step, make: Make, shard: Shard) -> Ticket | None:
 def _publish(
     step: Step, items: Sequence[Item], flip: int, shard: Shard
 ) -> Ticket | None:
-    """Have a shard take a step unless an update has come since; None where one has."""
+    """Have a shard take a step; return None if an update has come since `flip`."""
     if shard.segment.flip != flip:
         return None
     ticket = Ticket(step._replace(items=items), owner=_Nobody())
     for other in shard.submit([ticket]):
         other.owner.one_done()
     if ticket.outcome is None:
-        # Held: what is let go of later may be another moment's.
+        # A cut holds it: after its release the weights may have changed.
         shard.cancel([ticket])
     return ticket
 
 
 class _Nobody:
-    """Whom a ticket tells of its end where its thread looks itself."""
+    """Owner of a ticket whose thread itself checks whether it is done."""
 
     def one_done(self) -> None:
         """Hear that a ticket is done."""
 
 
 def _under(hosted: HostedShard, function: Callable[[Shard], Any]) -> Any:
-    """Call a function of a shard in its turn, from a thread that waits for that."""
+    """Call a function of a shard in its turn; this thread waits for the turn."""
     future = hosted.run(function)
     hosted.serve(LOCK_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""Calls of lanes whose tickets are at their shards: no thread waits with them."""
+"""Parked calls of lanes: their tickets wait at their shards, and no thread waits."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Part
 
-    #: Returns the frame that answers tickets, with the seconds that a read may wait
+    #: Returns the frame that answers the tickets; gets the seconds that a read may wait
     #: for its turn.
     Finish = Callable[[Sequence[Started], float], list[Any]]
 
 
 class Parked:
-    """A call whose tickets are at their shards; it is their owner.
+    """A call with tickets at their shards; it owns the tickets.
 
-    Whoever has it either finishes or cancels it, once.
+    The thread that takes the call either finishes or cancels it, once.
 
     Parameters
     ----------
     host : ShardHost
-        Whose shards they are.
+        The host of the shards.
     end : float
-        When it is to be finished at the latest, by `time.monotonic`.
+        The latest time to finish it, by `time.monotonic`.
     answer : callable
         Returns the frame that answers it.
     """
@@ -59,12 +59,12 @@ class Parked:
         hosted : HostedShard
             The shard.
         part : Part
-            What is said to it; what is left of that, where its step was taken before.
+            The shard's part of the call; only its reads if its step was taken before.
         version : int
-            What that has led to; ASK where it was not taken.
+            Version after that step; ASK if it was not taken.
         seconds : float
-            How long to wait for the lock. With 0 the ticket stays there where it is
-            taken, for the host to look.
+            How long to wait for the lock. With 0 and a taken lock the ticket stays in
+            the inbox, and the host serves it later.
 
         Raises
         ------
@@ -87,18 +87,18 @@ class Parked:
             hosted.put(ticket)
 
     def _keep_looking(self) -> None:
-        """Have the host look at shards where what others publish wakes nobody."""
+        """Have the host check shards: other processes wake no thread here."""
         host = self._host
         if True in [hosted.is_shared for hosted, _, _ in self._started]:
             host.worker.loop.add_callback(host.keep_looking)
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it waits any more."""
+        """Whether none of its tickets waits any more."""
         return None not in [ticket.outcome for _, _, ticket in self._started]
 
     def one_done(self) -> None:
-        """Hear that a ticket is done, from whoever has served its shard."""
+        """Hear that a ticket is done, in the thread that has served its shard."""
         if self._callback is not None and self.done:
             with self._lock:
                 callback, self._callback = self._callback, None
@@ -106,9 +106,9 @@ class Parked:
                 callback()
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have a function called once it is done, by whoever serves the shard then.
+        """Call a function once it is done, in the thread that serves the last shard.
 
-        That is this thread, where it is done already.
+        If it is done already, this thread calls the function.
         """
         self._callback = callback
         self.one_done()
@@ -116,17 +116,17 @@ class Parked:
             self._keep_looking()
 
     def finish(self, seconds: float) -> list[Any]:
-        """Return the frame that answers it; what is not done by now is said to wait.
+        """Return the frame that answers it; it reports unfinished tickets as parked.
 
         Parameters
         ----------
         seconds : float
-            How long a read waits for its turn that updates have run into.
+            How long a read may wait for its turn, if updates have spoiled it.
 
         Raises
         ------
         ShardBusyError
-            Where it would have to, and may not wait at all. It can be asked again.
+            If it would have to wait and may not. The caller may ask again.
         """
         self._take_back()
         frame = self._answer(self._started, seconds)
@@ -134,9 +134,9 @@ class Parked:
         return frame
 
     def cancel(self) -> None:
-        """Take back what is not done: its caller is gone, or is told to wait elsewhere.
+        """Take back unfinished tickets: the caller is gone, or will wait elsewhere.
 
-        Another thread may look at its arrays a moment longer; they are its own.
+        Another thread may read the arrays a moment longer; they belong to this call.
         """
         self._take_back()
         self._forget()
@@ -148,10 +148,10 @@ class Parked:
                 self._keep_looking()
 
     def _forget(self) -> None:
-        """Let go of its tickets, whose owner it is.
+        """Let go of its tickets, which refer to it as their owner.
 
-        Such a cycle would keep their arrays, and the memory of shards mapped, until it
-        is collected.
+        Such a cycle would keep their arrays, and the mapped memory of shards, until the
+        garbage collector runs.
         """
         self._callback = None
         self._started = []

@@ -1,4 +1,4 @@
-"""What reductions and the directory ask of a host that keeps contributions."""
+"""Handlers for hosts that keep contributions: sums for reductions, and clean-up."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.typing import Array
 
-#: By shard and node of the rank tree: the codec of words, "" for numbers, what to
-#: multiply those by, for each array position and weight; and for rows of each table
-#: position, weight and how many. Of these ids and rows follow the arrays.
+#: By shard and node of the rank tree: the codec of words, "" for numbers; the factor
+#: for the words; position and weight of each array; and for the rows of each table
+#: position, weight and number. The ids and rows follow the arrays.
 Said = list[
     list[tuple[str, float, list[tuple[int, float]], list[tuple[int, float, int]]]]
 ]
@@ -34,14 +34,14 @@ def sums_here(
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
 ) -> tuple[Said, list[Array]]:
-    """Return what this worker's contributions to a round come to, for other shards.
+    """Return the sums of this worker's contributions to a round, for other shards.
 
-    What is said of the arrays, and these in its order.
+    The description of the arrays, and the arrays in its order.
 
     Raises
     ------
     ProtocolError
-        For sums that no reduction asks for: they would take any time or memory.
+        If no reduction asks for such sums: they could take any time or memory.
     """
     ends = [0, *(end for node in nodes for end in node)]
     is_tree = all(lo < hi for lo, hi in nodes) and ends == sorted(ends)
@@ -74,7 +74,7 @@ async def sums(
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
 ) -> tuple[Said, list[Any]]:
-    """Return the same by message."""
+    """Return the result of :func:`sums_here` by message."""
     work = partial(
         sums_here, host, place=place, shards=shards, ranks=ranks, nodes=nodes
     )
@@ -91,6 +91,6 @@ async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
 
 @HOST.handles("end_graph")
 async def end_graph(host: ShardHost, run: int) -> None:
-    """Drop all contributions to a run; what still comes is refused."""
+    """Drop all contributions to a run, and refuse later ones."""
     host.contributions.end(run)
     host.pool.clear()

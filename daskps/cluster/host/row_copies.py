@@ -1,4 +1,4 @@
-"""Copies out of a shard of elements and of rows, all of one version."""
+"""Copies of elements and of rows out of a shard, all of one version."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def ready_of(ticket: Ticket) -> Ready:
-    """Return how a ticket has ended that may read now."""
+    """Return the outcome of a ticket that may read now."""
     if not isinstance(ticket.outcome, Ready):
         raise TypeError(f"nothing to read: {ticket.outcome!r}")
     return ticket.outcome
 
 
 def latest(segment: Segment, ready: Ready) -> Ready:
-    """Return the same at the flip in force."""
+    """Return the same read at the flip in force."""
     flip = segment.flip
     return Ready(flip, segment.record(flip).version, ready.duplicate, ready.lag)
 
@@ -46,21 +46,21 @@ def copy_both(
     segment : Segment
         The shard's memory.
     ready : Ready
-        Where to read.
+        The flip to read, and its version.
     parts : sequence of (dtype, start, stop, out)
         Elements, as of :func:`~daskps.shards.reads.copy_parts`.
     rows : sequence of RowsRead
         Rows of tables.
     copy : callable
-        Copies to the first array what the second one holds.
+        Copies the second array to the first.
     locked : bool
-        Whether the caller has the shard's lock: then rows can be read that a process
-        has left half-way, and those of the publication before.
+        Whether the caller has the shard's lock: then it can also read rows that a
+        process has left half-way, and those of the publication before.
 
     Returns
     -------
     Ready or None
-        What was read, or None when an update ran into a copy.
+        The flip that was read, or None if an update overwrote a copy's source.
     """
     if not rows:
         return copy_parts(segment, ready, parts, copy)

@@ -1,4 +1,4 @@
-"""The update rules of a store, and their kernels once somebody updates."""
+"""The update rules of a store, and their kernels, made for the first update."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Rules:
     """The rules of one store in one process.
 
-    A caller that only reads needs neither the rules nor a compiler: both come when asked for.
+    A caller that only reads needs neither rules nor a compiler: both are loaded on
+    demand.
 
     Parameters
     ----------
@@ -55,11 +56,11 @@ class Rules:
 
     @cached_property
     def cache_dir(self) -> str:
-        """Where compiled functions are kept."""
+        """Folder of compiled functions."""
         return str(config.load().cache)
 
     def get(self, index: int) -> Bound | None:
-        """Return the rule of a parameter, ready to apply; None where it has none."""
+        """Return the rule of a parameter, ready to apply; None if it has none."""
         if index not in self._bound:
             rule = self.by_index.get(index)
             self._bound[index] = None if rule is None else self._bind(index, rule)
@@ -73,7 +74,7 @@ class Rules:
         return self._shared[key]
 
     def warm(self, *, durable: bool) -> None:
-        """Compile what there is to compile, so that the first push finds it ready."""
+        """Compile all kernels, so that the first push finds them ready."""
         copy_routine.warm(self.layout.nbytes)
         words.compiled(self.cache_dir)
         nbytes = -(-self.layout.nbytes // self.layout.n_shards)
@@ -84,7 +85,7 @@ class Rules:
             bound = self.get(index)
             if bound is not None and index in tables:
                 bound.kernel.warm_rows()
-                # Of rounds, which begin under the turn of their shards.
+                # For rounds, which begin in the turn of their shards.
                 computed = np.dtype(compute_dtype(tables[index]))
                 row_merge.warm(computed, cache_dir=self.cache_dir)
             elif bound is not None and not isinstance(bound, BoundFunction):
@@ -96,7 +97,7 @@ class Rules:
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:
-    """Return the initial value of each optimizer slot of a rule, which says its width."""
+    """Return a rule's initial slot values; the type of each tells the slot's width."""
     with user_code(f"the optimizer {type(rule).__name__}"):
         first = [float(rule.slot_init.get(name, 0.0)) for name in rule.slots]
         of_rows = [name in rule.row_slots for name in rule.slots]

@@ -1,4 +1,4 @@
-"""What the directory and trainers ask of a host about runs."""
+"""Handlers of runs: the directory and trainers begin, inspect and end them here."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ async def begin_run(
 ) -> list[tuple[int, str, int, int]]:
     """Start a run on every shard of a store held here.
 
-    `begin` says policy, n_ranks, reduce, reset, codec and epochs. Returns shard, name, bytes
-    and nonce of the mailboxes that trainers in other processes of the machine may fill
-    themselves; those of a graph run are nobody's.
+    `begin` has policy, n_ranks, reduce, reset, codec and epochs. Returns shard, name,
+    bytes and nonce of the mailboxes that trainers in other processes of the machine may
+    fill themselves; a graph run has none.
     """
     check_begin(begin)
     await host.in_thread(partial(encoding.learn, *begin["codec"]))
@@ -88,12 +88,12 @@ async def begin_run(
 
 
 def _refuse_old(hosted: HostedShard, run: int) -> None:
-    """Refuse a run older than the one there: a host that was stopped hears of it late.
+    """Refuse a run older than the one here: a stopped host hears of it late.
 
     Raises
     ------
     RunCancelledError
-        Naming both; what is there goes on.
+        The message names both; the run that is here goes on.
     """
     newest = int(hosted.shard.segment.current.fixed[RUN])
     if hosted.mailbox is not None:
@@ -111,7 +111,7 @@ def _take_mailboxes(
     run: int,
     of: tuple[int, str | Reducer, bool],
 ) -> None:
-    """Take the memory of a run's mailboxes, shared where the shards are."""
+    """Take the memory of a run's mailboxes, shared memory if the shards have that."""
     n_ranks, reduce, resident = of
     if all(s.mailboxes_of(run) is not None for s in hosted_shards):
         return
@@ -142,9 +142,9 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
     Raises
     ------
     LayoutError
-        Naming the worker, what is needed, and the limit.
+        The message names the worker, the need, and the limit.
     """
-    # Above its share Dask pauses the worker, and no trainer starts there.
+    # Above this share Dask pauses the worker, and no trainer starts there.
     limit, share = host.worker.memory_limit or 0, host.worker.pause_share
     held = sum(hosted.nbytes for hosted in host.shards.values())
     if limit and held + nbytes > share * limit:
@@ -166,9 +166,9 @@ async def end_run(
     rounds: int | None = None,
     version: int = 0,
 ) -> list[tuple[int]]:
-    """End a run on every shard of a store held here; return which these are.
+    """End a run on every shard of a store held here; return these shards.
 
-    They end after `rounds`, where a run in rounds says so, and at least at `version`.
+    A run in rounds ends after `rounds`, if given, and at least at `version`.
     """
     hosted_shards = host.of(store)
 
@@ -177,7 +177,7 @@ async def end_run(
         try:
             return shard.end_run(run, reason, rounds=rounds, version=version)
         except IllegalStateError as error:
-            # A store that nobody can use would not be better: it ends as it is.
+            # An unusable store would be worse: the shard ends the run as it is.
             logger.error("shard %d of store %r: %s", hosted.index, hosted.name, error)
             return shard.end_run(run, reason)
 
@@ -198,7 +198,7 @@ async def end_run(
 
 @HOST.handles("finish", user_code=True)
 async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
-    """Wait for a trainer no longer."""
+    """Stop waiting for a trainer."""
 
     def end(hosted: HostedShard) -> list[Ticket]:
         _check_rank(hosted, run, rank)
@@ -210,7 +210,7 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
 
 @HOST.handles("heard")
 async def heard(host: ShardHost, store: str, run: int, n_ranks: int) -> None:
-    """Go on without trainers of which all shards have heard that they ended."""
+    """Go on without trainers that have ended, as all shards have heard."""
     await host.each(host.of(store), lambda s: s.shard.hear_finished(run, n_ranks))
 
 
@@ -218,10 +218,10 @@ async def heard(host: ShardHost, store: str, run: int, n_ranks: int) -> None:
 async def resume(
     host: ShardHost, *, store: str, run: int, rank: int, attempt: int = 0
 ) -> list[tuple[int, int]]:
-    """Return where a rank stands, per shard held here.
+    """Return the position of a rank, per shard held here.
 
-    `attempt` is which of its trainers takes the place of the one before it, 0 for a
-    caller that only asks.
+    `attempt` numbers the trainer that replaces the rank's earlier one, 0 for a caller
+    that only asks.
     """
     if not 0 <= attempt < MOST_ATTEMPTS:
         raise ProtocolError(f"trainer {rank} of run {run} starts for time {attempt}")
@@ -234,7 +234,7 @@ async def resume(
 
 
 def _check_rank(hosted: HostedShard, run: int, rank: int) -> None:
-    """Refuse a rank that a run has not: a negative one would mean one from the end."""
+    """Refuse an unknown rank of a run: a negative one would index from the end."""
     fixed = hosted.shard.segment.current.fixed
     if fixed[RUN] == run and not 0 <= rank < fixed[N_RANKS]:
         raise ProtocolError(f"trainer {rank} of the {int(fixed[N_RANKS])} of run {run}")
@@ -252,9 +252,9 @@ async def hold(
 ) -> list[tuple[Any, ...]]:
     """Complete no round of a run from `limit` on, by default the open one.
 
-    `finished` are trainers of which other shards have heard that they ended. With a
-    `reason` no step of the run is taken any more. Returns shard and standing of each
-    shard held here.
+    `finished` are trainers that have ended, as other shards have heard. With a `reason`
+    the shards take no more steps of the run. Returns shard and standing of each shard
+    held here.
     """
     error = RunCancelledError(f"run {run} is over: {reason}") if reason else None
 
@@ -278,7 +278,7 @@ async def hold(
 
 @HOST.handles("goes_on", user_code=True)
 async def goes_on(host: ShardHost, store: str, run: int) -> None:
-    """Raise why a run cannot go on here, if so."""
+    """Raise an error if a run cannot go on here."""
     await host.each(host.of(store), lambda s: s.shard.run_state.check_goes_on(run))
 
 
@@ -290,7 +290,7 @@ async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
 
 @HOST.handles("epochs")
 async def epochs(host: ShardHost, store: str) -> list[Epochs]:
-    """Return where in its epochs each shard held here is, or has come to."""
+    """Return the position of each shard held here in its epochs."""
     return await host.each(
         host.of(store), lambda s: run_record.epochs_of(s.shard.segment.current)
     )
@@ -300,7 +300,7 @@ async def epochs(host: ShardHost, store: str) -> list[Epochs]:
 async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
     """Return the parameters and tables that a run has changed, per shard held here.
 
-    None for a shard that has come here since it began.
+    None for a shard that came here after the run began.
     """
 
     def find(hosted: HostedShard) -> list[int] | None:

@@ -1,7 +1,7 @@
 """A host's part in a checkpoint: it writes the chunks that begin in its shards.
 
-From the copies of a cut, in threads of its own. What a chunk has of other shards it asks
-their hosts for, which keep their copies as long.
+It writes from the copies of a cut, in threads of its own. If a chunk ends in shards of
+other hosts, it fetches those elements from them; they keep their copies until then.
 """
 
 from __future__ import annotations
@@ -38,38 +38,39 @@ if TYPE_CHECKING:
     from daskps.layout.spans import Span
     from daskps.typing import Array
 
-#: Chunks that a host writes at the same time: of copies, and of shards that are held, of
-#: which each is copied. With eight, pushes on two cores waited half as long again.
+#: Chunks that a host writes at the same time from copies; the other number is for held
+#: shards, whose chunks are copied. With eight, pushes on two cores waited half as long
+#: again.
 IN_FLIGHT = 4
 IN_FLIGHT_HELD = 2
-#: How often to look whether anybody still waits for what a silent host has.
+#: How often to check whether a caller still waits for elements of a silent host.
 LOOK_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Writing:
-    """What one message has a host write."""
+    """The chunks that one message makes a host write."""
 
     host: ShardHost
     store: str
     cut: str
     layout: Layout
-    #: Of all shards: who has the copy, and its key.
+    #: For all shards: the host of the copy, and its key.
     owners: Sequence[str]
     keys: Sequence[str]
-    #: Those of this host.
+    #: Copies on this host.
     copies: Mapping[int, ShardCopy | HeldShard]
     url: str
     options: Mapping[str, Any]
     chunks: Iterator[StoredChunk]
     files: list[tuple[str, int, str]] = field(default_factory=list)
-    #: The hash that a chunk of ids begins with, by path.
+    #: The hash of the first id of each chunk of ids, by path.
     begins: list[tuple[str, int]] = field(default_factory=list)
-    #: Of each thread its own: file systems are not for several.
+    #: File systems by thread: threads must not share one.
     local: threading.local = field(default_factory=threading.local)
 
     async def write_all(self, pool: ThreadPoolExecutor) -> None:
-        """Write one chunk after the other; several of these share the chunks."""
+        """Write one chunk after the other; several of these tasks share the chunks."""
         loop = asyncio.get_running_loop()
         for chunk in self.chunks:
             far = await self._fetch(chunk)
@@ -81,7 +82,7 @@ class _Writing:
             self.files.append(file)
 
     async def _fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
-        """Return what a chunk has of shards of other hosts."""
+        """Return the elements of a chunk that shards of other hosts have."""
         wanted: dict[str, list[tuple[int, Span]]] = {}
         for shard, span in chunk.parts:
             if shard not in self.copies:
@@ -112,7 +113,7 @@ class _Writing:
     def _write(
         self, chunk: StoredChunk, far: Mapping[tuple[int, Span], Array]
     ) -> tuple[str, int, str]:
-        """Write a chunk, in a thread that may wait; return what it is."""
+        """Write a chunk, in a thread that may wait; return its description."""
         values = [
             self.copies[shard].get(span) if shard in self.copies else far[shard, span]
             for shard, span in chunk.parts
@@ -131,7 +132,7 @@ class _Writing:
         return chunk.path, data.nbytes, digest(data)
 
     def sync_names(self) -> None:
-        """Have the names of all files that were written on the disk."""
+        """Sync the names of all written files to the disk."""
         if self.files:
             Storage(self.url, self.options).sync_names(path for path, *_ in self.files)
 
@@ -155,9 +156,10 @@ async def write_checkpoint(
     """Write the chunks whose first element one of the shards here has copied.
 
     `where` are the URL of the folder, and options as JSON; `slots` first values by
-    index and which of them are marked; `copies` for each shard its host, its version,
-    and how many rows and candidates each table of any ids has. Returns the files, which
-    hashes chunks of ids begin with, what each shard counts, and whether these were held.
+    index and the marked ones among them; `copies` for each shard its host, its version,
+    and the number of rows and candidates of each table of any ids. Returns the files,
+    the hashes at which chunks of ids begin, the counters of each shard, and whether the
+    shards were held.
     """
     hosted = host.of(store)[0]
     layout, mine, keys = hosted.layout, dict[int, "ShardCopy | HeldShard"](), []
@@ -195,7 +197,7 @@ async def write_checkpoint(
     )
     try:
         await _all_of(work, pool, in_flight)
-        # Before this host says that they are there: the manifest comes after that.
+        # Before this host reports the files: the manifest is written after that.
         await asyncio.get_running_loop().run_in_executor(pool, work.sync_names)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -211,9 +213,10 @@ async def write_checkpoint(
 async def sees_file(
     host: ShardHost, store: str, where: tuple[str, str], path: str
 ) -> bool:
-    """Return whether a file that another process has written is there from here.
+    """Return whether this host sees a file that another process has written.
 
-    `where` are an URL and options, as of :func:`write_checkpoint`; `store` is being made.
+    `where` are a URL and options, as of :func:`write_checkpoint`; a caller is making
+    `store`.
     """
     url, options = where
     at = full_url(url), unpack_options(options)
@@ -221,7 +224,7 @@ async def sees_file(
 
 
 async def _all_of(work: _Writing, pool: ThreadPoolExecutor, in_flight: int) -> None:
-    """Write all chunks; where one fails, none is begun after that."""
+    """Write all chunks; after a failure begin no other."""
     tasks = [asyncio.ensure_future(work.write_all(pool)) for _ in range(in_flight)]
     try:
         await asyncio.gather(*tasks)

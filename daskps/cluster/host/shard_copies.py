@@ -1,4 +1,4 @@
-"""The copy that a cut makes of one shard: its memory, and how that is filled."""
+"""The copy that a cut makes of one shard: its memory, and how a host fills it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
     from daskps.typing import Array
 
-    #: What is read into a copy, and where it goes.
+    #: Elements to read into a copy, and their memory there.
     Parts: TypeAlias = list[tuple[Span, Array]]
 
-#: By how much a table of any ids may grow between the beginning of a cut and its copy,
-#: before pushes have to wait until there is memory: half as many rows, and so many bytes.
+#: Most growth of a table of any ids between the beginning of a cut and its copy, before
+#: pushes have to wait for memory: half as many rows, and so many bytes.
 MORE_NBYTES = 2**22
 
 
-#: Where elements of a piece are in a copy's memory: dtype, the first, the end, the byte.
+#: Place of a piece's elements in a copy's memory: dtype, the first, the end, the byte.
 CopyPlace = tuple[str, int, int, int]
 
 
@@ -40,13 +40,13 @@ class ShardCopy:
     Parameters
     ----------
     memory : ndarray, shape (nbytes,), uint8
-        All of them.
+        Memory of all values.
     places : mapping of (str, int) to CopyPlace
-        By area and position what of it is where.
+        Place of each piece in it, by area and position.
     tables : sequence of AllRows
-        The tables of any ids, whose memory is their own.
+        The tables of any ids, which have memory of their own.
     counted : Counted, optional
-        What the shard counts.
+        The counters of the shard.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ShardCopy:
         counted: Counted | None = None,
     ) -> None:
         self._memory, self._places = memory, dict(places)
-        #: What the shard counts, in a copy of everything.
+        #: The counters of the shard, in a copy of everything.
         self.counted = counted
         self._tables = {of.position: of for of in tables}
         for array in (memory, *self._of_tables):
@@ -65,7 +65,7 @@ class ShardCopy:
 
     @classmethod
     def begin(cls, spans: Sequence[tuple[Span, str]]) -> tuple[ShardCopy, Parts]:
-        """Return a copy of elements, each with their dtype, and where they are to go.
+        """Return a copy for elements, each with its dtype, and the places to fill.
 
         Its memory is touched before a push must wait for it.
         """
@@ -97,36 +97,36 @@ class ShardCopy:
 
     @property
     def memory_nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory that the copy takes."""
         return self.nbytes
 
     @property
     def n_rows(self) -> list[int]:
-        """How many rows each table of any ids has."""
+        """Number of rows of each table of any ids."""
         return [len(of.ids) for of in self._tables.values()]
 
     @property
     def n_candidates(self) -> list[int]:
-        """How many ids without a row each table of any ids has, in a copy of everything."""
+        """Number of ids without a row, by table of any ids; in a copy of everything."""
         found = [of.candidates for of in self._tables.values()]
         return [0 if of is None else of.shape[1] for of in found]
 
     def with_tables(
         self, tables: Sequence[AllRows], counted: Counted | None
     ) -> ShardCopy:
-        """Return the same with tables of any ids, and what the shard counts."""
+        """Return the same with tables of any ids, and the counters of the shard."""
         return type(self)(self._memory, self._places, tables, counted)
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
     def get(self, span: Span) -> Array:
-        """Return elements of the shard, a view; of rows of any ids maybe a copy.
+        """Return elements of the shard, a view; of tables of any ids it may be a copy.
 
         Raises
         ------
         LookupError
-            For elements that it has not.
+            If the copy does not have these elements.
         """
         if (table := self._tables.get(span.position)) is not None:
             return table.get(span)
@@ -144,23 +144,23 @@ def _check(span: Span, first: int, end: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BegunCopy:
-    """A copy of a shard that is to be filled."""
+    """A copy of a shard that is still to be filled."""
 
     copy: ShardCopy
-    #: What is known beforehand.
+    #: The elements whose number is known beforehand.
     parts: Parts
     #: Memory for the rows of tables of any ids, and for some more.
     tables: Sequence[AllRows]
-    #: Of what is there now.
+    #: Bytes that the shard has now.
     nbytes: int
-    #: Whether it is of everything.
+    #: Whether it copies everything.
     whole: bool = False
 
     @staticmethod
     def needed_nbytes(
         segment: Segment, layout: Layout, shard: int, index: int | None
     ) -> int:
-        """Return about how many bytes a copy takes, without making one; see :meth:`of`."""
+        """Return about how many bytes a copy takes, without one; see :meth:`of`."""
         whole = index == WHOLE
         found = nbytes_of(spans_of(layout, shard, index))
         found += nbytes_of(slots_of(segment)) if whole else 0
@@ -178,9 +178,9 @@ class BegunCopy:
     def of(
         cls, segment: Segment, layout: Layout, shard: int, index: int | None
     ) -> BegunCopy:
-        """Take memory for a copy of a shard, or of what is meant by an index.
+        """Take memory for a copy of a shard, or of the part that an index names.
 
-        With WHOLE that is everything, and a copy that a state is made of again.
+        WHOLE names everything: a shard's state can be made of such a copy again.
         """
         whole = index == WHOLE
         spans = spans_of(layout, shard, index)
@@ -198,7 +198,7 @@ class BegunCopy:
         return cls(copy, parts, tables, nbytes, whole)
 
     def read(self, segment: Segment, flip: int) -> ShardCopy | None:
-        """Return the shard at a flip; None where updates ran into the copy."""
+        """Return the shard at a flip; None if updates overwrote it during the copy."""
         counted = Counted.of(segment, flip) if self.whole else None
         tables = copy_all_rows(segment, flip, self.tables) if self.tables else []
         if tables is None or not segment.copy(flip, self.parts):
@@ -207,10 +207,10 @@ class BegunCopy:
 
 
 def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
-    """Return what a snapshot copies of a shard, with dtypes.
+    """Return the elements of a shard that a snapshot copies, with dtypes.
 
-    All of it, or one parameter or table, or with ARRAYS no table. What a table of any
-    ids has nobody knows beforehand.
+    All of them, or one parameter or table, or with ARRAYS no table. Elements of tables
+    of any ids are left out: their number is not known beforehand.
     """
     every = index in (None, WHOLE)
     found = [
@@ -227,7 +227,7 @@ def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, 
 
 
 def slots_of(segment: Segment) -> list[tuple[Span, str]]:
-    """Return the slots of a shard, with dtypes; not those of rows of any ids."""
+    """Return the slots of a shard, with dtypes, but not those of tables of any ids."""
     found = [
         (Span(slot_area(j), position, 0, slot.size), slot.dtype.name)
         for position, slots in enumerate(segment.slots[0])

@@ -1,4 +1,4 @@
-"""What frames of a lane read of one shard, without its lock, straight into the answer."""
+"""Lock-free reads of one shard for socket requests, copied into the reply buffer."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-#: No flip: another one than the last that was seen and the next is a surprise.
+#: No flip: used where any flip but the last one seen and its successor is unexpected.
 NEVER = -2
-#: For how long a shard is copied from after an update has run into its weights on their
-#: way.
+#: How long answers copy a shard's weights after an update has overwritten weights while
+#: they were sent.
 COPY_SECONDS = 10.0
-#: How often a copy that updates run into is tried again.
+#: Tries of a copy that updates overwrite.
 TRIES = 4
-#: Bytes of the buffer, and the weights that go there.
+#: A slice of the buffer, and the weights to copy there.
 _Copy = tuple[slice, "Array"]
 
 
 class ShardRead:
-    """The ranges of one shard that a form reads, and where they go in a buffer.
+    """The ranges of one shard that a form reads, and their places in a buffer.
 
     Parameters
     ----------
     segment : Segment
         The memory of the shard.
     step : Step
-        What the form says to it: whose reads these are.
+        The form's step for this shard; its run and rank decide which reads it makes.
     ranges : sequence of Range
-        What is read.
+        The ranges to read.
     at : int
-        Where that begins in the buffer.
+        Place of the first in the buffer.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class ShardRead:
             segment, step.run, step.rank
         )
         self._whole = [self._copies(side) for side in (0, 1)]
-        #: The flip that was read last: another one than that and the next is a surprise.
+        #: The last flip read: any other one but its successor is unexpected.
         self._seen = NEVER
         self.nbytes = sum(len(source) for _, source in self._whole[0])
         copy = copier(self.nbytes)
-        #: None to assign to a slice, which costs half of what a call does.
+        #: None to assign to a slice: a call takes twice as long.
         self._copy = None if copy is np.copyto else copy
 
     def read(self, bound: int, out: Array) -> int:
-        """Read what may be read.
+        """Copy the ranges into a buffer, if they may be read now.
 
         Parameters
         ----------
         bound : int
             The clock of the trainer; outside runs the least version.
         out : ndarray, shape (n,), uint8
-            Where it goes.
+            The buffer.
 
         Returns
         -------
@@ -93,10 +93,10 @@ class ShardRead:
         return ASK
 
     def look(self, bound: int) -> tuple[int, list[Array]] | None:
-        """Return the flip to read at, and the weights themselves, to be read at once.
+        """Return the flip to read at, and the weights themselves, to be sent at once.
 
-        None where updates come so fast that one would run into it, or one just did, and
-        where `read` knows better.
+        None if updates come so fast that one would overwrite the weights, if one just
+        has, and if `read` must decide.
         """
         flip = self.looks.find_flip(bound)
         if flip < 0:
@@ -107,9 +107,9 @@ class ShardRead:
         return flip, [source for _, source in self._sources(flip)]
 
     def is_whole(self, flip: int) -> bool:
-        """Return whether what was read at a flip is of that flip; else copy for a while.
+        """Return whether values read at a flip are whole; if not, make answers copy.
 
-        Whoever reads this shard does, by whatever lane.
+        Readers of this shard on all lanes copy its weights then, for a while.
         """
         if self.looks.is_whole(flip):
             return True
@@ -121,7 +121,7 @@ class ShardRead:
         return self._mixed(flip) if side == MIXED else self._whole[side]
 
     def _copies(self, side: int) -> list[_Copy]:
-        """Return what to copy where all weights lie in one buffer."""
+        """Return the copies to make if all weights lie in one buffer."""
         vectors = self._segment.vectors[side]
         return self._placed(vectors[d][a:b] for d, a, b in self._ranges)
 

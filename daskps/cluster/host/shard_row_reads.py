@@ -1,4 +1,4 @@
-"""What frames of a lane read of the rows of one shard, without its lock."""
+"""Lock-free reads of table rows of one shard for socket requests."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ShardRowRead:
     segment : Segment
         The memory of the shard.
     step : Step
-        What the form says to it: whose reads these are.
+        The form's step for this shard; its run and rank decide which reads it makes.
     tables : sequence of Table
-        Bounded ones.
+        The tables, all bounded.
     """
 
     def __init__(self, segment: Segment, step: Step, tables: Sequence[Table]) -> None:
@@ -50,30 +50,31 @@ class ShardRowRead:
     def read(
         self, bound: int, asked: Sequence[Array], out: Array, at: int
     ) -> tuple[int, int]:
-        """Read rows, unless more updates come to them meanwhile than their logs tell.
+        """Copy rows, unless more updates change them meanwhile than their logs record.
 
         Parameters
         ----------
         bound : int
             The clock of the trainer; outside runs the least version.
         asked : sequence of ndarray, shape (k,), int64
-            Ids by table.
+            Ids of each table.
         out : ndarray, shape (n,), uint8
-            Where the rows go.
+            Buffer for the rows.
         at : int
-            And from which byte on.
+            First byte of the rows in it.
 
         Returns
         -------
         version, at : int
-            The version that was read, below 0 where the shard must be asked; and where
-            the rows end.
+            The version that was read, below 0 if the shard must be asked; and the end
+            of the rows in the buffer.
         """
         header = self._header
         sequence = header[ROWS_SEQUENCE]
         flip = self.looks.find_flip(bound)
         version = self.looks.version(flip)
-        # In this order: what is published before the one is seen by the other.
+        # In this order: the flip shows all that was published before the sequence was
+        # read.
         if sequence & UNTOLD == UNTOLD or flip < 0 or header[FLIP] != flip:
             return ASK, at
         gathered = []
@@ -93,5 +94,5 @@ class ShardRowRead:
 
 
 def _gather_of(memory: TableMemory, cache_dir: str | None) -> FixedGather:
-    """Return what copies rows out of a table."""
+    """Return the routine that copies rows out of a table."""
     return FixedGather(memory.rows, memory.piece.first_row, cache_dir=cache_dir)

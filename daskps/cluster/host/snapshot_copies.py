@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from daskps.layout.spans import Span
     from daskps.typing import Array
 
-#: Copies of so much together at most are one Dask task's.
+#: Copies of up to so many bytes together share one Dask task.
 GROUP_NBYTES = 64 * 2**20
 
 
 class CopyGroup:
-    """Copies of some shards of one host, which live, travel and are spilled together.
+    """Copies of some shards of one host, which live, travel and spill together.
 
     Parameters
     ----------
     copies : mapping of int to ShardCopy
-        By shard.
+        Copies by shard.
     edges : mapping of (int, Span) to ndarray
-        A few elements of other shards, for rows that end there.
+        Elements of other shards, for rows that end there.
     """
 
     def __init__(
@@ -60,67 +60,67 @@ class CopyGroup:
         return object.__sizeof__(self) + self.nbytes
 
     def get(self, shard: int, span: Span) -> Array:
-        """Return elements of a shard, a view; of others those that were asked for."""
+        """Return elements of a shard, a view; of other shards those in `edges`."""
         copy = self._copies.get(shard)
         return self._edges[shard, span] if copy is None else copy.get(span)
 
 
 @dataclass(slots=True)
 class CutHere:
-    """What one cut has of one store on this host."""
+    """The copies that one cut has of one store on this host."""
 
-    #: By shard those that are to be read, and by key those that were.
+    #: Copies to be filled, by shard; and filled copies, by key.
     begun: dict[int, BegunCopy] = field(default_factory=dict)
     copies: dict[str, ShardCopy | HeldShard] = field(default_factory=dict)
-    #: Whether there was no room for copies, so that shards are held until all is read.
+    #: Whether there was no room for copies, so that the cut holds the shards instead.
     holds: bool = False
-    #: The last that has begun.
+    #: The last attempt that has begun.
     attempt: int = 0
     #: Releases the shards if the directory never does.
     lease: asyncio.TimerHandle | None = None
     expired: asyncio.Future[None] | None = None
 
     def end_lease(self) -> None:
-        """Stop the clock: the shards are released."""
+        """Stop the timer: the shards are released."""
         if self.lease is not None:
             self.lease.cancel()
             self.lease = None
 
 
 class Copies:
-    """What cuts hold on one host until Dask has taken it."""
+    """The copies of all cuts on one host, until Dask has taken them over."""
 
     def __init__(self) -> None:
-        #: By store and cut.
+        #: Copies by store and cut.
         self._claims: dict[tuple[str, str], CutHere] = {}
-        #: Cuts that are over: a message of theirs may be late.
+        #: Cuts that are over: their messages may be late.
         self._over: deque[str] = deque(maxlen=1000)
 
     def claim(self, store: str, cut: str) -> CutHere:
-        """Return what a cut holds, making a place for it.
+        """Return the copies of a cut; the first call creates their record.
 
         Raises
         ------
         ConsistencyError
-            When it is over.
+            If the cut is over.
         """
         if self.is_over(cut):
             raise ConsistencyError(f"cut {cut} of store {store} is over")
         return self._claims.setdefault((store, cut), CutHere())
 
     def is_over(self, cut: str) -> bool:
-        """Return whether a cut was dropped; late messages of it are refused."""
+        """Return whether a cut was dropped; its late messages are refused."""
         return cut in self._over
 
     def find(self, key: str) -> ShardCopy | HeldShard | None:
-        """Return a copy: of one key, all that were made are equal."""
+        """Return the copy of a key; all copies made of one key are equal."""
         for claim in list(self._claims.values()):
             if key in claim.copies:
                 return claim.copies[key]
         return None
 
     def drop(self, store: str, cut: str | None = None) -> None:
-        """Free what a cut holds, or all cuts of a store; twice is fine."""
+        """Free the copies of a cut, or of all cuts of a store; twice is fine."""
         if cut is not None and cut not in self._over:
             self._over.append(cut)
         for key in [k for k in self._claims if k[0] == store and cut in (None, k[1])]:
@@ -143,10 +143,10 @@ class Copies:
 def groups_of(
     sizes: Mapping[int, int], owners: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return which copies share a Dask task: those of one host, but no large ones.
+    """Return which copies share a Dask task: small ones of one host.
 
-    A task takes milliseconds of the scheduler, whatever it copies. What is one task's
-    is also kept, sent and written to disk as one: `GROUP_NBYTES` at most, or one copy.
+    A task takes milliseconds of the scheduler, whatever it copies. Dask keeps, sends
+    and spills the copies of a task as one: at most `GROUP_NBYTES`, or a single copy.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def groups_of(
     [('a', [0, 2]), ('b', [1]), ('a', [3])]
     """
     groups: list[tuple[str, list[int]]] = []
-    #: Of each host the group that is not full, and the bytes in it.
+    #: For each host the group that is not full, and the bytes in it.
     filling: dict[str, tuple[list[int], int]] = {}
     for shard, nbytes in sizes.items():
         owner = owners[shard]

@@ -1,4 +1,4 @@
-"""What the directory and clients ask of a host besides pulls and pushes."""
+"""Handlers of stores: making, filling, inspecting and freeing them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from daskps.cluster.machine.membership import Membership
 
 logger = logging.getLogger(__name__)
-#: A compilation that takes longer is worth a line in the log.
+#: The host logs a compilation that takes longer.
 SLOW_COMPILE_SECONDS = 1.0
 
 
 @HOST.handles("hello")
 async def hello(host: ShardHost) -> dict[str, Any]:
-    """Say which protocol this host speaks."""
+    """Return the protocol of this host."""
     return identity()
 
 
@@ -76,9 +76,9 @@ async def create(
 
     `pickled` are the update rules, and initializers with their seed. Compiles the
     update loops, so that the first push finds them ready. Returns shard, name, bytes
-    and nonce of the memory that other processes may map: those of a cluster, which
-    `memory` names. It also says whether the shards are to be filled from a checkpoint;
-    what that does not fill is taken meanwhile.
+    and nonce of the memory that other processes may map: processes of the cluster that
+    `memory` names. `memory` also says whether a checkpoint will fill the shards; a
+    thread meanwhile takes the memory that the checkpoint does not fill.
     """
     made = layout_of(layout)
     if not all(0 <= shard < made.n_shards for shard in shards):
@@ -154,7 +154,7 @@ def _make(
     ask: Callable[[int], None],
     is_filled: bool,
 ) -> list[HostedShard]:
-    """Make shards in memory that other processes can map, where there is such."""
+    """Make shards, in memory that other processes can map if there is such memory."""
     layout, slots = rules.layout, rules.slots
     blocks: list[Block] = []
     if members is not None:
@@ -172,12 +172,12 @@ def _make(
 
 
 def _begin_taking(hosted_shards: Sequence[HostedShard]) -> None:
-    """Have a thread take the memory that shards still lack, one after the other."""
+    """Let a thread take the memory that shards still lack, one after the other."""
     loop, pool = asyncio.get_running_loop(), ThreadPoolExecutor(1, "daskps-memory")
     for hosted in hosted_shards:
         if hosted.block is not None and hosted.block.later:
             taken = loop.run_in_executor(pool, hosted.block.take_later)
-            # Of a store that is undone meanwhile nobody asks.
+            # No caller asks about a store that is undone meanwhile.
             taken.add_done_callback(lambda of: of.cancelled() or of.exception())
             hosted.has_memory = taken
     pool.shutdown(wait=False)
@@ -213,7 +213,7 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
 async def load(
     host: ShardHost, store: str, items: Sequence[tuple[int, int, int, Any]]
 ) -> None:
-    """Write initial values into shards nobody can see yet; repeating it is harmless."""
+    """Write initial values into shards that no caller sees yet; may be repeated."""
 
     def write() -> None:
         for shard, position, start, data in items:
@@ -229,7 +229,7 @@ async def load(
 
 
 def _load_rows(hosted: HostedShard, position: int, start: int, data: Any) -> None:
-    """Write initial values of a table from an element of its piece on."""
+    """Write initial values of a table, from element `start` of its piece on."""
     segment = hosted.shard.segment
     number = position - len(segment.pieces)
     if number >= len(segment.tables):
@@ -271,7 +271,7 @@ async def drop(host: ShardHost, store: str) -> int:
 
 @HOST.handles("give_up")
 async def give_up(host: ShardHost, store: str, token: str) -> None:
-    """Let a call go that waits for nobody any more."""
+    """End the wait of a call whose caller has gone."""
     host.give_up(token)
 
 
@@ -288,7 +288,7 @@ async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
 async def has_step(
     host: ShardHost, *, store: str, run: int, owner: int, sequence: int
 ) -> list[int]:
-    """Return the shards held here that have applied a step, now."""
+    """Return the shards held here that have applied a step by now."""
 
     def has(hosted: HostedShard) -> bool:
         record = hosted.shard.segment.current
@@ -302,7 +302,7 @@ async def has_step(
 
 @HOST.handles("keeps")
 async def keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
-    """Return what keeps calls to some shards here, in words; "" for nothing."""
+    """Return the reason in words why calls to some shards wait here; "" for none."""
     for index in shards:
         hosted = host.shards.get((store, index))
         if hosted is not None and (pid := hosted.locked_by()):
@@ -333,7 +333,7 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "parked": len(hosted.shard.waiting),
             "calls": host.n_calls,
             "lane_calls": n_calls,
-            # Its old name stays for one release: all reads take Python now.
+            # Its old name stays for one release: Python code makes all reads now.
             "plain_reads": 0,
         }
         for hosted in host.of(store)
@@ -341,16 +341,16 @@ async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
 
 
 def _values_nbytes(hosted: HostedShard) -> int:
-    """Return the bytes of one copy of what a shard holds, rows of any ids among it."""
+    """Return the bytes of one copy of a shard's values, with rows of any ids."""
     pieces = [(m.piece.table, m.n_rows) for m in hosted.shard.segment.tables]
     rows = sum(t.row_nbytes * n for t, n in pieces if not t.is_bounded)
     return hosted.layout.shard_nbytes(hosted.index) + rows
 
 
 def _counted_tables(hosted: HostedShard) -> dict[str, dict[str, int]]:
-    """Return of each table how many rows a shard has, and its steps, which all have.
+    """Return for each table the rows in a shard, and the steps, equal in all shards.
 
-    Of one of any ids also how many have come and gone.
+    For a table of any ids also the numbers of rows that have come and gone.
     """
     segment = hosted.shard.segment
     steps = segment.current.steps[len(segment.pieces) :].tolist()

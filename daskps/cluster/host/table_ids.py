@@ -1,4 +1,4 @@
-"""Which ids the tables of any ids have rows of, in the shards of a host."""
+"""Handler that lists the ids in tables of any ids, for the shards of a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def table_ids(
 ) -> list[Any]:
     """Return the ids of the rows of a table in each of these shards, ascending.
 
-    `table` is its number among the tables of the store.
+    `table` is its index among the tables of the store.
     """
 
     def ids_of(shard: Shard) -> Array:

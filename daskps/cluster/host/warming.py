@@ -1,4 +1,4 @@
-"""Loading the update loops of a store before its shards may come."""
+"""Loading the update loops of a store before the host gets shards of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.host import ShardHost
 
-#: How often a host looks whether its worker has nothing to do, in how many looks in a
-#: row that must be so, and after how many it no longer matters.
+#: Seconds between looks whether the worker is idle; idle looks in a row before the host
+#: loads; and looks after which it loads anyway.
 LOOK_SECONDS = 0.1
 QUIET_LOOKS = 5
 MOST_LOOKS = 50
@@ -25,10 +25,10 @@ MOST_LOOKS = 50
 
 @HOST.handles("warm")
 async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None:
-    """Load the loops of a store in a thread, when the worker has nothing to do.
+    """Load the loops of a store in a thread, when the worker is idle.
 
     Not at once: the first tasks after a store was made, or a worker has come, would
-    share the interpreter with it. And in a thread of its own: those of the host serve
+    share the interpreter with it. And in a thread of its own: the host's threads serve
     calls of other stores meanwhile.
     """
     ready = partial(Rules(layout_of(layout), rules).warm, durable=True)
