@@ -3,7 +3,8 @@
 Arrays are cut into parts, and one shard's host reduces each; an array that is there
 belongs to one part. A part follows the binary tree over the ranks of
 :mod:`daskps.reduction`: complete nodes are summed as they fill, so that at most
-ceil(P / 2) + 1 arrays are held for P ranks. Ranks that have finished are skipped in place.
+ceil(P / 2) + 1 arrays are held for P ranks. Ranks that have finished are skipped in
+place.
 
 Results stay until no rank can ask for them again, see :meth:`Collectives.told`.
 """

@@ -235,7 +235,7 @@ class HostedShard:
         Raises
         ------
         ShardBusyError
-            Where another process kept the lock for so many seconds. Nothing was changed.
+            If another process kept the lock for so many seconds. Nothing was changed.
         """
         if self._inbox or not self._mutex.acquire(blocking=False):
             return ASK
