@@ -66,7 +66,7 @@ async def measure(
 def _check(asked: Measuring) -> None:
     dtypes = DTYPES if asked.kind == "dot" else ("",)
     if asked.kind not in KINDS or asked.other not in dtypes or asked.n < 0:
-        raise ProtocolError(f"a measure {asked!r:.80} that there is none of")
+        raise ProtocolError(f"an unknown or impossible measure {asked!r:.80}")
 
 
 def _piece(hosted: HostedShard, asked: Measuring) -> Piece:
