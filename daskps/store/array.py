@@ -202,12 +202,12 @@ class ParameterArray(ReadableArray):
         names these elements only: the step count that rules and schedules see rises by
         one for all of it, on any number of shards, and the weights and the slots of all
         other elements stay as they are. All rules that daskps has compute each
-        element by itself, so this is exact; what a whole push does to elements whose
-        gradient is 0 (momentum, decay of weights and of moments) is not done to those that
-        are not named. A :class:`daskps.optim.Function` takes whole arrays: a push to a
-        part of its parameter is a `PushRejectedError`. `add` and `assign` concern the
-        named elements alone. As any verb of a store, those of a region are refused during
-        a BSP run.
+        element by itself, so this is exact; a whole push changes elements whose
+        gradient is 0 (momentum, decay of weights and of moments), this one changes no
+        element that is not named. A :class:`daskps.optim.Function` takes whole arrays:
+        a push to a part of its parameter is a `PushRejectedError`. `add` and `assign`
+        concern the named elements alone. As any verb of a store, those of a region are
+        refused during a BSP run.
 
         Examples
         --------

@@ -204,8 +204,8 @@ def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _S
         if not lacking:
             break
         yield from _fill(table, [parts[shard] for shard in lacking])
-        # Rows were read one part after the other: what has changed meanwhile is read
-        # again, together with the version that it leads to.
+        # Rows were read one part after the other: those that changed meanwhile are read
+        # again, together with the version that they lead to.
         since_then = {shard: parts[shard].version for shard in lacking}
         newer = yield Question(table, since_then, 0)
         # Where that is gone already the next call says so.

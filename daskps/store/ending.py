@@ -72,7 +72,7 @@ class Closable(Handle):
         return _nothing() if link is not None and link.asynchronous else None
 
     def delete(self, *, timeout: Any = DEFAULT) -> Any:
-        """Free the store on all workers, whoever else uses it.
+        """Free the store on all workers, even where others use it.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Closable(Handle):
                 if method == "delete":  # else it has come about by itself
                     raise
             finally:
-                # Also where nobody answered: what was asked for goes on there.
+                # Also where nobody answered: the workers go on with the request.
                 # That of a handle that was pickled is with the client.
                 if hold := self._hold or link.holds.get(self._origin):
                     hold.release()

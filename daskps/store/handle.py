@@ -346,7 +346,7 @@ class Handle:
         self, link: Link, uid: str, error: DaskPSError, deadline: Deadline
     ) -> None:
         """Raise what a call has to say that found its store lost, in a thread."""
-        # A task steps aside: what is made anew may need its thread.
+        # A task steps aside: a store that is restored may need its thread.
         link.run_beside(partial(self._tell_loss, link, uid, error, deadline))
 
     async def _do_async(

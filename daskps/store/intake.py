@@ -141,7 +141,7 @@ def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, 
 def _not_taken(layout: Layout, name: str) -> ValueError:
     """Return why rows are refused where arrays alone are taken, or raise for a name.
 
-    Handles and trainers push rows apart from arrays: what comes here is of an aggregate.
+    Handles and trainers push rows apart from arrays: only `aggregate` brings any here.
     """
     if name in layout.table_by_name:
         check_together(Combination("aggregate", table=name))

@@ -77,7 +77,7 @@ def lacks(of: Any, attribute: str, advice: str = "") -> AttributeError:
 
 def no_array_attribute(array: Any, attribute: str) -> AttributeError:
     """Return what to say where a parameter lacks an attribute."""
-    # Not of a private one: what copies and pickles asks for those before there is a name.
+    # Not of a private one: `copy` and `pickle` ask for those before there is a name.
     if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
         return lacks(array, attribute)
     call = attribute + "()" * callable(getattr(np.ndarray, attribute))

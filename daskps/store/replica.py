@@ -115,7 +115,7 @@ class Replica:
 
     @property
     def params(self) -> ReplicaParams:
-        """The replica's arrays by name; what is written to them is synced too."""
+        """The replica's arrays by name; a sync sends values written to them too."""
         return self._weights.params
 
     @property
@@ -222,7 +222,7 @@ class Replica:
             ended = asyncio.wrap_future(self._future)
             await asyncio.wait([ended], timeout=deadline.remaining())
             if ended.done() and not ended.cancelled():
-                ended.exception()  # it is told to whoever has the future
+                ended.exception()  # the owner of the future hears of it
         for _ in self._rounds(deadline):
             await self._deliver_on_loop(link, self._begun(link), deadline)
             self._take_over()

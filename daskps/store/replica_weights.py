@@ -20,7 +20,7 @@ ArraysByName = dict[str, "Array"]
 
 
 class ReplicaParams(Mapping[str, "Array"]):
-    """Arrays by name, which stay the same arrays: what is assigned is written to them.
+    """Arrays by name, which stay the same arrays: an assignment writes to them.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class ReplicaParams(Mapping[str, "Array"]):
 
 
 class Exchange:
-    """One sync under way: what the replica was, what it sends, and what comes back.
+    """One sync under way: the replica at its beginning, deltas sent, values received.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class ReplicaWeights:
         exchange.is_complete = True
 
     def end(self, exchange: Exchange) -> None:
-        """Take over what a sync has brought; what was done meanwhile stays."""
+        """Take over the values that a sync has brought; steps done meanwhile stay."""
         for name, found in (exchange.found or {}).items():
             w, sent = self.params[name], exchange.sent[name]
             if self._is_elastic(w):

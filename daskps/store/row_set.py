@@ -230,7 +230,7 @@ class RowSet:
 
         Each shard says what it held at one version, the one that `since` stands for,
         where up to 65,536 rows have changed. More are read part by part and may be newer;
-        what was changed meanwhile is told again.
+        rows that changed meanwhile are told again.
 
         Examples
         --------

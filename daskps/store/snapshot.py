@@ -63,7 +63,7 @@ class Snapshot(Mapping[str, Any]):
     -----
     Two snapshots of one store at the same versions have the same token, and their
     arrays the same names. A part that is lost with its worker cannot be computed
-    again: what needs it raises SnapshotLostError.
+    again: computations that need it raise SnapshotLostError.
 
     Examples
     --------

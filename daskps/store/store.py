@@ -63,7 +63,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
     Notes
     -----
     Threads: a handle may be used from several threads at once. Memory: a push keeps
-    no reference to the arrays after it returns; what a pull returns is the caller's.
+    no reference to the arrays after it returns; arrays of a pull are the caller's.
     A store without a name is freed with its last handle, see :func:`create`.
 
     Examples

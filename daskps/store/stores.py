@@ -234,7 +234,7 @@ def restore(  # noqa: PLR0913 - the public contract
         In place of the rules that were saved; their slots must be the same. Rules and
         schedules of your own have to be passed.
     init : mapping of str to number or initializer, optional
-        By the name of a table of any ids, what absent rows of it begin with from now on.
+        By the name of a table of any ids, initial values of absent rows from now on.
     storage_options : mapping, optional
         For the filesystem of the URL, such as keys; they are sent to the workers.
     recover_from : str or path-like, optional
@@ -249,7 +249,7 @@ def restore(  # noqa: PLR0913 - the public contract
     -------
     ParameterStore
         A handle; with an asynchronous client an awaitable of one. The store has no
-        producers: what was pushed before the save and is pushed again counts again.
+        producers: a push from before the save that is sent again counts again.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def check_metrics(stop: Any, validate: Any, callbacks: Sequence[object]) -> None
         )
 
 
-class StopNow(Exception):  # noqa: N818 - no error: who trains returns as at its end
+class StopNow(Exception):  # noqa: N818 - no error: trainers return as at its end
     """A run is to end at the round that it is at."""
 
 
@@ -77,7 +77,7 @@ class EarlyEnd:
 
     def look(self, status: RunStatus) -> None:
         """Raise `StopNow` where the run is to end within an epoch."""
-        # Rounds that all have ended: what the furthest is at would be taken back.
+        # Rounds that all have ended: that of the furthest would be taken back.
         if not self.is_sudden or self._condition is None or not status.slowest:
             return
         spent = sum(epoch.seconds for epoch in status.history) + self.seconds

@@ -100,8 +100,8 @@ def train(  # noqa: PLR0913 - the public contract
         batch as a mapping of names to arrays, or ``(loss, gradients)``; a table's
         is a :class:`RowGrad`. `params` is a flat dict whose arrays are valid until
         it returns. Each trainer has a copy of its own, pickled when the run begins:
-        what it keeps between two calls is its trainer's, and begins anew with the next
-        run, and where the trainer goes on on another worker.
+        values that it keeps between two calls are its trainer's, and begin anew with
+        the next run, and where the trainer goes on on another worker.
     X : array_like, table or dask array, shape (n, ...), or list of Future or Delayed
         Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
         Tables; each is converted once, to an array of the dtype that holds all its
@@ -315,8 +315,8 @@ def train(  # noqa: PLR0913 - the public contract
         check_trainers(job.trainers, graph=in_graph)
     ahead = rows_ahead(chosen.policy)
     waits = isinstance(chosen.policy, SSP) and job.gated
-    # The rows of a batch come with the step before it, and not a step earlier; and who
-    # sits out may not go on with what it read before that.
+    # The rows of a batch come with the step before it, and not a step earlier; and a
+    # trainer that sits out may not go on with values that it read before that.
     read_ahead = config.load().double_buffer == "parameters" and chosen.sync_every == 1
     read_ahead = read_ahead and ahead > 0 and not (of_rows or waits)
     plan = FitPlan(
@@ -365,7 +365,7 @@ def run(  # noqa: PLR0913 - the public contract
     store : ParameterStore
         The store.
     loop : callable
-        ``loop(trainer, part)``; what it returns is returned here.
+        ``loop(trainer, part)``; this call returns its results.
     parts : sequence
         One part of the data per trainer. A part that is a future, delayed or another
         dask collection, or a tuple with some of these, is computed on the workers before

@@ -118,7 +118,7 @@ class Job(RunEvents):
                 error.add_note(f"{self.saves.newest}{more if self.saves.saved else ''}")
             raise
         finally:
-            # Here: what is drawn from now on belongs to the caller.
+            # Here: output from now on belongs to the caller.
             for bar in of_kind(self.callbacks, ProgressBar):
                 bar.close()
 

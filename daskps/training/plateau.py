@@ -184,7 +184,7 @@ class ReduceOnPlateau:
             by = max(by, self.min_lr / current[0])
         if max(current) * (1 - by) <= self.eps:
             return None
-        # As shards do it: who resumes hears of these very factors.
+        # As shards do it: a run that resumes hears of these very factors.
         self._rates = [(rate, factor * by) for rate, factor in self._rates]
         return by
 

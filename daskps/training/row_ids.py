@@ -109,7 +109,7 @@ def ids_of_batch(
     X : array_like
         The features of the batch.
     key : tuple of int
-        Seed, epoch, rank and clock of the store: what is drawn depends on nothing else. Each
+        Seed, epoch, rank and clock of the store: draws depend on nothing else. Each
         function draws from its own generator, all the same: tables that one function
         is for get the same ids.
 

@@ -115,8 +115,8 @@ def check_resume(checkpoint: Any, *, resume: bool, reset: bool) -> None:
 logger = logging.getLogger(__name__)
 #: How long a save waits to hear of an epoch that has ended.
 HEAR_SECONDS = 10.0
-#: After how long a save that lets others skip is worth a word: what it skips is lost with
-#: the store until it is written.
+#: After how long a save that lets others skip is worth a word: until it is written the
+#: rounds of skipped saves are lost with the store.
 SLOW_SECONDS = 10.0
 #: How long a run waits for the cut of a save: one may need what the run is to do next.
 CUT_SECONDS = 10.0
@@ -199,7 +199,7 @@ class Saves:
     async def hear(self, status: RunStatus, *, epoch: bool) -> None:
         """Begin a save where one is due, after an epoch or some rounds.
 
-        It has its cut when this returns: what the user does next may end the run.
+        It has its cut when this returns: the next act of the user may end the run.
 
         Raises
         ------

@@ -69,8 +69,8 @@ class FitPlan:
     #: that it begins at, which its session counts from 0.
     first: int = 0
     start: int = 0
-    #: How many epochs since the first one the run was to have that has come so far: who
-    #: had few rows had ended them.
+    #: How many epochs since the first one the run was to have that has come so far:
+    #: trainers with few rows had ended them.
     passed: int = 0
     #: After how many ticks of a session the run ends at the latest; None where with its
     #: last epoch.

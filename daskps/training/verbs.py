@@ -208,8 +208,8 @@ class Verbs(Ahead):
         RunCancelledError, ShardLostError
             For what its name says.
         TimeoutError
-            The next call of this trainer is the same all-reduce: what has arrived of
-            these arrays counts.
+            The next call of this trainer is the same all-reduce: parts of these
+            arrays that have arrived count.
 
         Examples
         --------

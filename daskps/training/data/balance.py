@@ -36,7 +36,7 @@ def balanced(parts: Sequence[Rows], n: int, balance: str, seed: Any) -> list[Row
     -------
     list of slice or ndarray
         A part that is too small has all its rows, each as often as the others but for
-        one: what it has comes first. Of one that is too large some are left, in their
+        one: its own rows come first. Of one that is too large some are left, in their
         order.
 
     Raises

@@ -252,8 +252,8 @@ class Ahead:
 
         Examples
         --------
-        Each layer's gradient is on its way while the next one is computed; what the
-        next step needs first goes first:
+        Each layer's gradient is on its way while the next one is computed; the
+        gradient that the next step needs first goes first:
 
         >>> def loop(trainer, part):
         ...     for layer, name in enumerate(["w2", "w1"]):
@@ -368,7 +368,7 @@ class Ahead:
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
     ) -> TrainerStep:
-        """As :meth:`_checked`; who applies large gradients may look at their numbers.
+        """As :meth:`_checked`; the owner may look at the numbers of large gradients.
 
         Only where nothing comes between that a refused push would leave undone.
         """
