@@ -333,8 +333,7 @@ def train(  # noqa: PLR0913 - the public contract
         watches=watches,
     )
     if read_ahead and isinstance(chosen.policy, SSP):
-        # A trainer uses the values it read at one clock at the next: the bound holds
-        # there.
+        # Values that are read at one clock are used at the next: the bound holds there.
         job.policy = SSP(chosen.policy.staleness - 1)
     split: dict[str, Any] = {"scheme": scheme, "weights": weights, "seed": seed}
     # Here, so that bad data is refused before anything is started.
