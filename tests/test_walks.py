@@ -15,22 +15,22 @@ import pytest
 
 #: Files, functions and returns of each trip: near, by socket and by message.
 TABLE = {
-    "push, BSP": ((21, 49, 12), (39, 101, 39), (48, 188, 104)),
-    "push, BSP, timeout": ((25, 55, 13), (40, 89, 25), (51, 193, 109)),
-    "push of arrays and rows, BSP": ((54, 183, 102), (75, 248, 138), (69, 280, 179)),
-    "pull into arrays": ((4, 10, 1), (19, 46, 14), (47, 203, 139)),
-    "pull of rows": ((24, 80, 24), (42, 121, 45), (53, 229, 146)),
-    "push, ASP": ((27, 54, 15), (40, 88, 29), (51, 185, 102)),
-    "push of rows, ASP": ((38, 76, 21), (60, 136, 54), (61, 208, 109)),
-    "store.push": ((34, 81, 26), (48, 111, 39), (52, 197, 109)),
-    "table.push": ((46, 104, 31), (64, 147, 53), (64, 225, 121)),
-    "table.push, unbounded": ((50, 127, 44), (69, 172, 66), (68, 250, 134)),
-    "table.pull": ((8, 15, 2), (30, 74, 29), (53, 240, 154)),
-    "table.pull, unbounded": ((14, 24, 3), (65, 218, 101), (57, 249, 161)),
+    "push, BSP": ((21, 49, 12), (33, 81, 25), (48, 188, 104)),
+    "push, BSP, timeout": ((24, 55, 13), (36, 87, 25), (50, 193, 109)),
+    "push of arrays and rows, BSP": ((54, 183, 102), (73, 243, 135), (69, 280, 179)),
+    "pull into arrays": ((4, 10, 1), (17, 34, 8), (47, 203, 138)),
+    "pull of rows": ((24, 80, 24), (40, 119, 44), (53, 229, 145)),
+    "push, ASP": ((26, 54, 15), (38, 86, 29), (50, 185, 101)),
+    "push of rows, ASP": ((37, 76, 21), (57, 131, 48), (60, 208, 109)),
+    "store.push": ((34, 81, 26), (46, 109, 39), (52, 197, 108)),
+    "table.push": ((46, 104, 31), (62, 144, 53), (64, 225, 120)),
+    "table.push, unbounded": ((50, 127, 44), (67, 169, 66), (68, 250, 134)),
+    "table.pull": ((8, 15, 2), (28, 63, 23), (53, 240, 153)),
+    "table.pull, unbounded": ((14, 24, 3), (63, 217, 98), (57, 249, 160)),
 }
 #: How much longer a trip may be than the table says: what serves a socket, and when an
 #: event loop looks at its calls, differs from trip to trip.
-SLACK = {"near": 1.0, "socket": 1.12, "message": 1.03}
+SLACK = {"near": 1.0, "socket": 1.25, "message": 1.03}
 
 
 @pytest.mark.parametrize("carrier", SLACK)

@@ -23,7 +23,7 @@ from tests.support import WAYS, local_cluster, until
 
 ROOT = Path(daskps.__file__).parent
 #: Trips of each kind: the shortest one counts, since now and then something is made anew.
-TRIPS = 6
+TRIPS = 25
 #: The name of each carrier, as settings call it.
 CARRIERS = {"near": "process", "socket": "lane", "message": "rpc"}
 
