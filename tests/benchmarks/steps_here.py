@@ -86,9 +86,9 @@ def _steps(trainer: daskps.Trainer, part: tuple[Any, str, int, float]) -> Found:
 
 
 def _run(
-    store: daskps.ParameterStore, verb: str, sync: str, trainers: int, calls: int
+    store: daskps.ParameterStore, verb: str, sync: str, trainers: int, calls: int = 0
 ) -> Found:
-    parts = [(store, verb, calls, WARM_SECONDS)] * trainers
+    parts = [(store, verb, calls or CALLS, WARM_SECONDS)] * trainers
     found: list[Found] = daskps.run(store, _steps, parts, sync=sync)
     return max(seconds for seconds, _ in found), found[0][1]
 
@@ -180,23 +180,17 @@ def jobs(client: Client, stack: ExitStack) -> dict[str, Callable[[], Found]]:
         for size, held in ("1 KiB x 2", near), ("256 KiB", medium):
             for sync in ("bsp", "asp"):
                 name = f"trainer, {verb}, {size}, {sync.upper()}"
-                found[name] = partial(_run, held, verb, sync, 1, CALLS)
+                found[name] = partial(_run, held, verb, sync, 1)
         found[f"trainer, {verb}, 16 MB, ASP"] = partial(
             _run, huge, verb, "asp", 1, CALLS // 20
         )
         found[f"handle, {verb}, 1 KiB x 2"] = partial(_handle, near, verb, CALLS)
         for name, held in of_rows.items():
-            found[f"trainer, {verb}, {name}, ASP"] = partial(
-                _run, held, verb, "asp", 1, CALLS
-            )
+            found[f"trainer, {verb}, {name}, ASP"] = partial(_run, held, verb, "asp", 1)
             found[f"handle, {verb}, {name}"] = partial(_handle, held, verb, CALLS)
     return found | {
-        "rounds of two trainers, 1 KiB x 2": partial(
-            _run, both, "pushpull", "bsp", 2, CALLS
-        ),
-        "rounds of two trainers, 1 MB": partial(
-            _run, large, "pushpull", "bsp", 2, CALLS
-        ),
+        "rounds of two trainers, 1 KiB x 2": partial(_run, both, "pushpull", "bsp", 2),
+        "rounds of two trainers, 1 MB": partial(_run, large, "pushpull", "bsp", 2),
         "train, two trainers": partial(_train, both),
         "graph, 8 parts, 1 MB": partial(_graph, large),
         "checkpoint, saved, 16 MB": partial(_saved, huge),
