@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from daskps.cluster.lane.connection import Connection
 
 logger = logging.getLogger(__name__)
+#: How long a thread of lanes waits after an error of its own.
+_FAILED_SECONDS = 0.1
 #: Most threads of one host, and seconds for which an idle one is kept.
 MOST_THREADS, SPARE_SECONDS = 16, 10.0
 #: Events that one look at the set returns.
@@ -161,7 +163,10 @@ class LaneServer:
                 try:
                     self._look(mine)
                 except Exception:
+                    # Without a leader no lane would be served; an error that stays must
+                    # not take a core and fill the log.
                     logger.exception("a thread of lanes failed")
+                    time.sleep(_FAILED_SECONDS)
             if mine.leads:
                 break
             with self._lock:

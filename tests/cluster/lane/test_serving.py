@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -857,3 +858,21 @@ def test_a_busy_lane_by_tls(monkeypatch, secured):
         parked = peer.park()
         peer.socket.close()
         until(lambda: parked.cancelled)
+
+
+def test_an_error_that_stays_takes_no_core_and_ends_no_server(monkeypatch, caplog):
+    """The thread waits after each error, and serves lanes once there is none."""
+    look, waits = vars(LaneServer)["_look"], list[float]()
+
+    def failing(self, *args):
+        if len(waits) < 3:
+            raise OSError("broken")
+        return look(self, *args)
+
+    monkeypatch.setattr(LaneServer, "_look", failing)
+    time_of = SimpleNamespace(monotonic=time.monotonic, sleep=waits.append)
+    monkeypatch.setattr(serving, "time", time_of)
+    with served() as lanes:
+        lanes.connect().ask()
+    assert waits == [0.1] * 3
+    assert caplog.text.count("a thread of lanes failed") == 3
