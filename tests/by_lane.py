@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from daskps.cluster.caller import lanes
-from daskps.cluster.caller.by_lane import FarByLane
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lanes import Lanes
@@ -95,7 +94,7 @@ def noting(begin: Any) -> Any:
 
     def noted(self: Far, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if isinstance(self, FarByLane):
+        if self.lanes is not None:
             _counters.append(self.counters)
 
     return noted

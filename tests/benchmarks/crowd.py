@@ -97,7 +97,9 @@ def _form(uid: str, producer: int) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "head": [*head, [], 0, "", "", ""],
         "parts": [[0, 1, 0, [], [], "no", []]],
-        "sizes": [[[0, 0, ELEMENTS, -1]]],
+        "sizes": [[[0, 0, ELEMENTS]]],
+        "tables": [[], [], False],
+        "looks": False,
     }
 
 

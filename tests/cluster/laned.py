@@ -94,11 +94,8 @@ def pack_frame(call: Call, form: int, number: int) -> list[Any]:
     if any(p.step.at_least for p in call.parts):
         flags |= HAS_LEAST
         body.append(np.array([p.step.at_least for p in call.parts], LEAST))
-    for part in call.parts:
-        for item in part.step.items:
-            body.append(item.data)
-            if item.ids is not None:
-                body.append(item.ids)
+    data = [item.data for part in call.parts for item in part.step.items]
+    body += sorted(data, key=lambda array: -array.itemsize)
     body = [np.ascontiguousarray(array) for array in body if array.nbytes]
     head = Head(
         CALL,

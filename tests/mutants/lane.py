@@ -20,12 +20,10 @@ ROWS = "tests/cluster/lane/test_row_forms.py"
 MUTANTS = (
     Mutant(
         "marks-lie-between-rows-by-lane",
-        "daskps.cluster.caller.lane_rows:HostRows.frame",
+        "daskps.cluster.caller.lane_route:HostCalls._asked",
         'marks.append(ReadSlice(("uint8", 0, n), *one.marks))',
         'found.append(ReadSlice(("uint8", 0, n), *one.marks))',
-        (
-            "tests/cluster/caller/test_verbs.py::test_from_client[keeps_rows_of_any_ids-lane]",
-        ),
+        (f"{ROWS}::test_marks_come_behind_the_rows_of_all_tables",),
     ),
     Mutant(
         "torn-rows-by-lane",
@@ -36,14 +34,14 @@ MUTANTS = (
     ),
     Mutant(
         "ids-of-another-shard-reach-this-one",
-        "daskps.cluster.lane.row_forms:RowForm.read_body",
+        "daskps.cluster.lane.forms:Form._cut",
         "if n and not piece.holds(some, cache_dir=cache_dir()):",
         "if n < 0:",
         (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
     ),
     Mutant(
         "rows-that-make-up-no-frame",
-        "daskps.cluster.lane.row_forms:RowForm._check_counts",
+        "daskps.cluster.lane.forms:Form._check_counts",
         "if found != nbytes:",
         "if found > 2 * nbytes:",
         (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
@@ -105,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "frames-have-numbers-of-their-own",
-        "daskps.cluster.lane.forms:Form.call",
+        "daskps.cluster.lane.forms:Form.parts",
         "head.sequence,",
         "head.number,",
         (
@@ -116,8 +114,8 @@ MUTANTS = (
     Mutant(
         "body-shorter-than-its-form",
         "daskps.cluster.lane.forms:Form.check",
-        "if head.nbytes != wanted:",
-        "if head.nbytes > wanted:",
+        "if not self.least_nbytes <= rest <= self.most_nbytes:",
+        "if rest > self.most_nbytes:",
         (f"{FRAMES}::test_a_body_of_another_length_is_refused",),
     ),
     Mutant(
@@ -158,7 +156,7 @@ MUTANTS = (
     Mutant(
         "lost-answer-is-success",
         "daskps.cluster.caller.lane_call:LaneCall._fall_back",
-        "self._left.append((self._make(), form.asked))",
+        "self._left.append((self._make(), frame.asked))",
         "self._left.append((self._make().waiting(), form.asked))",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
     ),
@@ -213,16 +211,16 @@ MUTANTS = (
     ),
     Mutant(
         "accepted-step-is-said-again",
-        "daskps.cluster.host.lane_forms:HostForm.begin",
-        "parts = [part if v == ASK else rest for part, rest, v in left]",
-        "parts = [part for part, rest, v in left]",
+        "daskps.cluster.host.lane_forms:HostForm._left",
+        "if version == ASK",
+        "if version >= ASK",
         (f"{SAME}::test_calls_of_trainers",),
     ),
     Mutant(
         "question-that-reads-nothing-is-a-read",
         "daskps.cluster.host.lane_forms:HostForm.__init__",
-        "self._only_reads = not changes(step) and all(part.ranges for part in parts)",
-        "self._only_reads = not changes(step)",
+        "bool(form.read) or all(part.ranges for part in parts)",
+        "True",
         (f"{SAME}::test_calls_of_trainers",),
     ),
     Mutant(

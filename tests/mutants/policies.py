@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "lane-without-what-was-read",
         "daskps.cluster.caller.lane_form:seen_of",
-        "return np.array([seen.get(shard, UNREAD) for shard in form.shards], LEAST).tobytes()",
-        "return np.array([UNREAD for shard in form.shards], LEAST).tobytes()",
+        "found = [seen.get(shard, UNREAD) for shard in frame.shards]",
+        "found = [UNREAD for shard in frame.shards]",
         (_ON_HOSTS + "test_a_read_that_is_known_counts[lane]",),
     ),
     Mutant(

@@ -100,8 +100,8 @@ MUTANTS = (
     ),
     Mutant(
         "words-that-a-lane-brings-are-not-looked-at",
-        "daskps.cluster.host.lane_rows:HostRowForm._widened",
-        "check_words(parts, codec, layout)",
+        "daskps.cluster.host.lane_forms:HostForm._left",
+        "check_words(parts, form.codec, layout)",
         "assert parts",
         (
             "tests/cluster/lane/test_row_forms.py"

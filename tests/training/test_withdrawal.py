@@ -124,7 +124,7 @@ def loses_its_way(trainer: Any, part: Any) -> None:
             step = session._step(number, "gradient", tick=True)
             request = routes.push(session.meta, arrays, step, everywhere=True)
             until(marker.exists)
-            half = session.shards.far.start(request, [to], Deadline(30, "half a step"))
+            half = session.shards.far.send(request, [to], Deadline(30, "half a step"))
             half.result()
             raise ZeroDivisionError("lost on the way")
         trainer.push(given)

@@ -13,9 +13,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from daskps import config
-from daskps.cluster.caller.by_lane import FarByLane, call_of
 from daskps.cluster.caller.far import Far, gather
+from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
@@ -68,8 +67,7 @@ class ShardClient:
         self.link, self.meta = link, meta
         self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
         measures = joined is not None and joined.measures_delay
-        make = FarByLane if config.load().lane_way else Far
-        self.far: Far = make(link, meta, self.ways, joined.size if joined else 1)
+        self.far = Far(link, meta, self.ways, joined.size if joined else 1)
         self.counters = self.far.counters
         #: Version of each shard that was read last, where anybody wants to know.
         self.seen: dict[int, int] | None = {} if measures else None
@@ -129,7 +127,7 @@ class ShardClient:
                 if route is not None:
                     if request.check is not None and not route.looks:
                         request.check()
-                    return call_of(self.far, route, request, deadline).run()
+                    return LaneCall.of(self.far, route, request, deadline).run()
             request.checked()
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))

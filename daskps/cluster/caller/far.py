@@ -15,7 +15,10 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from daskps import config
 from daskps.cluster.caller.descriptors import without_descriptors
+from daskps.cluster.caller.lane_route import LaneRoutes
+from daskps.cluster.caller.lanes import lanes_of
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.wires import Counters, DaskWire
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.lane_route import LaneRoute
-    from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
@@ -70,8 +72,10 @@ class Far:
     def __init__(self, link: Link, meta: StoreMap, ways: Ways, size: int) -> None:
         self.link, self.meta, self._ways = link, meta, ways
         self.counters = Counters()
-        #: Sockets to the hosts, for calls from threads.
-        self.lanes: Lanes | None = None
+        #: Sockets to the hosts, for calls from threads, and the routes over them; None
+        #: where the configuration allows none.
+        self.lanes = lanes_of(link) if config.load().lane_way else None
+        self._routes = None if self.lanes is None else LaneRoutes(self.lanes, meta)
         self._wire: Wire = DaskWire(link)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: By shard that was away at the last look: the event that it waits for.
@@ -85,12 +89,6 @@ class Far:
     ) -> CallFuture[Reply]:
         """Begin a call by message from a thread; see :meth:`call`."""
         return self.link.start(partial(self.call, request, shards, deadline))
-
-    def start(
-        self, request: Request, shards: Sequence[int], deadline: Deadline
-    ) -> CallFuture[Reply]:
-        """Begin a call from a thread, by the carrier that there is."""
-        return self.send(request, shards, deadline)
 
     def watch(
         self, worker: str, shards: Sequence[int], run: int, stop: Callable[[], None]
@@ -114,7 +112,14 @@ class Far:
 
     def find_lanes(self, request: Request, shards: Sequence[int]) -> LaneRoute | None:
         """Return the route of a call over lanes; None where it may take none."""
-        return None
+        # Pieces that a caller gives away need a new form each time, and heads of frames
+        # have no place for the pushes that it has given up.
+        if self._routes is None or request.given or request.step.given_up:
+            return None
+        route = self._routes.find(request, shards)
+        if route is None:
+            self.counters.fell_back("rows or words that lanes do not carry")
+        return route
 
     def lanes_to(self, workers: Iterable[str]) -> int:
         """Return how many lanes to some workers this process has."""

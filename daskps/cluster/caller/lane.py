@@ -42,7 +42,7 @@ from daskps.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.lane_form import LaneForm
+    from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
     from daskps.typing import Array
 
 #: Seconds and microseconds of a time-out, as the kernel takes them.
@@ -139,7 +139,7 @@ class Lane(Channel):
 
     def ask(
         self,
-        form: LaneForm,
+        frame: LaneFrame,
         said: LaneSaid,
         left: float = math.inf,
         wait_ms: int = 0,
@@ -148,7 +148,7 @@ class Lane(Channel):
 
         Parameters
         ----------
-        form : LaneForm
+        frame : LaneFrame
             The part that is equal in all calls of its kind.
         said : LaneSaid
             The rest of the call.
@@ -157,7 +157,7 @@ class Lane(Channel):
         wait_ms : int
             Longest that the host may keep the caller waiting.
         """
-        patience = form.patience
+        patience = frame.patience
         if left == math.inf:
             self._until = math.inf
         else:
@@ -165,21 +165,21 @@ class Lane(Channel):
             self._until = time.monotonic() + left
         if patience != self._patience:
             self._set_patience(patience)
-        known = self._forms.get(form.key)
+        known = self._forms.get(frame.key)
         if known is None:
-            known = self._tell(form)
+            known = self._tell(frame.form)
         clock, sequence, floor, weight, lr, arrays, _, min_version, seen = said
         self._number = number = (self._number + 1) & _MOST_NUMBER
         flags, least = 0, b""
-        if min_version is not None and (least := least_of(form, min_version)):
+        if min_version is not None and (least := least_of(frame, min_version)):
             flags = HAS_LEAST
         elif seen is not None:
-            flags, least = HAS_LEAST, seen_of(form, seen)
+            flags, least = HAS_LEAST, seen_of(frame, seen)
         if lr is None:
             lr = 0.0
         else:
             flags |= HAS_LR
-        nbytes = form.nbytes + len(least)
+        nbytes = frame.nbytes + len(least)
         head = HEAD.pack(
             MAGIC,
             CALL,
@@ -194,8 +194,8 @@ class Lane(Channel):
             wait_ms,
             number,
         )
-        buffers: list[Any] = [head + least + form.counts]
-        for name, start, stop in form.slices:
+        buffers: list[Any] = [head + least + frame.counts]
+        for name, start, stop in frame.slices:
             buffers.append(arrays[name][start:stop])
         if self._is_tls or len(buffers) > MOST_BUFFERS:
             self.send(buffers)
@@ -215,14 +215,14 @@ class Lane(Channel):
             raise TimeoutError("the other end of a lane is too slow")
         self.send(rest)
 
-    def answer(self, form: LaneForm, outs: Sequence[Array]) -> tuple[int, ...]:
+    def answer(self, frame: LaneFrame, outs: Sequence[Array]) -> tuple[int, ...]:
         """Return the rows that answer the last call, one after the other.
 
         The values that were read are in `outs` then, but for those of shards that wait.
 
         Parameters
         ----------
-        form : LaneForm
+        frame : LaneFrame
             The call's.
         outs : sequence of ndarray, shape (n,)
             The arrays of its target.
@@ -238,34 +238,34 @@ class Lane(Channel):
         ProtocolError
             Where it sends something that answers nothing.
         """
-        buffer, nbytes = self._buffer, form.answer_nbytes
-        is_small = form.first_nbytes == nbytes
+        buffer, nbytes = self._buffer, frame.answer_nbytes
+        is_small = frame.first_nbytes == nbytes
         try:
-            got = self._recv_into(buffer, 0 if is_small else form.first_nbytes)
+            got = self._recv_into(buffer, 0 if is_small else frame.first_nbytes)
         except (BlockingIOError, TimeoutError):
             raise LaneSilentError("a host answers nothing") from None
-        if got == form.first_nbytes and ANSWERED.unpack_from(buffer) == (
+        if got == frame.first_nbytes and ANSWERED.unpack_from(buffer) == (
             MAGIC,
             ANSWER,
             nbytes - HEAD_NBYTES,
             self._number,
         ):
-            rows = form.rows.unpack_from(buffer, HEAD_NBYTES)
-            if rows[::4] == form.shards and rows[3::4] == form.applied:
+            rows = frame.rows.unpack_from(buffer, HEAD_NBYTES)
+            if rows[::4] == frame.shards and rows[3::4] == frame.applied:
                 if is_small:
                     # Each frame with rows has other places.
-                    sources = None if form.counts else self._sources.get(form.key)
-                    if sources is None and form.places:
-                        sources = self._find_in(form)
-                    for place, source in zip(form.places, sources or (), strict=True):
+                    sources = None if frame.counts else self._sources.get(frame.key)
+                    if sources is None and frame.places:
+                        sources = self._find_in(frame)
+                    for place, source in zip(frame.places, sources or (), strict=True):
                         outs[place[0]][place[1]] = source
                 else:
-                    for number, where, *_ in form.places:
+                    for number, where, *_ in frame.places:
                         self.receive_into(outs[number][where])
                 return rows
-        return self._read_answer(form, outs, got)
+        return self._read_answer(frame, outs, got)
 
-    def _find_in(self, form: LaneForm) -> tuple[Array, ...]:
+    def _find_in(self, frame: LaneFrame) -> tuple[Array, ...]:
         """Return views of the buffer where small answers to a form lie, for next times.
 
         They are the same for all forms of that key, which says what is read. Each
@@ -274,37 +274,39 @@ class Lane(Channel):
         found = tuple(
             [
                 np.frombuffer(self._buffer, dtype, n, at)
-                for _, _, dtype, n, at in form.places
+                for _, _, dtype, n, at in frame.places
             ]
         )
-        if not form.counts:
-            self._sources[form.key] = found
+        if not frame.counts:
+            self._sources[frame.key] = found
         return found
 
     def _read_answer(
-        self, form: LaneForm, outs: Sequence[Array], got: int
+        self, frame: LaneFrame, outs: Sequence[Array], got: int
     ) -> tuple[int, ...]:
         """As :meth:`answer`, of any answer that begins with the bytes in the buffer."""
         self._from, self._to = 0, got
         if not got:
             raise ConnectionResetError("the other end of a lane has closed it")
         head = self._receive_own()
-        if head.nbytes < form.rows.size:
+        if head.nbytes < frame.rows.size:
             raise ProtocolError(f"an answer of {head.nbytes} bytes")
-        rows = self.receive_bytes(form.rows.size)
+        rows = self.receive_bytes(frame.rows.size)
         wanted = [
             outs[one.number][one.where]
-            for said, of in zip(unpack_rows(rows, form.shards), form.reads, strict=True)
+            for said, of in zip(
+                unpack_rows(rows, frame.shards), frame.reads, strict=True
+            )
             if not said.parked
             for one in of
         ]
-        if head.nbytes != form.rows.size + sum(out.nbytes for out in wanted):
+        if head.nbytes != frame.rows.size + sum(out.nbytes for out in wanted):
             raise ProtocolError(f"an answer of {head.nbytes} bytes")
         for out in wanted:
             if out.nbytes:
                 self.receive_into(out)
         self.end_frame()
-        return form.rows.unpack(rows)
+        return frame.rows.unpack(rows)
 
     def fetch(self, what: str, about: Mapping[str, Any]) -> None:
         """Send a request whose answer :meth:`fetched` returns."""

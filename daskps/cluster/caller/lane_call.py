@@ -20,7 +20,12 @@ import numpy as np
 
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.interrupts import shielded
-from daskps.cluster.caller.lane import LaneRefusedError, LaneSilentError, reason_of
+from daskps.cluster.caller.lane import (
+    LaneRefusedError,
+    LaneSaid,
+    LaneSilentError,
+    reason_of,
+)
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.far import Far
-    from daskps.cluster.caller.lane import Lane, LaneSaid
-    from daskps.cluster.caller.lane_form import LaneForm
+    from daskps.cluster.caller.lane import Lane
+    from daskps.cluster.caller.lane_form import LaneFrame
     from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
@@ -58,7 +63,7 @@ class LaneCall:
     far : Far
         Sends the messages.
     route : LaneRoute
-        The forms of its frames, by host, and the lanes.
+        Its frames, by host, and the lanes.
     said : LaneSaid
         The rest of the call: its numbers and arrays.
     make : callable
@@ -97,13 +102,35 @@ class LaneCall:
         self._far, self._route, self._said, self._make = far, route, said, make
         self._deadline = deadline
         #: Lanes that have the call and have not answered yet.
-        self._under_way: list[tuple[LaneForm, Lane]] = []
+        self._under_way: list[tuple[LaneFrame, Lane]] = []
         #: Requests that are to go by message, and messages that have gone.
         self._left: list[tuple[Request, Sequence[int]]] = []
         self._sent: list[CallFuture[Reply]] = []
         self._versions: list[tuple[int, int]] = []
         self._lag = 0
         self._is_stopped = False
+
+    @classmethod
+    def of(
+        cls, far: Far, route: LaneRoute, request: Request, deadline: Deadline
+    ) -> LaneCall:
+        """Return a call along a route, not begun yet."""
+        step, target = request.step, request.target
+        arrays, outs = request.arrays, () if target is None else target.flats
+        if route.arrays is not None:
+            arrays, outs = route.arrays
+        said = LaneSaid(
+            step.clock,
+            step.sequence,
+            step.floor,
+            step.weight,
+            step.lr,
+            arrays,
+            outs,
+            request.min_version,
+            request.seen,
+        )
+        return cls(far, route, said, make=request.checked, deadline=deadline)
 
     def run(self, meanwhile: Meanwhile | None = None) -> Reply:
         """Begin it, and return the answers of the shards.
@@ -151,14 +178,15 @@ class LaneCall:
             left = until
             wait_ms = int(min(wait_ms, 1000 * left))
         try:
-            for form in route.forms:
+            for frame in route.frames:
+                form = frame.form
                 lane = route.lanes.take(form.worker, form.store)
                 if lane is None:
-                    self._left.append((self._make(), form.asked))
+                    self._left.append((self._make(), frame.asked))
                     continue
-                self._under_way.append((form, lane))
+                self._under_way.append((frame, lane))
                 try:
-                    lane.ask(form, said, left, wait_ms)
+                    lane.ask(frame, said, left, wait_ms)
                 except _LEFT as error:
                     self._fall_back(-1, error)
         except BaseException:
@@ -196,8 +224,8 @@ class LaneCall:
     def call_off(self) -> None:
         """End the lanes that are inside of it, and the messages."""
         while self._under_way:
-            form, lane = self._under_way.pop()
-            self._route.lanes.end(form.worker, lane, by_caller=True)
+            frame, lane = self._under_way.pop()
+            self._route.lanes.end(frame.form.worker, lane, by_caller=True)
         for sent in self._sent:
             sent.stop()
         # Until they end the loop may read or fill the caller's arrays.
@@ -207,37 +235,37 @@ class LaneCall:
         """Take the answers from the lanes, until one leaves a request to messages."""
         outs, counters = self._said.outs, self._far.counters
         while self._under_way and not self._left:
-            form, lane = self._under_way[0]
+            frame, lane = self._under_way[0]
             try:
                 try:
-                    rows = lane.answer(form, outs)
+                    rows = lane.answer(frame, outs)
                 except LaneSilentError:
-                    rows = self._await(form, lane)
+                    rows = self._await(frame, lane)
             except _LEFT as error:
                 self._fall_back(0, error)
                 return
             del self._under_way[0]
-            self._route.lanes.give_back(form.worker, lane)
+            self._route.lanes.give_back(frame.form.worker, lane)
             counters.lane_calls += 1
-            counters.lane_nbytes += form.call_nbytes
+            counters.lane_nbytes += frame.call_nbytes
             codes = rows[3::4]
-            if codes == form.applied or not any(code & PARKED for code in codes):
-                self._versions += zip(form.shards, rows[1::4], strict=True)
+            if codes == frame.applied or not any(code & PARKED for code in codes):
+                self._versions += zip(frame.shards, rows[1::4], strict=True)
                 self._lag = max(self._lag, *rows[2::4])
-                for move in form.moves:
+                for move in frame.moves:
                     move.put(outs)
             else:
-                self._leave(form, codes)
+                self._leave(frame, codes)
 
-    def _leave(self, form: LaneForm, codes: Sequence[int]) -> None:
+    def _leave(self, frame: LaneFrame, codes: Sequence[int]) -> None:
         """Leave a call that a host has parked to messages."""
         self._far.counters.fell_back("it has to be waited for")
         request = self._make()
         if all(code & APPLIED for code in codes):
             request = request.waiting()
-        self._left.append((request, form.asked))
+        self._left.append((request, frame.asked))
 
-    def _await(self, form: LaneForm, lane: Lane) -> tuple[int, ...]:
+    def _await(self, frame: LaneFrame, lane: Lane) -> tuple[int, ...]:
         """Return the answer of a host that is silent, for as long as it may be.
 
         Meanwhile the event loop asks the directory whether the wait is in vain, as for
@@ -247,25 +275,27 @@ class LaneCall:
         left = math.inf if end is None else end - time.monotonic()
         if left <= 0 or (self._said.min_version is None and not may_wait):
             raise LaneSilentError("a host answers nothing")
-        seconds = min(left, WAIT_SECONDS + form.patience)
-        watch = self._far.watch(form.worker, form.shards, self._route.run, lane.shut)
+        seconds = min(left, WAIT_SECONDS + frame.patience)
+        watch = self._far.watch(
+            frame.form.worker, frame.shards, self._route.run, lane.shut
+        )
         try:
             lane.begin(seconds, left)
-            return lane.answer(form, self._said.outs)
+            return lane.answer(frame, self._said.outs)
         finally:
             watch.stop()
 
     def _fall_back(self, at: int, error: Exception) -> None:
         """Leave a request to messages that a lane has no answer to."""
-        form, lane = self._under_way.pop(at)
+        frame, lane = self._under_way.pop(at)
         if isinstance(error, LaneRefusedError):
-            self._route.lanes.give_back(form.worker, lane)
+            self._route.lanes.give_back(frame.form.worker, lane)
         else:
             late = self._deadline.is_over
-            self._route.lanes.end(form.worker, lane, by_caller=late)
+            self._route.lanes.end(frame.form.worker, lane, by_caller=late)
         self._far.counters.fell_back(reason_of(error))
         logger.debug("%s goes on by message: %r", self._deadline.what, error)
-        self._left.append((self._make(), form.asked))
+        self._left.append((self._make(), frame.asked))
 
 
 class LaneFuture(CallFuture[Reply]):
@@ -300,3 +330,13 @@ class LaneFuture(CallFuture[Reply]):
         if threading.get_ident() == self._owner:
             self._call.call_off()
             self._cancel()
+
+
+def start(
+    far: Far, request: Request, shards: Sequence[int], deadline: Deadline
+) -> CallFuture[Reply]:
+    """Begin a call from a thread, which takes its result: by lanes, if possible."""
+    route = far.find_lanes(request, shards)
+    if route is None:
+        return far.send(request, shards, deadline)
+    return LaneFuture(far.link, LaneCall.of(far, route, request, deadline))

@@ -18,7 +18,7 @@ import numpy as np
 
 from daskps.cluster.caller.routes import at_least
 from daskps.cluster.lane.channel import BUFFER_NBYTES
-from daskps.cluster.lane.forms import LEAST, say_form
+from daskps.cluster.lane.forms import ID, LEAST, say_form
 from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES
 from daskps.config import cache_dir
 from daskps.kernels.row_moves import scatter
@@ -78,23 +78,64 @@ class WordMove(NamedTuple):
 
 
 class LaneForm:
-    """The form of calls to one host: all but the numbers of a call, and its arrays.
+    """The form of calls to one host: all that does not change from call to call.
 
     Parameters
     ----------
     worker : str
         Address of the host.
     call : Call
-        A call of this form.
+        A call of this form, without rows.
+    tables : (sequence of int, sequence of int, bool)
+        Tables of which its frames bring rows, and of which they read some; and whether
+        they ask only which rows there are.
+    counted : bool
+        Whether each frame says how many words there are of each array.
+    """
+
+    __slots__ = ("applied", "key", "rows", "said", "shards", "store", "worker")
+
+    def __init__(
+        self,
+        worker: str,
+        call: Call,
+        *,
+        tables: tuple[Sequence[int], Sequence[int], bool] = ((), (), False),
+        counted: bool = False,
+    ) -> None:
+        self.worker, self.store = worker, call.store
+        #: The text of the form, sent once for each lane, and the key that it is known
+        #: by.
+        self.said = say_form(call, tables=tables, counted=counted)
+        text = json.dumps(self.said, separators=(",", ":")).encode()
+        self.key = hashlib.blake2b(text, digest_size=16).digest()
+        self.shards = tuple(part.shard for part in call.parts)
+        n_shards = len(self.shards)
+        #: The layout of an answer's rows, and their codes where no shard waits for
+        #: anything.
+        self.rows = struct.Struct(f"<{4 * n_shards}q")
+        self.applied = (APPLIED,) * n_shards
+
+
+class LaneFrame:
+    """A frame of a form, or of one call: its arrays, and the layout of its answer.
+
+    Parameters
+    ----------
+    form : LaneForm
+        The form that the host is told once.
     slices : sequence of (name, start, stop)
         The elements of the caller's arrays that a call sends, in their order.
-    reads : mapping of int to sequence of ReadSlice, optional
+    reads : sequence of sequence of ReadSlice
         By shard the elements that it reads, and the places that they go to.
-    moves : sequence of WordMove
-        The words among the values that it reads.
-    tables : (sequence of int, sequence of int), optional
-        Tables of which its frames bring rows, and of which they read some; see
-        :mod:`daskps.cluster.caller.lane_rows`.
+    nbytes : int
+        Bytes of the arrays that go.
+    moves : sequence of WordMove and RowMove
+        Words and rows among the values that it reads, and belong to other places.
+    counts : sequence of int
+        The number of ids for each shard and table, and of words.
+    asked : tuple of int, optional
+        The shards that the call is for; all by default.
     """
 
     __slots__ = (
@@ -104,6 +145,7 @@ class LaneForm:
         "call_nbytes",
         "counts",
         "first_nbytes",
+        "form",
         "key",
         "moves",
         "nbytes",
@@ -111,55 +153,32 @@ class LaneForm:
         "places",
         "reads",
         "rows",
-        "said",
         "shards",
         "slices",
-        "store",
-        "worker",
     )
 
     def __init__(
         self,
-        worker: str,
-        call: Call,
-        slices: Sequence[LaneSlice] = (),
-        reads: Mapping[int, Sequence[ReadSlice]] | None = None,
+        form: LaneForm,
+        slices: Sequence[LaneSlice],
+        reads: Sequence[Sequence[ReadSlice]],
         *,
-        moves: Sequence[WordMove] = (),
-        tables: tuple[Sequence[int], Sequence[int], bool] | None = None,
+        nbytes: int,
+        moves: Sequence[WordMove | RowMove] = (),
+        counts: Sequence[int] = (),
+        asked: tuple[int, ...] | None = None,
     ) -> None:
-        self.worker, self.store = worker, call.store
-        #: The text of the form, sent once for each lane, and the key that it is known
-        #: by.
-        self.said = (
-            say_form(call) if tables is None else {**say_form(call), "tables": tables}
-        )
-        text = json.dumps(self.said, separators=(",", ":")).encode()
-        self.key = hashlib.blake2b(text, digest_size=16).digest()
-        self.slices = tuple((n, a, b) for n, a, b in slices if b > a)
-        #: Bytes of the arrays that go, and of these and the arrays that come.
-        self.nbytes = sum(part.step.nbytes for part in call.parts)
-        self.call_nbytes = call.nbytes
-        self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
-        self.shards = self.asked = tuple(part.shard for part in call.parts)
-        #: For frames with rows: the number of rows of each shard and table, and the
-        #: words and rows that arrive one after the other and belong to other places.
-        self.counts = b""
-        self.moves: Sequence[RowMove | WordMove] = moves
-        n_shards = len(self.shards)
-        #: The layout of an answer's rows, and their codes where no shard waits for
-        #: anything.
-        self.rows = struct.Struct(f"<{4 * n_shards}q")
-        self.applied = (APPLIED,) * n_shards
-        #: By shard the elements that are read, and the places that they go to.
-        self.reads = tuple([tuple((reads or {}).get(s, ())) for s in self.shards])
-        self._place()
-
-    def _place(self) -> None:
-        """Work out where in an answer the values lie that are read."""
-        at = rows_end = HEAD_NBYTES + self.rows.size
+        # Not looked up in the form: that would run for each call.
+        self.form, self.key, self.shards = form, form.key, form.shards
+        self.rows, self.applied = form.rows, form.applied
+        self.slices, self.reads, self.moves = tuple(slices), reads, moves
+        self.counts = np.array(counts, ID).tobytes() if counts else b""
+        self.nbytes = len(self.counts) + nbytes
+        self.asked = self.shards if asked is None else asked
+        #: Where in an answer the values lie that are read.
         places: list[LanePlace] = []
-        for (dtype, start, stop), number, where in chain.from_iterable(self.reads):
+        at = rows_end = HEAD_NBYTES + self.rows.size
+        for (dtype, start, stop), number, where in chain.from_iterable(reads):
             if n := stop - start:
                 places.append((number, where, np.dtype(dtype), n, at))
                 at += n * np.dtype(dtype).itemsize
@@ -168,14 +187,18 @@ class LaneForm:
         #: Bytes that are received first: the whole answer, or the part before large
         #: arrays.
         self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
+        #: Bytes of the arrays that go and that come.
+        self.call_nbytes = nbytes + at - rows_end
+        self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
 
 
-def seen_of(form: LaneForm, seen: Mapping[int, int]) -> bytes:
-    """Return the versions that were last read of a form's shards, packed for a body."""
-    return np.array([seen.get(shard, UNREAD) for shard in form.shards], LEAST).tobytes()
+def seen_of(frame: LaneFrame, seen: Mapping[int, int]) -> bytes:
+    """Return the versions that were last read of a frame's shards, packed for a body."""
+    found = [seen.get(shard, UNREAD) for shard in frame.shards]
+    return np.array(found, LEAST).tobytes()
 
 
-def least_of(form: LaneForm, min_version: int) -> bytes:
-    """Return the versions a call waits for at a form's shards, packed for a body."""
-    found = [at_least(shard, min_version) for shard in form.shards]
+def least_of(frame: LaneFrame, min_version: int) -> bytes:
+    """Return the versions a call waits for at a frame's shards, packed for a body."""
+    found = [at_least(shard, min_version) for shard in frame.shards]
     return np.array(found, LEAST).tobytes() if any(found) else b""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
-from daskps.cluster.caller.lane_row_frames import RowRoute
-from daskps.cluster.caller.lane_rows import HostRows
+from daskps.cluster.caller.lane_route import CallArrays, HostCalls, LaneRoute
 from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.row_routes import RowSlice
 from daskps.cluster.caller.shard_map import Prepared
@@ -45,7 +44,7 @@ class LaneRowReads:
 
     def __init__(self, far: Far, lanes: Lanes) -> None:
         self._far, self._lanes, self._meta = far, lanes, far.meta
-        self._known: Prepared[tuple[str, tuple[int, ...]], HostRows]
+        self._known: Prepared[tuple[str, tuple[int, ...]], HostCalls]
         self._known = Prepared(far.meta, MOST_FORMS)
         #: Until when shards count as far: a nearer way that is closed may be open soon.
         self._until: dict[int, float] = {}
@@ -98,18 +97,19 @@ class LaneRowReads:
                 named.add(ordinal)
             rows[shard] = tuple(of)
         tables, frames = tuple(sorted(named)), []
-        route = RowRoute(self._lanes, {}, flats)
+        arrays = CallArrays({}, [*flats])
         make = partial(self._request, rows, flats)
         for worker, shards in hosts.items():
             form = self._known.find((worker, tables))
             if form is None:
                 every = [s for s, w in enumerate(where.owners) if w == worker]
                 request = make()._replace(route=routes.route_of(meta, (), None))
-                form = HostRows(meta, every, request, pushed=(), read=tables)
+                form = HostCalls(meta, every, request, ((), tables, False), words=[])
                 self._known.keep((worker, tables), form, where)
-            frames.append(form.frame((), rows, shards, route))
-        route.forms = tuple(frames)
-        said = LaneSaid(arrays=route.brings, outs=route.outs)
+            frames.append(form.frame((), rows, shards, arrays))
+        route = LaneRoute(self._lanes)
+        route.frames = tuple(frames)
+        said = LaneSaid(arrays=arrays.brings, outs=arrays.outs)
         LaneCall(far, route, said, make=make, deadline=until()).run()
         return True
 

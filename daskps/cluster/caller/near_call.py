@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.interrupts import shielded
+from daskps.cluster.caller.lane_call import start
 from daskps.cluster.caller.routes import Reply, joined
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
@@ -316,7 +317,7 @@ class NearCall:
         """Send a part of the call as messages."""
         if request.check is not None:
             request.check()
-        self._sent.append(self._far.start(request, shards, self._deadline))
+        self._sent.append(start(self._far, request, shards, self._deadline))
         if self._is_stopped:
             self._sent[-1].stop()
 

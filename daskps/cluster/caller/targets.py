@@ -62,8 +62,9 @@ class ReadSlice(NamedTuple):
 ReadSlices: TypeAlias = "Mapping[int, tuple[ReadSlice, ...]]"
 
 
-#: The rows of a read without tables.
-_NO_ROWS: Mapping[int, tuple[RowSlice, ...]] = {}
+#: The elements of a read of tables alone, and the rows of a read without tables.
+NO_SLICES: ReadSlices = {}
+NO_ROWS: Mapping[int, tuple[RowSlice, ...]] = {}
 
 
 class Target(NamedTuple):
@@ -75,7 +76,7 @@ class Target(NamedTuple):
     #: Makes the caller's result once they are filled.
     finish: Callable[[], Any]
     #: Rows of tables, by shard; they are read with the slices.
-    rows: Mapping[int, tuple[RowSlice, ...]] = _NO_ROWS
+    rows: Mapping[int, tuple[RowSlice, ...]] = NO_ROWS
 
     @property
     def shards(self) -> tuple[int, ...]:

@@ -9,10 +9,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.lane_fetches import answer_fetch
-from daskps.cluster.host.lane_forms import HostForm
-from daskps.cluster.host.lane_refusals import refusal_of
-from daskps.cluster.host.lane_rows import HostRowForm
+from daskps.cluster.host.lane_forms import HostForm, refusal_of
 from daskps.cluster.host.parked_calls import Parked
+from daskps.cluster.lane.forms import ID, read_form
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
@@ -24,7 +23,6 @@ from daskps.cluster.lane.frames import (
     pack_head,
     unpack_text,
 )
-from daskps.cluster.lane.row_forms import ID, RowForm, read_any_form
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import ProtocolError
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.lane.forms import Form
     from daskps.layout.arrays import Layout
 
 __all__ = ["LaneCalls", "Parked"]
@@ -129,16 +126,11 @@ class LaneCalls:
         with self._learning:
             self._forms.pop(head.form, None)
         try:
-            form = read_any_form(unpack_text(text), self._layout)
+            form = read_form(unpack_text(text), self._layout)
         except Exception as error:
             raise refused(error, "a form") from error
         with self._learning:
-            self._forms[head.form] = self._at_host(form)
-
-    def _at_host(self, form: Form) -> HostForm:
-        if isinstance(form, RowForm):
-            return HostRowForm(self._host, form)
-        return HostForm(self._host, form)
+            self._forms[head.form] = HostForm(self._host, form)
 
     def let_go(self) -> None:
         """Let go of shards that have left this host; any thread may call this."""
@@ -146,7 +138,7 @@ class LaneCalls:
             for number, form in [*self._forms.items()]:
                 if form.has_gone:
                     # A new one: the lane's thread may be using the old one in a call.
-                    self._forms[number] = self._at_host(form.form)
+                    self._forms[number] = HostForm(self._host, form.form)
 
     def _layout(self, store: str, shard: int) -> Layout:
         return self._host.get_shard(store, shard).layout

@@ -1,30 +1,38 @@
 """Forms of a lane at the shards of a host: looked up once, then used by each call.
 
 The host can serve nearly all frames at once: a step joins its round, a push is applied,
-weights are read without a lock. The host tries that first, shard by shard. A part that
-has to wait becomes a ticket at its shard, and the call is parked with its tickets.
+weights and rows are read without a lock. The host tries that first, shard by shard. A
+part that has to wait becomes a ticket at its shard, and the call is parked with its
+tickets. A call asks only the shards that some of its arrays or ids belong to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.cluster.host.calls import answers_of
-from daskps.cluster.host.lane_answers import FormAnswers
-from daskps.cluster.host.lane_refusals import refusal_of
+from daskps.cluster.host.lane_answers import SMALL_NBYTES, FormAnswers
 from daskps.cluster.host.parked_calls import Parked
+from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.frames import (
+    APPLIED,
     HAS_LR,
+    AnswerHead,
     Head,
     pack_answers,
+    pack_refusal,
 )
-from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import Part, in_words
-from daskps.errors import ProtocolError, ShardBusyError
+from daskps.cluster.wire.encoding import check_words, widened
+from daskps.cluster.wire.messages import Answer, Part, in_words
+from daskps.cluster.wire.wellformed import refused
+from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
 
@@ -34,10 +42,9 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.lane.forms import Form
-    from daskps.cluster.wire.messages import Call
-    from daskps.typing import Array
+    from daskps.cluster.lane.forms import Form, FrameBody
 
+logger = logging.getLogger(__name__)
 #: How long a call may wait here before its caller sends it as a message.
 MOST_WAIT_SECONDS = 20.0
 #: How long a simple step waits for a shard's lock before it becomes a ticket.
@@ -61,21 +68,30 @@ class HostForm:
         self._run, self._step = step.run, step
         self._shards = [part.shard for part in parts]
         self._keys = [(form.template.store, shard) for shard in self._shards]
-        self._only_reads = not changes(step) and all(part.ranges for part in parts)
-        #: Placeholder for the versions after steps, for calls that only read.
-        self._no_versions = (0,) * len(parts)
+        self._only_reads = not changes(step) and (
+            bool(form.read) or all(part.ranges for part in parts)
+        )
         #: Whether its parts wait only for their reads, or not at all.
         self._is_plain = (not step.run or step.rank >= 0) and all(
-            part.step.wait == (READ if part.ranges else NO_WAIT) for part in parts
+            part.step.wait == (READ if part.ranges or self._only_reads else NO_WAIT)
+            for part in parts
         )
-        #: By part the pieces of a step that a shard may take unchanged; else None.
-        self._positions = _positions(form.template) if self._is_plain else None
+        #: Whether shards may take its steps without tickets.
+        self._steps = self._is_plain and _may_step(form)
+        self._all_asked = (ASK,) * len(parts)
         self._answers = FormAnswers(parts, host.budget)
+        #: Head of an answer of rows alone, and the bytes of a row of each table.
+        self._head = AnswerHead(len(parts), 0)
+        self._row_nbytes = [table.row_nbytes for table in form.read]
         #: Whether the values read are sent as words of a codec.
         self._is_coded = bool(form.template.read_codec)
-        self._may_read_now = self._only_reads and self._answers.may_read_now
+        self._may_read_now = (
+            self._only_reads and not form.read and self._answers.may_read_now
+        )
         #: The shards of the last lookup; none before the first call.
         self._found: list[HostedShard] = []
+        #: Readers of the rows of each shard; empty if tickets must read them.
+        self._row_reads: list[ShardRowRead] = []
         #: Whether calls first try these shards without tickets.
         self._tries = False
 
@@ -113,7 +129,15 @@ class HostForm:
                 or hosted.shard.generation != part.step.generation
             ):
                 self._tries = False
-        self._found = found
+        self._found, self._row_reads = found, []
+        simple = not (self._answers.has_reads or self._is_coded)
+        tables = self.form.read if self._only_reads else ()
+        if self._tries and simple and all(table.is_bounded for table in tables):
+            self._row_reads = [
+                ShardRowRead(hosted.shard.segment, self._step, tables)
+                for hosted in found
+                if tables
+            ]
 
     def read_now(self, number: int, clock: int) -> bytearray | None:
         """Return the answer to a call that has only a clock; None if it needs more."""
@@ -137,7 +161,7 @@ class HostForm:
         head : Head
             Head of the frame.
         body : sequence of buffers
-            Body of the frame.
+            FrameBody of the frame.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
 
@@ -150,63 +174,88 @@ class HostForm:
             raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
         if not self._is_current():
             self._find()
-        least, arrays = self.form.taken(head, body)
+        said = self.form.read_body(head, body)
         if self._run:
             bounds: Iterable[int] = repeat(head.clock + self._step.tick)
         else:
-            bounds = least or repeat(0)
-        versions: Sequence[int] = ()
-        if self._tries and (self._only_reads or self._positions is not None):
-            versions = self._try_step(head, arrays, seconds)
-            if ASK not in versions:
+            bounds = said.least or repeat(0)
+        versions: Sequence[int] = self._all_asked
+        if self._tries:
+            if self._steps:
+                versions = self._try_step(head, said, seconds)
+            frame = None
+            if self._row_reads:
+                frame = self._read_rows(head, said, bounds)
+            elif not self.form.read and (self._only_reads or ASK not in versions):
                 frame = self._answers.read(head.number, bounds, versions)
-                if frame is not None:
-                    return frame
-        # A call that only reads has done nothing yet, and so has one with all shards to
-        # ask.
-        is_asked = self._only_reads or versions.count(ASK) == len(versions)
-        taken = () if is_asked else versions
-        parts: Sequence[Part]
-        if versions and ASK not in versions:
-            parts = self._left(head, bounds)
-        else:
-            parts = self._asked(self.form.call(head, least, iter(arrays)), seconds)
-            if taken:
-                left = zip(parts, self._left(head, bounds), taken, strict=True)
-                parts = [part if v == ASK else rest for part, rest, v in left]
+            if frame is not None:
+                return frame
+        parts = self._left(head, said, versions)
+        answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
-        parked = Parked(self._host, end, partial(self._answer, head, bounds))
-        return self._offer(parked, parts, taken, seconds)
+        return self._park(Parked(self._host, end, answer), parts, versions, seconds)
 
-    def _left(self, head: Head, bounds: Iterable[int]) -> list[Part]:
-        """Return the parts that remain after the shards have taken the step: reads."""
-        run, rank, said = self._run, self._step.rank, head.clock + self._step.tick
-        found = []
-        for (shard, step, ranges, _, _), bound in zip(
-            self.form.template.parts, bounds, strict=False
-        ):
-            least = 0 if run else bound
-            wait = Step(
-                run=run,
-                rank=rank,
-                clock=said,
-                sequence=head.sequence,
-                generation=step.generation,
-                wait=step.wait,
-                at_least=least,
-                floor=head.floor,
+    def _park(
+        self,
+        parked: Parked,
+        parts: Sequence[Part],
+        versions: Sequence[int],
+        seconds: float,
+    ) -> list[Any] | Parked:
+        """Give shards tickets for their parts; return the answer if all are done."""
+        # The others have nothing to do: no id that is read belongs to them.
+        asked = [
+            (hosted, part, version)
+            for hosted, part, version in zip(self._found, parts, versions, strict=True)
+            if part.reads or not self._only_reads
+        ]
+        if producer := self._step.producer:
+            for hosted, _, version in asked:
+                if version == ASK:
+                    self._host.make_room(hosted, producer, seconds)
+        try:
+            for hosted, part, version in asked:
+                parked.offer(hosted, part, version, seconds)
+        except BaseException:
+            parked.cancel()
+            raise
+        if parked.done:
+            # A read whose turn does not come waits too.
+            with contextlib.suppress(ShardBusyError):
+                return parked.finish(seconds)
+        return parked
+
+    def _left(self, head: Head, said: FrameBody, versions: Sequence[int]) -> list[Part]:
+        """Return what remains to be done: only reads where a shard took the step."""
+        form = self.form
+        parts = form.parts(head, said)
+        if form.codec is not None:
+            layout = self._found[0].layout
+            check_words(parts, form.codec, layout)
+            call = form.template._replace(parts=tuple(parts))
+            parts = [*widened(call, layout, self._host.empty).parts]
+        clock = head.clock + self._step.tick
+        return [
+            part
+            if version == ASK
+            else part._replace(
+                step=Step(
+                    run=self._run,
+                    rank=self._step.rank,
+                    clock=clock,
+                    sequence=head.sequence,
+                    generation=part.step.generation,
+                    wait=part.step.wait,
+                    at_least=0 if self._run else part.step.at_least,
+                    floor=head.floor,
+                )
             )
-            found.append(Part(shard, wait, ranges))
-        return found
+            for part, version in zip(parts, versions, strict=True)
+        ]
 
-    def _try_step(
-        self, head: Head, arrays: Sequence[Array], seconds: float
-    ) -> Sequence[int]:
+    def _try_step(self, head: Head, said: FrameBody, seconds: float) -> Sequence[int]:
         """Have each shard take its step; return the versions, or ASK."""
-        if self._positions is None:
-            return self._no_versions
-        step, given, versions = self._step, iter(arrays), []
-        # Like `tick_of`, but inline: this runs for each frame.
+        step, versions = self._step, []
         tick = Tick(
             step.run,
             step.rank,
@@ -220,113 +269,102 @@ class HostForm:
             step.touched,
         )
         soon = min(seconds, SOON_SECONDS)
-        for hosted, places in zip(self._found, self._positions, strict=True):
-            # The places first: `zip` must take no array that it does not return.
-            mine = dict(zip(places, given, strict=False))
+        n_rows, rows = len(self.form.pushed), []
+        for hosted, items in zip(self._found, said.items, strict=True):
+            if n_rows:
+                items, rows = items[:-n_rows], items[-n_rows:]
+            arrays = {}  # no comprehension: that is a call for each frame
+            for item in items:
+                arrays[item.position] = item.data
             try:
-                versions.append(hosted.try_step(tick, mine, soon))
+                version = hosted.try_step(tick, arrays, soon, rows, check=step.check)
+                versions.append(version)
             except ShardBusyError:
                 versions.append(ASK)
         return versions
 
-    def _asked(self, call: Call, seconds: float) -> Sequence[Part]:
-        """Return the parts for tickets, after making room at the shards."""
-        host, found = self._host, self._found
-        if call.step.producer:
-            for hosted in found:
-                host.make_room(hosted, call.step.producer, seconds)
-        return (
-            widened(call, found[0].layout, host.empty) if call.codec else call
-        ).parts
-
-    def _offer(
-        self,
-        parked: Parked,
-        parts: Sequence[Part],
-        taken: Sequence[int],
-        seconds: float,
-    ) -> list[Any] | Parked:
-        """Give the shards tickets for their parts; `taken` has versions after steps."""
-        taken = taken or (ASK,) * len(parts)
-        asked = zip(self._found, parts, taken, strict=True)
-        return self._offer_all(parked, asked, seconds)
-
-    @staticmethod
-    def _offer_all(
-        parked: Parked,
-        asked: Iterable[tuple[HostedShard, Part, int]],
-        seconds: float,
-    ) -> list[Any] | Parked:
-        """Give shards their tickets, and return the answer if all are done."""
-        try:
-            for hosted, part, version in asked:
-                parked.offer(hosted, part, version, seconds)
-        except BaseException:
-            parked.cancel()
-            raise
-        if parked.done:
-            # A read whose turn does not come waits too.
-            with contextlib.suppress(ShardBusyError):
-                return parked.finish(seconds)
-        return parked
+    def _read_rows(
+        self, head: Head, said: FrameBody, bounds: Iterable[int]
+    ) -> list[Any] | None:
+        """Return the frame that answers a read of rows, or None."""
+        nbytes = 0
+        for asked in said.asked:
+            for ids, row_nbytes in zip(asked, self._row_nbytes, strict=True):
+                nbytes += len(ids) * row_nbytes
+        if is_small := nbytes <= SMALL_NBYTES:
+            out = np.empty(self._head.nbytes + nbytes, np.uint8)
+            at = self._head.nbytes
+        else:
+            out, at = self._host.budget.answer_now(nbytes)(nbytes, np.uint8), 0
+        rows = list[int]()
+        for shard, read, bound, asked in zip(
+            self._shards, self._row_reads, bounds, said.asked, strict=False
+        ):
+            version = lag = 0
+            if any(map(len, asked)):
+                version, at = read.read(bound, asked, out, at)
+                if version < 0:
+                    return None
+                lag = read.looks.lag
+            rows += (shard, version, lag, APPLIED)
+        first = self._head.pack_before(head.number, rows, nbytes)
+        if not is_small:
+            return [first, out]
+        out[: len(first)] = np.frombuffer(first, np.uint8)
+        return [out]
 
     # -- its answer ----------------------------------------------------------------
 
     def _answer(
         self,
-        head: Head,
-        bounds: Iterable[int],
         started: Sequence[Started],
         seconds: float,
+        *,
+        number: int,
+        parts: Sequence[Part],
+        bounds: Iterable[int],
     ) -> list[Any]:
         """Return the frame that answers a call with tickets, done or not."""
         versions = []
-        for _, _, ticket in started if self._tries else ():
+        for _, _, ticket in started if self._tries and not self.form.read else ():
             outcome = ticket.outcome
             if type(outcome) is not Ready:
                 break
             versions.append(ticket.version or outcome.version)
         try:
-            if len(versions) == len(started):
-                frame = self._answers.read(head.number, bounds, versions)
+            if len(versions) == len(self._shards):
+                frame = self._answers.read(number, bounds, versions)
                 if frame is not None:
                     return frame
-            empty = self._host.budget.answer_now(self._answers.read_nbytes)
-            answers = answers_of(started, empty, seconds=seconds)
+            nbytes = sum(part.read_nbytes for part in parts)
+            empty = self._host.budget.answer_now(nbytes)
+            found = answers_of(started, empty, seconds=seconds)
             if self._is_coded:
-                answers = in_words(answers, self.form.template.parts, empty)
-            return pack_answers(answers, head.number)
+                found = in_words(found, parts, empty)
+            if len(found) < len(self._shards):
+                of = {answer.shard: answer for answer in found}
+                found = [of.get(shard) or Answer(shard) for shard in self._shards]
+            return pack_answers(found, number)
         except ShardBusyError:
             raise  # this thread may not wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
-            return refusal_of(error, head.number)
+            return refusal_of(error, number)
 
 
-def tick_of(step: Step, head: Head) -> Tick:
-    """Return the tick of a form's step in the call with this head."""
-    return Tick(
-        step.run,
-        step.rank,
-        head.clock,
-        head.sequence,
-        step.kind,
-        head.weight,
-        step.producer,
-        head.lr if head.flags & HAS_LR else None,
-        head.floor,
-        step.touched,
-    )
+def refusal_of(error: Exception, number: int) -> list[Any]:
+    """Return the frame that refuses a call, after an error outside of its shards."""
+    if isinstance(error, (DaskPSError, ValueError, TypeError)):
+        return pack_refusal(error, number)
+    logger.error("a call by a lane failed", exc_info=error)
+    return pack_refusal(refused(error, "a call"), number)
 
 
-def _positions(template: Call) -> list[tuple[int, ...]] | None:
-    """Return the pieces of a step that shards may take unchanged, by part."""
-    step, found = template.step, []
+def _may_step(form: Form) -> bool:
+    """Return whether shards may take a form's steps as they are, without tickets."""
+    step = form.template.step
     takes = step.tick if step.run else step.producer
-    if not (takes and changes(step)) or step.whole or step.check or template.codec:
-        return None
-    for part in template.parts:
-        items = part.step.items
-        if any(item.start or item.ids is not None for item in items):
-            return None
-        found.append(tuple(item.position for item in items))
-    return found
+    # A shard looks for NaN in rows as it takes them, in arrays as it applies a ticket.
+    if step.whole or form.codec or form.read or (step.check and not form.pushed):
+        return False
+    whole = not any(i.start for p in form.template.parts for i in p.step.items)
+    return bool(takes and changes(step) and whole)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: First bytes of every frame; they change with the format, so that two ends that
 #: disagree on it fail here.
-MAGIC = 0x31_6C_70_64
+MAGIC = 0x32_6C_70_64
 HEAD: Final = struct.Struct("<IBBHQqqqddII")
 HEAD_NBYTES = HEAD.size
 #: The head of an answer without its unused fields: magic, kind, body bytes, number.

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 15
+PROTOCOL = 16
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]

@@ -384,7 +384,7 @@ def half_pushed(s, client, value=1.0):
     )
 
     def send(shard):
-        shards.far.start(request, [shard], Deadline(PATIENCE, "half a push")).result()
+        shards.far.send(request, [shard], Deadline(PATIENCE, "half a push")).result()
 
     send(0)
     return source.id, lambda: send(1)

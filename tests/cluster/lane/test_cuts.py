@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 from daskps import consistency, optim
-from daskps.cluster.caller.by_lane import call_of
 from daskps.cluster.caller.lane import Lane, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
-from daskps.cluster.caller.lane_form import LaneForm
-from daskps.cluster.caller.lane_rows import RowRoutes
+from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
+from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.targets import ReadSlice, Target
@@ -156,7 +155,7 @@ class Model:
         self.meta = map_of(host.shards["s", 0], ["a", "a"])
         self.pool: Any
         self.pool = SimpleNamespace(give_back=self._give_back, end=self._end)
-        self.rows = RowRoutes(self.pool, self.meta)
+        self.rows = LaneRoutes(self.pool, self.meta)
         #: What comes before a message, which would wait for it.
         self.first: Callable[[], None] | None = None
 
@@ -199,7 +198,7 @@ class Model:
         request = push(self.meta, {}, step, target=target, rows=[given])
         route = self.rows.find(request, [0, 1])
         assert route is not None
-        return self._made(lane, call_of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
+        return self._made(lane, LaneCall.of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
 
     def call(self, lane: Lane, step: Step) -> Reply:
         """Make a call as a thread does that has this lane."""
@@ -212,12 +211,12 @@ class Model:
             ranges = (RANGE,) if step.wait == READ else ()
             parts.append(Part(shard, step._replace(items=items), ranges))
         call = Call("s", tuple(parts), 30.0)
-        reads: Any = READS if step.wait == READ else None
-        form = LaneForm("a", call, SLICES, reads)
+        reads: Any = [READS[s] for s in (0, 1)] if step.wait == READ else [(), ()]
+        frame = LaneFrame(LaneForm("a", call), SLICES, reads, nbytes=32)
         self.out[:] = -1
         route: Any = SimpleNamespace(
             lanes=self.pool,
-            forms=[form],
+            frames=[frame],
             run=step.run,
             may_wait=bool(step.run),
             words=(),
@@ -228,7 +227,7 @@ class Model:
             step.floor,
             step.weight,
             arrays={"w": data},
-            outs=[self.out] if reads else [],
+            outs=[self.out] if step.wait == READ else [],
         )
         made: Any = LaneCall(
             self,  # type: ignore[arg-type]  # a stand-in

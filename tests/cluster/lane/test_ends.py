@@ -20,7 +20,7 @@ from daskps.cluster import connections, upstream
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
-from daskps.cluster.caller.lane_form import LaneForm
+from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
 from daskps.cluster.caller.lanes import Lanes
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.caller.targets import ReadSlice
@@ -45,12 +45,13 @@ from daskps.errors import ProtocolError
 from daskps.shards.steps import GRADIENT, Item, Step
 
 
-def read_of(n: int, number: int = 0, start: int = 0) -> LaneForm:
+def read_of(n: int, number: int = 0, start: int = 0) -> LaneFrame:
     """Return a read of so many numbers from the one shard."""
     asked = ("float64", 0, n)
     call = Call("store", (Part(0, Step(), (asked,)),))
     where = slice(start, start + n)
-    return LaneForm("a", call, (), {0: [ReadSlice(asked, number, where)]})
+    reads = [[ReadSlice(asked, number, where)]]
+    return LaneFrame(LaneForm("a", call), (), reads, nbytes=0)
 
 
 READ = read_of(3)
@@ -86,7 +87,7 @@ def ends() -> Iterator[tuple[Lane, Host]]:
         yield Lane(here, 30.0), Host(there)
 
 
-def ask(lane: Lane, host: Host, form: LaneForm = READ) -> None:
+def ask(lane: Lane, host: Host, form: LaneFrame = READ) -> None:
     """Send a call whose form the host takes; the number of its frame is 2."""
     host.send(pack_head(Head(ANSWER, number=1)))
     lane.ask(form, LaneSaid())
@@ -199,12 +200,13 @@ def test_a_form_is_said_once_and_the_oldest_is_forgotten(ends):
     def push(clock: int, run: int) -> list[Head]:
         """Return the heads of what is sent for a push of a run."""
         step = Step(GRADIENT, (Item(0, 0, NUMBERS),), run=run)
-        form = LaneForm("a", Call("store", (Part(0, step),)), [("w", 1, 4)])
+        form = LaneForm("a", Call("store", (Part(0, step),)))
+        frame = LaneFrame(form, [("w", 1, 4)], [[]], nbytes=24)
         before, known = lane._number, len(lane._forms)
         # In case that it asks; else it answers nothing, and nobody looks.
         if run not in runs:
             host.send(pack_head(Head(ANSWER, number=before + 1)))
-        lane.ask(form, LaneSaid(clock, arrays={"w": np.zeros(5)}))
+        lane.ask(frame, LaneSaid(clock, arrays={"w": np.zeros(5)}))
         assert len(lane._forms) >= known
         return [host.head() for _ in range(lane._number - before)]
 
@@ -356,7 +358,7 @@ def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
         pool: Any = SimpleNamespace(
             take=lambda *_: lane, end=lambda _, lane, **__: ended.append(lane)
         )
-        about: Any = {"lanes": pool, "forms": [form], "words": ()}
+        about: Any = {"lanes": pool, "frames": [form], "words": ()}
         route: Any = SimpleNamespace(**about, run=7, may_wait=True)
         host.send(pack_head(Head(ANSWER, number=1)))
         call = LaneCall(

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps import codecs
-from daskps.cluster.caller.lane_row_frames import RowRoute
-from daskps.cluster.caller.lane_rows import RowRoutes
+from daskps.cluster.caller.lane_route import LaneRoute, LaneRoutes
 from daskps.cluster.caller.routes import push, read, spanning
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.row_words import worded
@@ -24,7 +23,7 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lane_calls import LaneCalls, Parked
 from daskps.cluster.host.shard_row_reads import ShardRowRead
-from daskps.cluster.lane.forms import LEAST
+from daskps.cluster.lane.forms import LEAST, Form, read_form
 from daskps.cluster.lane.frames import (
     ANSWER,
     CALL,
@@ -36,7 +35,6 @@ from daskps.cluster.lane.frames import (
     unpack_head,
     unpack_text,
 )
-from daskps.cluster.lane.row_forms import RowForm, read_any_form
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.messages import Call
 from daskps.codecs import BFloat16, TopK
@@ -82,12 +80,12 @@ def host() -> Iterator[ShardHost]:
 
 
 @pytest.fixture
-def routes(host: ShardHost) -> RowRoutes:
+def routes(host: ShardHost) -> LaneRoutes:
     lanes: Any = SimpleNamespace()
-    return RowRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
+    return LaneRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
 
 
-def meta_of(routes: RowRoutes) -> Any:
+def meta_of(routes: LaneRoutes) -> Any:
     return routes._meta
 
 
@@ -99,7 +97,7 @@ def brings(table: int, ids: Any) -> RowsGiven:
 
 
 def target_of(
-    routes: RowRoutes, asked: dict[int, Any], arrays: tuple[int, ...] = ()
+    routes: LaneRoutes, asked: dict[int, Any], arrays: tuple[int, ...] = ()
 ) -> Target:
     """Return a read of rows of tables, and of whole arrays."""
     flats = {i: np.zeros(p.size, p.dtype) for i, p in enumerate(LAYOUT.parameters)}
@@ -120,19 +118,16 @@ def target_of(
     return target._replace(flats=outs, rows=rows)
 
 
-def form_of(frame: Any) -> RowForm:
+def form_of(frame: Any) -> Form:
     """Return a form as its host has it."""
-    form = read_any_form(
-        unpack_text(json.dumps(frame.said).encode()),
-        lambda *_: LAYOUT,
-    )
-    assert isinstance(form, RowForm)
-    return form
+    said = unpack_text(json.dumps(frame.form.said).encode())
+    return read_form(said, lambda *_: LAYOUT)
 
 
-def body_of(route: RowRoute, frame: Any) -> np.ndarray[Any, Any]:
+def body_of(route: LaneRoute, frame: Any) -> np.ndarray[Any, Any]:
     """Return what of a frame comes after its head, without versions to wait for."""
-    arrays = [route.brings[name][a:b] for name, a, b in frame.slices]
+    assert route.arrays is not None
+    arrays = [route.arrays.brings[name][a:b] for name, a, b in frame.slices]
     data = frame.counts + b"".join(array.tobytes() for array in arrays)
     assert len(data) == frame.nbytes
     return np.frombuffer(data, np.uint8)
@@ -175,7 +170,7 @@ def test_a_call_with_rows_arrives_as_a_message_does(
     host, given_ids, pushed, asked_ids, asked, arrays, least
 ):
     lanes: Any = SimpleNamespace()
-    routes = RowRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
+    routes = LaneRoutes(lanes, map_of(host.shards["s", 0], ["a", "b", "a"]))
     meta = meta_of(routes)
     target = target_of(routes, {k: asked_ids[k] for k in asked}, tuple(arrays))
     rows = [brings(k, given_ids[k]) for k in pushed]
@@ -193,7 +188,7 @@ def test_a_call_with_rows_arrives_as_a_message_does(
     route = routes.find(request, shards)
     assert route is not None
     seen = []
-    for frame in route.forms:
+    for frame in route.frames:
         form, body = form_of(frame), body_of(route, frame)
         said = request.step
         head = Head(
@@ -234,7 +229,7 @@ def test_a_call_with_rows_arrives_as_a_message_does(
 def served(host: ShardHost, frame: Any, body: Any, **said: Any) -> tuple[Any, Any]:
     """Return kind and text of what a host answers to a frame of a form it knows."""
     calls = LaneCalls(host)
-    text = json.dumps(frame.said).encode()
+    text = json.dumps(frame.form.said).encode()
     assert isinstance(calls.begin(Head(FORM, len(text), 1), [text], 1.0), list)
     head = Head(CALL, len(body), 2, **said)
     [buffer] = calls.wanted(head)
@@ -275,7 +270,7 @@ def test_numbers_and_ids_of_no_call_are_refused(host, routes, word, value, says)
     )
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    [frame, _] = route.forms
+    [frame, _] = route.frames
     body = body_of(route, frame).copy()
     words = body[: 8 * 10].view(np.int64)
     assert words.tolist() == [2, 1, 2, 1, 0, 3, 19, 0, 1, 19]
@@ -291,7 +286,7 @@ def test_a_body_that_no_numbers_can_make_takes_no_memory(routes):
     request = push(meta_of(routes), {}, STEP, rows=[brings(0, [0, 19, 3])])
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    form = form_of(route.forms[0])
+    form = form_of(route.frames[0])
     most = form.most_nbytes
     assert most == 2 * (8 + MOST_PUSHED_ROWS * (8 + 6))
     form.check(Head(CALL, most))
@@ -317,13 +312,13 @@ def test_a_form_of_tables_that_are_none_is_refused(routes, tables, says):
     request = push(meta_of(routes), {}, STEP, rows=[brings(0, [0])])
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    said = {**route.forms[0].said, "tables": tables}
+    said = {**route.frames[0].form.said, "tables": tables}
     with pytest.raises(ProtocolError, match=says):
-        read_any_form(said, lambda *_: LAYOUT)
-    said = {**route.forms[0].said}
+        read_form(said, lambda *_: LAYOUT)
+    said = {**route.frames[0].form.said}
     said["head"] = ["nothing" if x == ADD else x for x in said["head"]]
     with pytest.raises(ProtocolError, match="a nothing of rows"):
-        read_any_form(said, lambda *_: LAYOUT)
+        read_form(said, lambda *_: LAYOUT)
 
 
 def test_reads_of_any_shards_are_of_one_form(routes):
@@ -333,9 +328,31 @@ def test_reads_of_any_shards_are_of_one_form(routes):
         request = read(meta_of(routes), target_of(routes, {0: ids}), None, Step())
         route = routes.find(request, tuple(request.route.slices))
         assert route is not None
-        keys |= {(frame.worker, frame.key) for frame in route.forms}
+        keys |= {(frame.form.worker, frame.key) for frame in route.frames}
     assert len(keys) == 2
-    assert [frame.asked for frame in route.forms] == [(0,), (1,)]
+    assert [frame.asked for frame in route.frames] == [(0,), (1,)]
+
+
+def test_marks_come_behind_the_rows_of_all_tables():
+    any_ids = (0, 1, "float32", AnyIds(constant(2.0), 5, 64))
+    layout = Layout.build({}, 1, tables={"any": any_ids, "emb": (4, 2, "float32")})
+    hosted: Any = SimpleNamespace(layout=layout, shard=SimpleNamespace(generation=1))
+    lanes: Any = SimpleNamespace()
+    routes = LaneRoutes(lanes, map_of(hosted, ["a"]))
+    ids, rows = np.array([1, 3]), []
+    for table, number, marks in zip(layout.tables, (0, 2), (1, None), strict=True):
+        cut = RowCut.of(table, ids, 1)
+        rows.append(slices_of(layout, cut, number, 0, marks=marks)[0])
+    outs = [np.zeros(2, "f4"), np.zeros(2, "u1"), np.zeros(4, "f4")]
+    request = read(meta_of(routes), Target({}, outs, dict, {0: tuple(rows)}))
+    route = routes.find(request, (0,))
+    assert route is not None
+    found = [(one.range, one.number) for one in route.frames[0].reads[0]]
+    assert found == [
+        (("float32", 0, 2), 0),
+        (("float32", 0, 4), 2),
+        (("uint8", 0, 2), 1),
+    ]
 
 
 def test_more_rows_than_a_lane_takes_go_by_message(routes):
@@ -353,7 +370,7 @@ def test_a_push_of_rows_that_comes_again_counts_once(host, routes):
     route = routes.find(request, (0, 1, 2))
     assert route is not None
     before = version_of(host)
-    for frame in route.forms:
+    for frame in route.frames:
         for _ in range(2):
             body = body_of(route, frame)
             kind, _ = served(host, frame, body, sequence=1000, floor=1000)
@@ -362,7 +379,7 @@ def test_a_push_of_rows_that_comes_again_counts_once(host, routes):
     assert host.shards["s", 1].shard.segment.tables[1].rows.tolist() == [[0 + 1]]
 
 
-def answers(host: ShardHost, routes: RowRoutes, number: int) -> list[Any]:
+def answers(host: ShardHost, routes: LaneRoutes, number: int) -> list[Any]:
     """Return what a host says to a push of rows, and to a read of some of them."""
     found = []
     step = STEP._replace(sequence=number, floor=number)
@@ -372,7 +389,7 @@ def answers(host: ShardHost, routes: RowRoutes, number: int) -> list[Any]:
     for request in (push_, read_):
         route = routes.find(request, tuple(request.route.slices))
         assert route is not None
-        for frame in route.forms:
+        for frame in route.frames:
             said = request.step
             numbers = {"sequence": said.sequence, "floor": said.floor}
             found.append(served(host, frame, body_of(route, frame), **numbers))
@@ -436,7 +453,7 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
 # -- words of any number ------------------------------------------------------------------
 
 
-def in_words(routes: RowRoutes, codec: Any, rows: bool) -> Any:
+def in_words(routes: LaneRoutes, codec: Any, rows: bool) -> Any:
     """Return a push of words of "w", to which rows of "f" may come."""
     meta, name = meta_of(routes), codecs.name_of(codec, b"of these tests")
     codecs.keep(name, codec)
@@ -456,7 +473,7 @@ def test_words_arrive_as_a_message_brings_them(host, routes, codec, rows):
     request = in_words(routes, codec, rows)
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    for frame in route.forms:
+    for frame in route.frames:
         form, body = form_of(frame), body_of(route, frame)
         head = Head(CALL, len(body))
         [buffer] = form.wanted(head, np.empty)
@@ -478,7 +495,7 @@ def test_numbers_of_words_of_no_call_are_refused(host, routes, value, says):
     request = in_words(routes, TopK(threshold=0.4), rows=False)
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    frame = route.forms[0]
+    frame = route.frames[0]
     body = body_of(route, frame).copy()
     words = body[: 8 * 2].view(np.int64)
     assert words.tolist() == [2, 2]
@@ -494,11 +511,11 @@ def test_numbers_of_words_of_no_call_are_refused(host, routes, value, says):
     ("change", "error", "says"),
     [
         (
-            {"sizes": [[[1, 0, 2, -1]], [[1, 0, 0, -1]]]},
+            {"sizes": [[[1, 0, -1]], [[1, 0, 0]]]},
             ProtocolError,
-            "how many words",
+            "an array of -1 elements",
         ),
-        ({"looks": True}, ProtocolError, "words that are to be looked at"),
+        ({"looks": True}, ProtocolError, "that is to be looked at"),
         ({1: "add"}, ProtocolError, "a add in words of a codec"),
         ({-2: "evil"}, ValueError, "codec='evil' is not known here"),
     ],
@@ -507,14 +524,14 @@ def test_a_form_of_words_of_no_call_is_refused(routes, change, error, says):
     request = in_words(routes, TopK(threshold=0.4), rows=False)
     route = routes.find(request, (0, 1, 2))
     assert route is not None
-    said = json.loads(json.dumps(route.forms[0].said))
+    said = json.loads(json.dumps(route.frames[0].form.said))
     for at, value in change.items():
         if isinstance(at, int):
             said["head"][at] = value
         else:
             said[at] = value
     with pytest.raises(error, match=says):
-        read_any_form(said, lambda *_: LAYOUT)
+        read_form(said, lambda *_: LAYOUT)
 
 
 def test_words_that_do_not_fit_are_refused(host, routes):
@@ -536,7 +553,7 @@ def test_a_host_refuses_words_that_do_not_fit(host, routes):
     route = routes.find(request, (0, 1, 2))
     assert route is not None
     said = [np.array([12, 0]).view(np.uint8), np.zeros(12 * 4, np.uint8)]
-    kind, text = served(host, route.forms[0], np.concatenate(said))
+    kind, text = served(host, route.frames[0], np.concatenate(said))
     assert kind == REFUSAL
     assert "12 words of codec='topk' do not fit 3 elements of 'w'" in unpack_text(text)
 
