@@ -25,9 +25,7 @@ from daskps.kernels.row_values import mixed
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Hash, Ids, Ints, Long, Longs
     from daskps.typing import Array
 
 _HALF = 32
@@ -35,21 +33,21 @@ _WORD_MASK = (1 << 64) - 1
 _ID = np.dtype(np.int64)
 
 
-def bucket(row: Any, seed: Any, n_buckets: Any) -> Any:
+def bucket(row: Long, seed: Hash, n_buckets: Hash) -> Any:
     """Return the bucket of an id."""
     return (mixed(np.uint64(row) ^ seed) >> np.uint64(_HALF)) * n_buckets >> np.uint64(
         _HALF
     )
 
 
-def bucketed(ids: Any, seed: Any, n_buckets: Any, out: Any) -> None:
+def bucketed(ids: Ids, seed: Hash, n_buckets: Hash, out: Longs) -> None:
     """Find the bucket of each id."""
     for k in range(ids.size):
         out[k] = np.int64(bucket(ids[k], seed, n_buckets))
 
 
 def owners_by_hash(
-    ids: Any, seed: Any, n_buckets: Any, edges: Any, owner: Any, starts: Any
+    ids: Ids, seed: Hash, n_buckets: Hash, edges: Ids, owner: Ints, starts: Longs
 ) -> None:
     """Find the shard that owns the bucket of each id, and count."""
     n = edges.size - 1
@@ -68,19 +66,7 @@ def owners_by_hash(
         starts[s + 1] += starts[s]
 
 
-_U8 = "types.uint64"
-_TABLE = "write(types.int32)"
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    mixed: _U8,
-    bucket: f"types.int64, {_U8}, {_U8}",
-    bucketed: f"IDS, {_U8}, {_U8}, WORDS",
-    owners_by_hash: f"IDS, {_U8}, {_U8}, IDS, {_TABLE}, WORDS",
-}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
+_module = functools.cache(functools.partial(plain, (bucketed, owners_by_hash)))
 
 
 def buckets(

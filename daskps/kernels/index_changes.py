@@ -1,8 +1,14 @@
 """Changes of the rows that a table piece has: every word is logged before it changes.
 
-Words that are not in force need no log: those of rows that were never handed out, and
-of the side of the index that is being built. Counters are logged once, before the first
-one changes; of several entries of a word the oldest has its value before.
+Longs that are not in force need no log: those of rows that were never handed out, of an
+index that nobody reads yet, and of the side of the index that is being built. Counters are
+logged once, before the first one changes; of several entries of a word the oldest has its
+value before. Changes of the side in force go to the other one too, as far as it has been
+built.
+
+The buckets of a table with at most so many rows are numbered, and each has its rows; shards
+have some of them each, in order, and which one an id is in follows from its hash. So how many
+shards there are changes no row's fate.
 
 Functions share a *book*, a few words of the caller: where the log goes on, what is asked, and
 what has become of the last id.
@@ -16,19 +22,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from daskps.kernels.id_hash import bucket
-from daskps.kernels.index_buckets import is_here, rows_before, seat
-from daskps.kernels.index_building import copy_entries
 from daskps.kernels.index_probe import (
     ADMITTED,
     AHEAD,
     BUCKETS,
+    BUILT,
     CANDIDATES,
     END,
     EVICTED,
+    FIRST_BUCKET,
     FREE,
     HEAD,
     KEYS,
-    PROBES,
+    MAX_ROWS,
     ROWS,
     SEED,
     SIDE,
@@ -41,11 +47,11 @@ from daskps.kernels.index_probe import (
     leave_all,
     probe,
 )
-from daskps.kernels.system import fetch
+from daskps.kernels.system import fetch, hold, store
 from daskps.kernels.words_log import N, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from daskps.kernels.words import Ids, Long, Longs
 
 #: Why an id could not get a row.
 NO_LOG: Final = -2
@@ -70,7 +76,48 @@ PART: Final = 7
 ROOM: Final = 8
 
 
-def log_counts(words: Any, places: Any, entries: Any, book: Any) -> None:
+def rows_before(words: Longs, places: Ids, number: Long) -> Any:
+    """Return how many rows of the whole table are in the buckets before one."""
+    head = places[2 * HEAD]
+    most, n = words[head + MAX_ROWS], words[head + BUCKETS]
+    return number * (most // n) + min(number, most % n)
+
+
+def seat(words: Longs, places: Ids, row: Long, stamp: Long) -> Any:
+    """Return a row of an id's bucket: a free one, or -2 minus the one that has to go.
+
+    -1 if it is the id itself that has to.
+    """
+    head, keys, state = places[2 * HEAD], places[2 * KEYS], places[2 * STATE]
+    seed, n = np.uint64(words[head + SEED]), np.uint64(words[head + BUCKETS])
+    mine = np.int64(bucket(row, seed, n))
+    start = rows_before(words, places, words[head + FIRST_BUCKET])
+    low = rows_before(words, places, mine) - start
+    high = rows_before(words, places, mine + 1) - start
+    oldest, its_stamp, its_id = np.int64(-1), stamp, row
+    for at in range(low, high):
+        now = words[state + at]
+        if now <= 0:
+            return np.int64(at)
+        its_key = words[keys + at]
+        if now < its_stamp or (now == its_stamp and its_key < its_id):
+            oldest, its_stamp, its_id = np.int64(at), now, its_key
+    return np.int64(-1) if oldest < 0 else -2 - oldest
+
+
+def is_here(words: Longs, places: Ids, row: Long) -> Any:
+    """Return whether an id's bucket is one of this piece, where there are buckets."""
+    head = places[2 * HEAD]
+    if words[head + BUCKETS] == 0:
+        return True
+    seed, n = np.uint64(words[head + SEED]), np.uint64(words[head + BUCKETS])
+    mine = np.int64(bucket(row, seed, n))
+    low = words[head + FIRST_BUCKET]
+    stop = rows_before(words, places, low) + words[head + ROWS]
+    return mine >= low and rows_before(words, places, mine + 1) <= stop
+
+
+def log_counts(words: Longs, places: Ids, entries: Longs, book: Longs) -> None:
     """Log what is counted, as it is."""
     head = places[2 * HEAD]
     for at in range(END, EVICTED + 1):
@@ -78,7 +125,7 @@ def log_counts(words: Any, places: Any, entries: Any, book: Any) -> None:
             put(words, places, HEAD, at, words[head + at], entries, book)
 
 
-def vacant(words: Any, places: Any, row: Any, book: Any) -> Any:
+def vacant(words: Longs, places: Ids, row: Long, book: Longs) -> Any:
     """Return a row for an id: a free one, one that another id loses, -1, or why none."""
     head, state = places[2 * HEAD], places[2 * STATE]
     # A row may have become free in this publication.
@@ -102,7 +149,7 @@ def vacant(words: Any, places: Any, row: Any, book: Any) -> Any:
 
 
 def occupy(
-    words: Any, places: Any, row: Any, row_id: Any, entries: Any, book: Any
+    words: Longs, places: Ids, row: Long, row_id: Long, entries: Longs, book: Longs
 ) -> None:
     """Give a row to an id."""
     now = max(book[STAMP], np.int64(1))
@@ -115,7 +162,7 @@ def occupy(
         words[places[2 * STATE] + row] = now
 
 
-def renew(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
+def renew(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) -> Any:
     """Say that a row was pushed; whether it begins anew as its time is over."""
     if book[SINCE] > 0 and words[places[2 * STATE] + row] < book[SINCE]:
         book[_IS_FRESH], book[_KEPT] = 1, 1
@@ -124,14 +171,14 @@ def renew(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
     return row
 
 
-def is_full(words: Any, places: Any) -> Any:
+def is_full(words: Longs, places: Ids) -> Any:
     """Return whether the index has room for no more ids."""
     head = places[2 * HEAD]
     slots = words[head + SLOTS_0 + (words[head + SIDE] & 1)]
     return (words[head + USED] + words[head + CANDIDATES] + 1) * 8 > slots * 7
 
 
-def take_one(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
+def take_one(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) -> Any:
     """Give a row to an id; -1 if it gets none yet, less if it cannot."""
     head = places[2 * HEAD]
     side = words[head + SIDE] & 1
@@ -177,7 +224,13 @@ def take_one(words: Any, places: Any, row: Any, entries: Any, book: Any) -> Any:
 
 
 def take(
-    words: Any, places: Any, ids: Any, rows: Any, entries: Any, book: Any, told: Any
+    words: Longs,
+    places: Ids,
+    ids: Ids,
+    rows: Longs,
+    entries: Longs,
+    book: Longs,
+    told: Longs,
 ) -> Any:
     """Give rows to ids that have none; 0, or why not.
 
@@ -208,7 +261,7 @@ def take(
     return 0 if book[N] >= 0 else NO_LOG
 
 
-def ask(words: Any, places: Any, ids: Any, i: Any) -> None:
+def ask(words: Longs, places: Ids, ids: Ids, i: Long) -> None:
     """Ask memory for the home of an id before its turn."""
     if i + AHEAD < ids.size:
         head = places[2 * HEAD]
@@ -218,7 +271,7 @@ def ask(words: Any, places: Any, ids: Any, i: Any) -> None:
         fetch(words, places[2 * (SIDE_0 + side)] + 2 * at)
 
 
-def tell(book: Any, i: Any, k: Any, told: Any) -> None:
+def tell(book: Longs, i: Long, k: Long, told: Longs) -> None:
     """Note what has become of the id at a position."""
     if book[_IS_FRESH] & 1:
         told[2 + told[0]], told[2 + k + told[0]] = i, book[_KEPT] > 0
@@ -228,7 +281,7 @@ def tell(book: Any, i: Any, k: Any, told: Any) -> None:
         told[1] += 1
 
 
-def missing_of(words: Any, places: Any, rows: Any) -> Any:
+def missing_of(words: Longs, places: Ids, rows: Ids) -> Any:
     """Return how many ids have no row, less than 0 if one is none of this piece."""
     missing, most = 0, min(words[places[2 * HEAD] + ROWS], places[2 * STATE + 1])
     for i in range(rows.size):
@@ -238,7 +291,7 @@ def missing_of(words: Any, places: Any, rows: Any) -> Any:
     return missing
 
 
-def touch(words: Any, places: Any, rows: Any, entries: Any, book: Any) -> None:
+def touch(words: Longs, places: Ids, rows: Ids, entries: Longs, book: Longs) -> None:
     """Say that rows were pushed."""
     state = places[2 * STATE]
     for i in range(rows.size):
@@ -248,7 +301,7 @@ def touch(words: Any, places: Any, rows: Any, entries: Any, book: Any) -> None:
             put(words, places, STATE, rows[i], book[STAMP], entries, book)
 
 
-def look_again(words: Any, places: Any, ids: Any, rows: Any, told: Any) -> None:
+def look_again(words: Longs, places: Ids, ids: Ids, rows: Longs, told: Longs) -> None:
     """Take back rows of ids that had to go for others of the same push."""
     keys, k, still = places[2 * KEYS], ids.size, 0
     for i in range(k):
@@ -261,7 +314,7 @@ def look_again(words: Any, places: Any, ids: Any, rows: Any, told: Any) -> None:
     told[0] = still
 
 
-def free_row(words: Any, places: Any, row: Any, entries: Any, book: Any) -> None:
+def free_row(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) -> None:
     """Take the id of a row out of the index, and put the row where free ones are."""
     head, link = places[2 * HEAD], np.int64(0)
     leave_all(words, places, words[places[2 * KEYS] + row], entries, book)
@@ -275,7 +328,7 @@ def free_row(words: Any, places: Any, row: Any, entries: Any, book: Any) -> None
 
 
 def remove(
-    words: Any, places: Any, ids: Any, rows: Any, entries: Any, book: Any
+    words: Longs, places: Ids, ids: Ids, rows: Longs, entries: Longs, book: Longs
 ) -> Any:
     """Forget ids; 0, or why not. `rows` gets their rows, or -1."""
     head = places[2 * HEAD]
@@ -297,7 +350,13 @@ def remove(
 
 
 def expire(
-    words: Any, places: Any, low: Any, high: Any, entries: Any, book: Any, told: Any
+    words: Longs,
+    places: Ids,
+    low: Long,
+    high: Long,
+    entries: Longs,
+    book: Longs,
+    told: Longs,
 ) -> Any:
     """Forget the rows of a range that nobody has pushed for too long; 0, or why not.
 
@@ -320,27 +379,47 @@ def expire(
     return 0 if book[N] >= 0 else NO_LOG
 
 
-_WORD, _LOG = "types.int64", "WORDS, WORDS"
-FUNCTIONS: dict[Callable[..., Any], str] = {
-    **PROBES,
-    bucket: f"{_WORD}, types.uint64, types.uint64",
-    log_counts: f"WORDS, IDS, {_LOG}",
-    rows_before: f"WORDS, IDS, {_WORD}",
-    seat: f"WORDS, IDS, {_WORD}, {_WORD}",
-    is_here: f"WORDS, IDS, {_WORD}",
-    vacant: f"WORDS, IDS, {_WORD}, WORDS",
-    occupy: f"WORDS, IDS, {_WORD}, {_WORD}, {_LOG}",
-    renew: f"WORDS, IDS, {_WORD}, {_LOG}",
-    is_full: "WORDS, IDS",
-    take_one: f"WORDS, IDS, {_WORD}, {_LOG}",
-    missing_of: "WORDS, IDS, IDS",
-    touch: f"WORDS, IDS, IDS, {_LOG}",
-    ask: f"WORDS, IDS, IDS, {_WORD}",
-    tell: f"WORDS, {_WORD}, {_WORD}, WORDS",
-    look_again: "WORDS, IDS, IDS, WORDS, WORDS",
-    take: f"WORDS, IDS, IDS, WORDS, {_LOG}, WORDS",
-    free_row: f"WORDS, IDS, {_WORD}, {_LOG}",
-    remove: f"WORDS, IDS, IDS, WORDS, {_LOG}",
-    expire: f"WORDS, IDS, {_WORD}, {_WORD}, {_LOG}, WORDS",
-    copy_entries: f"WORDS, IDS, {_WORD}",
-}
+def enter_new(words: Longs, places: Ids, ids: Ids, values: Ids) -> Any:
+    """Give values to ids that have none; return the first that has one, or no entry, or -1."""
+    head = places[2 * HEAD]
+    side, seed = words[head + SIDE] & 1, words[head + SEED]
+    start, slots = places[2 * (SIDE_0 + side)], words[head + SLOTS_0 + side]
+    for k in range(ids.size):
+        at = probe(words, start, slots, home(ids[k], seed, slots), ids[k])
+        if at >= 0 or at == -1 - slots:
+            return k
+        at = -1 - at
+        words[start + 2 * at], words[start + 2 * at + 1] = ids[k], values[k]
+    return -1
+
+
+def copy_entries(words: Longs, places: Ids, at_most: Long) -> Any:
+    """Copy entries of the side in force to the other one, which is not in force.
+
+    Those whose home is among the next `at_most`. Returns 1 when it has all, 0 when there
+    are more, -1 if it was cut off before and has to begin anew.
+    """
+    head = places[2 * HEAD]
+    side, seed = words[head + SIDE] & 1, words[head + SEED]
+    slots, its_slots = words[head + SLOTS_0 + side], words[head + SLOTS_0 + 1 - side]
+    start, to = places[2 * (SIDE_0 + side)], places[2 * (SIDE_0 + 1 - side)]
+    built = words[head + BUILT]
+    if built & 1:
+        return -1
+    low = built >> 1
+    high, address = min(slots, low + at_most), words.ctypes.data + 8 * (head + BUILT)
+    store(address, built | 1)
+    hold()
+    at = low
+    # Behind `high` up to the first that is empty: some of them have their home before it.
+    for seen in range(slots):
+        value, row = words[start + 2 * at + 1], words[start + 2 * at]
+        if value == 0 and seen >= high - low:
+            break
+        if value != 0 and low <= home(row, seed, slots) < high:
+            where = probe(words, to, its_slots, home(row, seed, its_slots), row)
+            where = where if where >= 0 else -1 - where
+            words[to + 2 * where], words[to + 2 * where + 1] = row, value
+        at = at + 1 if at + 1 < slots else 0
+    store(address, 2 * high)
+    return high == slots

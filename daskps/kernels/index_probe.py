@@ -21,7 +21,7 @@ from daskps.kernels.system import fetch_to_read
 from daskps.kernels.words_log import N, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from daskps.kernels.words import Ids, Long, Longs
 
 #: Areas of a table piece, in order: what is counted, the id of each row, the state of each
 #: row, and two sides of the index.
@@ -30,7 +30,7 @@ KEYS: Final = 1
 STATE: Final = 2
 SIDE_0: Final = 3
 N_AREAS: Final = 5
-#: Words of the first area: the seed of the table; rows that were handed out, that there is
+#: Longs of the first area: the seed of the table; rows that were handed out, that there is
 #: memory for, that are in use; the first free one, plus 1.
 SEED: Final = 0
 END: Final = 1
@@ -63,13 +63,13 @@ AHEAD: Final = 32
 _BEHIND: Final = 4
 
 
-def home(row: Any, seed: Any, slots: Any) -> Any:
+def home(row: Long, seed: Long, slots: Long) -> Any:
     """Return which of so many entries is the home of an id."""
     low = mixed(np.uint64(row) ^ np.uint64(seed)) & np.uint64(_LOW)
     return np.int64(low * np.uint64(slots) >> np.uint64(_HALF))
 
 
-def probe(words: Any, start: Any, slots: Any, at: Any, row: Any) -> Any:
+def probe(words: Ids, start: Long, slots: Long, at: Long, row: Long) -> Any:
     """Return the entry of an id whose home is `at`; -1 minus the one where it would go.
 
     -1 minus `slots` where it is not, and no entry is empty.
@@ -85,7 +85,7 @@ def probe(words: Any, start: Any, slots: Any, at: Any, row: Any) -> Any:
     return -1 - slots
 
 
-def look_up(words: Any, places: Any, ids: Any, rows: Any, since: Any) -> Any:
+def look_up(words: Ids, places: Ids, ids: Ids, rows: Longs, since: Long) -> Any:
     """Find the row of each id, -1 where it has none; return how many have none."""
     head, state = places[2 * HEAD], places[2 * STATE]
     area = SIDE_0 + (words[head + SIDE] & 1)
@@ -115,7 +115,13 @@ def look_up(words: Any, places: Any, ids: Any, rows: Any, since: Any) -> Any:
 
 
 def enter(
-    words: Any, places: Any, area: Any, row: Any, value: Any, entries: Any, book: Any
+    words: Longs,
+    places: Ids,
+    area: Long,
+    row: Long,
+    value: Long,
+    entries: Longs,
+    book: Longs,
 ) -> None:
     """Give an id a value in one side of the index."""
     head = places[2 * HEAD]
@@ -133,7 +139,7 @@ def enter(
 
 
 def leave(
-    words: Any, places: Any, area: Any, row: Any, entries: Any, book: Any
+    words: Longs, places: Ids, area: Long, row: Long, entries: Longs, book: Longs
 ) -> None:
     """Take an id out of one side of the index."""
     head, start = places[2 * HEAD], places[2 * area]
@@ -163,7 +169,7 @@ def leave(
     put(words, places, area, 2 * hole + 1, 0, entries, book)
 
 
-def is_copied(words: Any, places: Any, row: Any) -> Any:
+def is_copied(words: Longs, places: Ids, row: Long) -> Any:
     """Return whether the side that is being built has to know of an id."""
     head = places[2 * HEAD]
     built, side = words[head + BUILT], words[head + SIDE] & 1
@@ -174,7 +180,7 @@ def is_copied(words: Any, places: Any, row: Any) -> Any:
 
 
 def enter_all(
-    words: Any, places: Any, row: Any, value: Any, entries: Any, book: Any
+    words: Longs, places: Ids, row: Long, value: Long, entries: Longs, book: Longs
 ) -> None:
     """Give an id a value in the index."""
     side = words[places[2 * HEAD] + SIDE] & 1
@@ -182,24 +188,10 @@ def enter_all(
         enter(words, places, SIDE_0 + (side ^ i), row, value, entries, book)
 
 
-def leave_all(words: Any, places: Any, row: Any, entries: Any, book: Any) -> None:
+def leave_all(
+    words: Longs, places: Ids, row: Long, entries: Longs, book: Longs
+) -> None:
     """Take an id out of the index."""
     side = words[places[2 * HEAD] + SIDE] & 1
     for i in range(1 + is_copied(words, places, row)):
         leave(words, places, SIDE_0 + (side ^ i), row, entries, book)
-
-
-_WORD = "types.int64"
-#: The types of what others build upon, for `plain`.
-PROBES: dict[Callable[..., Any], str] = {
-    mixed: "types.uint64",
-    home: f"{_WORD}, {_WORD}, {_WORD}",
-    probe: f"IDS, {_WORD}, {_WORD}, {_WORD}, {_WORD}",
-    put: f"WORDS, IDS, {_WORD}, {_WORD}, {_WORD}, WORDS, WORDS",
-    enter: f"WORDS, IDS, {_WORD}, {_WORD}, {_WORD}, WORDS, WORDS",
-    leave: f"WORDS, IDS, {_WORD}, {_WORD}, WORDS, WORDS",
-    is_copied: f"WORDS, IDS, {_WORD}",
-    enter_all: f"WORDS, IDS, {_WORD}, {_WORD}, WORDS, WORDS",
-    leave_all: f"WORDS, IDS, {_WORD}, WORDS, WORDS",
-    look_up: f"IDS, IDS, IDS, WORDS, {_WORD}",
-}

@@ -12,7 +12,7 @@ part at a time between publications, while changes go to both, and then it is in
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from daskps.kernels.index_memory import IndexMemory
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from daskps.kernels.compiled import Module
     from daskps.kernels.words_log import WordsLog
     from daskps.typing import Array
 
@@ -59,9 +58,17 @@ class TakenRows(NamedTuple):
     n: int
 
 
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(changes.FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
+LOOPS: Final = (
+    at.look_up,
+    changes.take,
+    changes.remove,
+    changes.expire,
+    changes.copy_entries,
+    changes.enter_new,
+    words_log.put,
+    words_log.put_back,
+)
+_module = functools.cache(functools.partial(plain, LOOPS))
 
 
 class RowIndex(IndexMemory):
@@ -306,9 +313,39 @@ class RowIndex(IndexMemory):
         Raises
         ------
         ValueError
-            As `words_log.restore`.
+            If an entry is outside of the areas, or the log has fewer. All newer entries
+            have been put back.
+
+        Notes
+        -----
+        Where a process is killed meanwhile, another one does it again, with the same result.
         """
-        words_log.restore(self.words, self.places, log, n, cache_dir=self._cache_dir)
+        words_log.check_log(log, n)
+        loop = _module(self._cache_dir).function("put_back")
+        if (bad := loop(self.words, self.places, log.entries, n)) >= 0:
+            raise ValueError(
+                f"entry {bad} of a log of words names {log.entries[2 * bad]:#x}, which "
+                f"is outside of the areas {self.places.tolist()}"
+            )
+
+    def fill(self, ids: Array, values: Array) -> None:
+        """Enter ids that are not there, before anybody reads the index.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Each once; contiguous. The side in force has an entry for each of them.
+        values : ndarray, shape (k,), int64
+            The row of each plus 1, or below 0 how often it has been counted.
+
+        Raises
+        ------
+        ValueError
+            If one is there already, or there are too few entries.
+        """
+        loop = _module(self._cache_dir).function("enter_new")
+        if (k := loop(self.words, self.places, ids, values)) >= 0:
+            raise ValueError(f"id {ids[k]} is there twice, or there is no entry for it")
 
     def build(self, at_most: int) -> bool:
         """Copy some entries to the other side, between publications.

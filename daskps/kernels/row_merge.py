@@ -18,7 +18,7 @@ from daskps.kernels.words import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Floats, GivenFloats, Ids, Ints, Longs
     from daskps.typing import Array
 
 #: The factor that spreads ids over a table of hashes, and the width of a word.
@@ -28,16 +28,16 @@ _OPEN = 32
 
 
 def index(
-    spans: Any,
-    ids: Any,
-    table: Any,
+    spans: Longs,
+    ids: Ids,
+    table: Ints,
     bits: int,
-    distinct: Any,
-    first: Any,
-    last: Any,
-    following: Any,
-    place: Any,
-    owner: Any,
+    distinct: Longs,
+    first: Longs,
+    last: Longs,
+    following: Longs,
+    place: Longs,
+    owner: Longs,
 ) -> int:
     """Find the distinct ids, and of each who has brought it, rank by rank.
 
@@ -84,14 +84,14 @@ def is_within(a: int, b: int, rank: int, size: int) -> bool:
 
 def fold(
     k: int,
-    following: Any,
-    place: Any,
-    owner: Any,
+    following: Longs,
+    place: Longs,
+    owner: Longs,
     size: int,
     dim: int,
-    rows: Any,
-    stack: Any,
-    ranks: Any,
+    rows: GivenFloats,
+    stack: Floats,
+    ranks: Longs,
 ) -> None:
     """Add up the mentions of an id from the k-th on, in the first row of `stack`."""
     top = 0
@@ -115,17 +115,17 @@ def fold(
 
 def merge(
     n: int,
-    first: Any,
-    following: Any,
-    place: Any,
-    owner: Any,
+    first: Longs,
+    following: Longs,
+    place: Longs,
+    owner: Longs,
     size: int,
     dim: int,
-    rows: Any,
-    divisor: Any,
-    stack: Any,
-    ranks: Any,
-    out: Any,
+    rows: GivenFloats,
+    divisor: GivenFloats,
+    stack: Floats,
+    ranks: Longs,
+    out: Floats,
 ) -> None:
     """Add up the rows of each id along the tree over `size` ranks, and divide the sum."""
     d = divisor[0]
@@ -145,31 +145,8 @@ def merge(
                 out[to + i] = stack[i] / d
 
 
-_NUMBERS = "types.int64"
-_INDEX = f"WORDS, IDS, write(types.int32), {_NUMBERS}, {', '.join(['WORDS'] * 6)}"
-_WITHIN = ", ".join([_NUMBERS] * 4)
-_FOLD = (
-    f"{_NUMBERS}, WORDS, WORDS, WORDS, {_NUMBERS}, {_NUMBERS}, R{{0}}, F{{0}}, WORDS"
-)
-_MERGE = (
-    f"{_NUMBERS}, WORDS, WORDS, WORDS, WORDS, {_NUMBERS}, {_NUMBERS}, "
-    "R{0}, R{0}, F{0}, WORDS, F{0}"
-)
-
-
-@functools.cache
-def _module(itemsize: int, cache_dir: str | None) -> Module:
-    functions: dict[Callable[..., Any], str] = {
-        is_within: _WITHIN,
-        fold: _FOLD.format(itemsize),
-        merge: _MERGE.format(itemsize),
-    }
-    return plain(functions, cache_dir=cache_dir, alone=True, borrows=True)
-
-
-@functools.cache
-def _index_module(cache_dir: str | None) -> Module:
-    return plain({index: _INDEX}, cache_dir=cache_dir, alone=True, borrows=True)
+_module = functools.cache(functools.partial(plain, (merge,)))
+_index_module = functools.cache(functools.partial(plain, (index,)))
 
 
 class Brought(NamedTuple):
@@ -229,7 +206,7 @@ def merge_rows(
     loop = _index_module(cache_dir).function("index")
     found = loop(spans, ids, table, bits, distinct, *chain)
     sums = np.empty((found, dim), rows.dtype) if out is None else out(found)
-    _module(rows.dtype.itemsize, cache_dir).function("merge")(
+    _module(cache_dir, floats=rows.dtype.name).function("merge")(
         found,
         first,
         following,
@@ -249,7 +226,7 @@ def merge_rows(
 def warm(dtype: np.dtype[Any], *, cache_dir: str | None = None) -> None:
     """Compile what merges rows of a dtype, so that the first round finds it."""
     _index_module(cache_dir).function("index")
-    _module(dtype.itemsize, cache_dir).function("merge")
+    _module(cache_dir, floats=dtype.name).function("merge")
 
 
 def _check(brought: Sequence[Brought], ids: Array, rows: Array, size: int) -> None:

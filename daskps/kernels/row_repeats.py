@@ -16,7 +16,7 @@ from daskps.kernels.words import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Ids, Ints, Longs
     from daskps.typing import Array
 
 #: The factor that spreads ids over a table of hashes, the width of a word, and the
@@ -30,7 +30,7 @@ _ROWS_PER_ID = 128
 _ID = np.dtype(np.int64)
 
 
-def marked(ids: Any, first: int, n_rows: int, seen: Any) -> int:
+def marked(ids: Ids, first: int, n_rows: int, seen: Longs) -> int:
     """Look for repeats and for ids outside, with a bit for each row."""
     found = 0
     for k in range(ids.size):
@@ -44,7 +44,7 @@ def marked(ids: Any, first: int, n_rows: int, seen: Any) -> int:
     return found & _REPEATED
 
 
-def hashed(ids: Any, first: int, n_rows: int, table: Any, bits: int) -> int:
+def hashed(ids: Ids, first: int, n_rows: int, table: Ints, bits: int) -> int:
     """Look for repeats and for ids outside, with a table of hashes."""
     last, found = np.uint64(table.size - 1), 0
     for k in range(ids.size):
@@ -62,7 +62,7 @@ def hashed(ids: Any, first: int, n_rows: int, table: Any, bits: int) -> int:
     return found
 
 
-def number(ids: Any, table: Any, bits: int, where: Any, distinct: Any) -> int:
+def number(ids: Ids, table: Ints, bits: int, where: Longs, distinct: Longs) -> int:
     """Find the distinct ids in order of first appearance; return how many."""
     last, n = np.uint64(table.size - 1), 0
     for k in range(ids.size):
@@ -78,17 +78,7 @@ def number(ids: Any, table: Any, bits: int, where: Any, distinct: Any) -> int:
     return n
 
 
-_TABLE = "write(types.int32)"
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    marked: "IDS, types.int64, types.int64, WORDS",
-    hashed: f"IDS, types.int64, types.int64, {_TABLE}, types.int64",
-    number: f"IDS, {_TABLE}, types.int64, WORDS, WORDS",
-}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+_module = functools.cache(functools.partial(plain, (marked, hashed, number)))
 
 
 class Repeats:

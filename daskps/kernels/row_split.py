@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,13 +12,11 @@ from daskps.kernels import scratch
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Ids, Ints, Longs
     from daskps.typing import Array
 
 
-def owners(ids: Any, edges: Any, owner: Any, starts: Any) -> int:
+def owners(ids: Ids, edges: Ids, owner: Ints, starts: Longs) -> int:
     """Find the range that each id is in, and count; stop at the first in none."""
     n = edges.size - 1
     low, high = edges[0], edges[n]
@@ -40,7 +38,7 @@ def owners(ids: Any, edges: Any, owner: Any, starts: Any) -> int:
     return len(ids)
 
 
-def place(ids: Any, owner: Any, starts: Any, pos: Any, placed: Any) -> None:
+def place(ids: Ids, owner: Ints, starts: Longs, pos: Longs, placed: Longs) -> None:
     """Put ids in the order of their ranges, and of appearance in each."""
     for k in range(ids.size):
         to = starts[owner[k]]
@@ -52,7 +50,7 @@ def place(ids: Any, owner: Any, starts: Any, pos: Any, placed: Any) -> None:
     starts[0] = 0
 
 
-def halves(ids: Any, edges: Any, starts: Any, pos: Any, placed: Any) -> bool:
+def halves(ids: Ids, edges: Ids, starts: Longs, pos: Longs, placed: Longs) -> bool:
     """Put ids in the order of two ranges; return whether all of them are in these."""
     low, edge, high = edges[0], edges[1], edges[2]
     first, lowest, highest = 0, low, low
@@ -75,17 +73,7 @@ def halves(ids: Any, edges: Any, starts: Any, pos: Any, placed: Any) -> bool:
     return True
 
 
-_TABLE = "write(types.int32)"
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    owners: f"IDS, IDS, {_TABLE}, WORDS",
-    place: f"IDS, {_TABLE}, WORDS, WORDS, WORDS",
-    halves: "IDS, IDS, WORDS, WORDS, WORDS",
-}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+_module = functools.cache(functools.partial(plain, (owners, place, halves)))
 
 
 class Split(NamedTuple):

@@ -17,9 +17,7 @@ import numpy as np
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Floats, Hash, Ids
     from daskps.typing import Array
 
 #: The step that spreads counters over 64 bits, and the two factors of the finalizer of
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def mixed(x: Any) -> Any:
+def mixed(x: Hash) -> Any:
     """Return a word of which each bit depends on all bits of the one given."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     return x ^ (x >> np.uint64(31))
 
 
-def logarithm(x: Any) -> Any:
+def logarithm(x: float) -> Any:
     """Return the natural logarithm of a positive number, by a series."""
     part, exponent = math.frexp(x)
     if part < 0.7071067811865476:
@@ -47,7 +45,7 @@ def logarithm(x: Any) -> Any:
     return exponent * 0.6931471805599453 + 2.0 * s * total
 
 
-def quantile(p: Any) -> Any:
+def quantile(p: float) -> Any:
     """Return where the standard normal distribution reaches p (Wichura 1988, AS241)."""
     q = p - 0.5
     if abs(q) <= 0.425:
@@ -86,7 +84,7 @@ def quantile(p: Any) -> Any:
 
 
 def fill(
-    of_row: Any, of_column: Any, ids: Any, dim: int, is_normal: bool, out: Any
+    of_row: Hash, of_column: Hash, ids: Ids, dim: int, is_normal: bool, out: Floats
 ) -> None:
     """Write the numbers of some rows, one row after the other."""
     for k in range(ids.size):
@@ -100,17 +98,7 @@ def fill(
                 out[k * dim + i] = np.float64(word) * 2.0**-53
 
 
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    mixed: "types.uint64",
-    logarithm: "types.float64",
-    quantile: "types.float64",
-    fill: "types.uint64, types.uint64, IDS, types.int64, types.boolean, F8",
-}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+_module = functools.cache(functools.partial(plain, (fill,)))
 
 
 def uniforms(

@@ -76,9 +76,6 @@ SIGNATURES["finite"] = (read(types.{unsigned}),)
 """
 
 _PLAIN = """\
-WORDS, IDS = write(types.int64), read(types.int64)
-F4, F8 = write(types.float32), write(types.float64)
-R4, R8 = read(types.float32), read(types.float64)
 {numbers}
 # Nobody calls them from C: to compile what would be for that takes a tenth as long.
 _jit = njit(
@@ -197,7 +194,6 @@ def plain_source(
     signatures: Mapping[str, str],
     *,
     alone: bool,
-    borrows: bool,
 ) -> str:
     """Return the module of plain functions.
 
@@ -210,9 +206,8 @@ def plain_source(
     signatures : mapping of str to str
         The types of the arguments of each.
     alone : bool
-        Whether they run without the interpreter's lock.
-    borrows : bool
-        Whether they make no arrays, and leave it to their caller to keep those he gives.
+        Whether they run without the interpreter's lock, make no arrays, and leave it to
+        their caller to keep those he gives.
 
     Returns
     -------
@@ -223,7 +218,7 @@ def plain_source(
     text += _PLAIN.format(
         numbers="".join(f"{name} = {n}\n" for name, n in sorted(numbers.items())),
         alone=alone,
-        counts=not borrows,
+        counts=not alone,
     )
     return text + "".join(
         _PLAIN_FUNCTION.format(name=name, code=code, types=signatures[name])

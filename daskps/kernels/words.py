@@ -1,47 +1,74 @@
 """Plain functions of integers, compiled as they are.
 
 Their code is taken, not their text: an installation may have none, and a file may be a
-newer one by now than what this process runs.
+newer one by now than what this process runs. The names of their annotations say what they
+are compiled for.
 """
 
 from __future__ import annotations
 
 import dis
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from daskps.kernels import system
 from daskps.kernels.compiled import Module
 from daskps.kernels.freeze import written
 from daskps.kernels.source import plain_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from types import CodeType
+
+#: Arguments: arrays of int64, those that are only read, and of int32; an int64, and one
+#: without a sign.
+Longs: TypeAlias = Any
+Ids: TypeAlias = Any
+Ints: TypeAlias = Any
+Long: TypeAlias = Any
+Hash: TypeAlias = Any
+#: Arrays of float64, unless `plain` is told another dtype, and those that are only read.
+Floats: TypeAlias = Any
+GivenFloats: TypeAlias = Any
+
+#: Of each name the type in a generated module.
+TYPES = {
+    "Longs": "write(types.int64)",
+    "Ids": "read(types.int64)",
+    "Ints": "write(types.int32)",
+    "Long": "types.int64",
+    "Hash": "types.uint64",
+    "Floats": "write(types.{floats})",
+    "GivenFloats": "read(types.{floats})",
+    "int": "types.int64",
+    "float": "types.float64",
+    "bool": "types.boolean",
+}
 
 
 def plain(
-    functions: Mapping[Callable[..., Any], str],
-    *,
+    functions: tuple[Callable[..., Any], ...],
     cache_dir: str | None = None,
-    alone: bool = False,
-    borrows: bool = False,
+    *,
+    floats: str = "float64",
+    alone: bool = True,
 ) -> Module:
     """Return functions, compiled for one signature each.
 
     Parameters
     ----------
-    functions : mapping of function to str
-        The types of the arguments of each, as Python text in which `WORDS` is an array
-        of int64, `F4` and `F8` one of float32 or float64, `IDS`, `R4` and `R8` such a
-        one that is only read, and `types` is Numba's. A function may use NumPy, the functions
-        before it and numbers of its module; those are taken as they are now.
+    functions : tuple of function
+        Their arguments are annotated with the types above, or int, float and bool. They
+        may use NumPy, other such functions, and numbers of their modules; those are taken
+        as they are now.
     cache_dir : str, optional
         Where the compiled code is kept, as in `build`.
-    alone : bool, default False
-        Whether they run without the interpreter's lock, and may use what
-        :mod:`daskps.kernels.system` has.
-    borrows : bool, default False
-        Whether they make no arrays. Then no function counts who holds those that it is
-        given: of small functions that call one another that is most of the time.
+    floats : str
+        The dtype of `Floats` and `GivenFloats`.
+    alone : bool, default True
+        Whether they run without the interpreter's lock, make no arrays, and may use what
+        :mod:`daskps.kernels.system` has. Then none counts who holds what it is given: of
+        small functions that call one another that is most of the time.
 
     Returns
     -------
@@ -51,24 +78,40 @@ def plain(
     Raises
     ------
     ValueError
-        If two modules have different numbers of one name.
+        If two modules have different numbers or functions of one name.
     """
-    numbers: dict[str, int] = {}
-    codes = {}
+    used: dict[str, Any] = {}
     for function in functions:
-        known, code = function.__globals__, function.__code__
-        for name in code.co_names:
-            if (
-                _is_int(name, known)
-                and numbers.setdefault(name, known[name]) != (known[name])
-            ):
-                raise ValueError(f"{name} of {function.__module__} has another value")
-        codes[function.__name__] = written(code, code.co_code, _constants(code))
-    signatures = {f.__name__: signature for f, signature in functions.items()}
-    return Module(
-        plain_source(numbers, codes, signatures, alone=alone, borrows=borrows),
-        cache_dir,
-    )
+        _collect(function, used)
+    numbers = {name: n for name, n in used.items() if type(n) is int}
+    found = {name: f for name, f in used.items() if name not in numbers}
+    codes = {
+        name: written(f.__code__, f.__code__.co_code, _constants(f.__code__))
+        for name, f in found.items()
+    }
+    signatures = {name: _signature(f, floats) for name, f in found.items()}
+    return Module(plain_source(numbers, codes, signatures, alone=alone), cache_dir)
+
+
+def _collect(function: Any, used: dict[str, Any]) -> None:
+    """Add what a function refers to, and then itself."""
+    known = function.__globals__
+    for name in function.__code__.co_names:
+        value = known.get(name)
+        is_plain = (
+            isinstance(value, FunctionType) and value.__module__ != system.__name__
+        )
+        if is_plain and name not in used:
+            _collect(value, used)
+        elif (is_plain or type(value) is int) and used.setdefault(name, value) != value:
+            raise ValueError(f"{name} of {function.__module__} has another value")
+    used[function.__name__] = function
+
+
+def _signature(function: FunctionType, floats: str) -> str:
+    code, named = function.__code__, function.__annotations__
+    types = [TYPES[named[name]] for name in code.co_varnames[: code.co_argcount]]
+    return ", ".join(types).format(floats=floats)
 
 
 def _constants(code: CodeType) -> Iterator[str]:
@@ -77,7 +120,3 @@ def _constants(code: CodeType) -> Iterator[str]:
     used = {step.arg for step in steps if step.opcode in dis.hasconst}
     for index, const in enumerate(code.co_consts):
         yield repr(const) if index in used else "None"
-
-
-def _is_int(name: str, known: Mapping[str, Any]) -> bool:
-    return type(known.get(name)) is int

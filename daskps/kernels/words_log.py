@@ -1,4 +1,4 @@
-"""Words changed in place, with a log of what they were before.
+"""Longs changed in place, with a log of what they were before.
 
 The words of one table in one shard are in *areas* of its memory. A process may be killed at
 any store: so what a word was counts in the log before the word changes, as with rows in
@@ -10,24 +10,20 @@ An entry has two words: the area and the number in it of what is changed, and wh
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from daskps.kernels.system import hold, store
-from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Ids, Long, Longs
     from daskps.typing import Array
 
 #: Bits of an entry's first word that number a word in its area; the area is above them.
 _AT_BITS = 48
 _AT_MASK = (1 << _AT_BITS) - 1
-#: Words of an entry.
+#: Longs of an entry.
 _ENTRY = 2
 #: A book has: the address of the word that counts, the number added to it, and the
 #: number of entries; the words behind these are for other modules.
@@ -54,7 +50,13 @@ class WordsLog(NamedTuple):
 
 
 def put(
-    words: Any, places: Any, area: Any, at: Any, value: Any, entries: Any, book: Any
+    words: Longs,
+    places: Ids,
+    area: Long,
+    at: Long,
+    value: Long,
+    entries: Longs,
+    book: Longs,
 ) -> None:
     """Change a word after it has been logged.
 
@@ -74,7 +76,7 @@ def put(
     book[N] = n + 1
 
 
-def put_back(words: Any, places: Any, entries: Any, n: Any) -> Any:
+def put_back(words: Longs, places: Ids, entries: Ids, n: Long) -> Any:
     """Put back what the first entries have, the newest first; return a bad one, or -1."""
     for k in range(n - 1, -1, -1):
         area, at = entries[k * _ENTRY] >> _AT_BITS, entries[k * _ENTRY] & _AT_MASK
@@ -82,52 +84,6 @@ def put_back(words: Any, places: Any, entries: Any, n: Any) -> Any:
             return k
         words[places[_ENTRY * area] + at] = entries[k * _ENTRY + 1]
     return -1
-
-
-_FUNCTIONS: dict[Callable[..., Any], str] = {put_back: "WORDS, IDS, IDS, types.int64"}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True, borrows=True)
-
-
-def restore(
-    words: Array, places: Array, log: WordsLog, n: int, *, cache_dir: str | None = None
-) -> None:
-    """Put back what words were before the first `n` entries of a log.
-
-    Where a process is killed meanwhile, another one does it again, with the same
-    result.
-
-    Parameters
-    ----------
-    words : ndarray, int64
-        The memory that areas are in.
-    places : ndarray, shape (2 * areas,), int64
-        Where each area begins in it, and how many words it has.
-    log : WordsLog
-        The log; its `begin` and `base` do not count here.
-    n : int
-        How many entries count.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
-
-    Raises
-    ------
-    ValueError
-        If an entry is outside of the areas, or the log has fewer. All newer entries
-        have been put back.
-    """
-    check(words, places)
-    check_log(log, n)
-    bad = _module(cache_dir).function("put_back")(words, places, log.entries, n)
-    if bad >= 0:
-        area, at = divmod(int(log.entries[bad * _ENTRY]), 1 << _AT_BITS)
-        raise ValueError(
-            f"entry {bad} of a log of words names word {at} of area {area}, of "
-            f"{len(places) // _ENTRY} areas with {places[1::_ENTRY].tolist()} words"
-        )
 
 
 def before(log: WordsLog, n: int, area: int) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import LayoutError
-from daskps.kernels import id_hash, index_filling, index_probe
+from daskps.kernels import id_hash, index_probe
 from daskps.kernels.row_moves import scatter
 from daskps.layout.buckets import bucket_rows, n_buckets
 from daskps.layout.spans import ROWS, TOUCHED, slot_area
@@ -156,7 +156,7 @@ class Installation:
         every, cache_dir = np.concatenate([ids, counted]), segment.cache_dir
         numbers = _numbers(any_rows, ids, cache_dir)
         values = np.concatenate([numbers + 1, -counts])
-        index_filling.enter_all_new(any_rows.index, every, values, cache_dir=cache_dir)
+        any_rows.index.fill(every, values)
         head = any_rows.head
         any_rows.keys[numbers], any_rows.state[numbers] = ids, 1
         head[index_probe.USED], head[index_probe.CANDIDATES] = len(ids), len(counted)

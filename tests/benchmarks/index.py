@@ -14,7 +14,7 @@ import functools
 import itertools
 import time
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
 
-    from daskps.kernels.compiled import Module
+    from daskps.kernels.words import Ids, Longs
     from daskps.typing import Array
     from tests.benchmarks.samples import Side
 
@@ -40,19 +40,14 @@ _PACE = 16
 _FIRST, _ROOM = 1024, 4
 
 
-def limit(words: Any, places: Any, out: Any) -> None:
+def limit(words: Ids, places: Ids, out: Longs) -> None:
     """Read one entry for each id."""
     for k in range(places.size):
         fetch_to_read(words, places[min(k + 16, places.size - 1)])
         out[k] = words[places[k]] + words[places[k] + 1]
 
 
-_FUNCTIONS: dict[Callable[..., Any], str] = {limit: "IDS, IDS, WORDS"}
-
-
-@functools.cache
-def _module(cache_dir: str | None) -> Module:
-    return plain(_FUNCTIONS, cache_dir=cache_dir, alone=True)
+_module = functools.cache(functools.partial(plain, (limit,)))
 
 
 def _made(rows: int, named: int, cache_dir: str | None) -> tuple[RowIndex, WordsLog]:

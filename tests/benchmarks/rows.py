@@ -12,7 +12,7 @@ import itertools
 import time
 from functools import partial
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from daskps import optim
 from daskps.kernels import plain, row_moves, row_repeats, row_split
 from daskps.kernels.interface import TableRows, UndoLog
 from daskps.kernels.system import fetch
+from daskps.kernels.words import TYPES
 from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.row_rounds import RoundOfRows
 from tests.benchmarks.samples import Job, Side, seconds
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
 
+    from daskps.kernels.words import Ids
     from daskps.typing import Array
+
+    Rows: TypeAlias = Any
+    Single: TypeAlias = Any
 
 #: Weights of a row, and the learning rate.
 DIM, RATE = 64, np.float32(1e-3)
@@ -41,7 +46,7 @@ _EPS = np.float32(1e-10)
 _FEW, _SMALL = 10, 2**12
 
 
-def limit_pull(w: Any, ids: Any, out: Any) -> None:
+def limit_pull(w: Rows, ids: Ids, out: Rows) -> None:
     """Copy rows out, each asked for before its turn."""
     for k in range(ids.size):
         row = np.uint64(ids[k])
@@ -50,7 +55,7 @@ def limit_pull(w: Any, ids: Any, out: Any) -> None:
             out[k, i] = w[row, i]
 
 
-def limit_push(w: Any, ids: Any, g: Any, lr: Any) -> None:
+def limit_push(w: Rows, ids: Ids, g: Rows, lr: Single) -> None:
     """Apply SGD to rows in place."""
     for k in range(ids.size):
         row = np.uint64(ids[k])
@@ -59,7 +64,9 @@ def limit_push(w: Any, ids: Any, g: Any, lr: Any) -> None:
             w[row, i] -= lr * g[k, i]
 
 
-def limit_adagrad(w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any) -> None:
+def limit_adagrad(
+    w: Rows, total: Rows, ids: Ids, g: Rows, lr: Single, eps: Single
+) -> None:
     """Apply Adagrad to rows in place."""
     for k in range(ids.size):
         later, row = ids[min(k + 8, ids.size - 1)], np.uint64(ids[k])
@@ -70,17 +77,13 @@ def limit_adagrad(w: Any, total: Any, ids: Any, g: Any, lr: Any, eps: Any) -> No
             w[row, i] -= lr * g[k, i] / (np.sqrt(total[row, i]) + eps)
 
 
-_TABLE, _NUMBER = "write(types.float32).copy(ndim=2)", "types.float32"
-LIMITS: dict[Callable[..., Any], str] = {
-    limit_pull: f"{_TABLE}, IDS, {_TABLE}",
-    limit_push: f"{_TABLE}, IDS, {_TABLE}, {_NUMBER}",
-    limit_adagrad: f"{_TABLE}, {_TABLE}, IDS, {_TABLE}, {_NUMBER}, {_NUMBER}",
-}
+TYPES |= {"Rows": "write(types.float32).copy(ndim=2)", "Single": "types.float32"}
+LIMITS = (limit_pull, limit_push, limit_adagrad)
 
 
 def limits(cache_dir: str | None) -> Callable[[str], Callable[..., Any]]:
     """Return what gives these loops by their names."""
-    return plain(LIMITS, cache_dir=cache_dir, alone=True).function
+    return plain(LIMITS, cache_dir).function
 
 
 class LoopTable:

@@ -20,15 +20,15 @@ def stores(address: int, value: int) -> int:
     return value
 
 
-SIGNATURES: dict[Any, str] = {stores: "types.int64, types.int64"}
+FUNCTIONS = (stores,)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> Any:
     cache_dir = str(tmp_path_factory.mktemp("kernels"))
-    for hits in (0, len(SIGNATURES)):
-        module = plain(SIGNATURES, cache_dir=cache_dir, alone=True)
-        found = {f.__name__: module.function(f.__name__) for f in SIGNATURES}
+    for hits in (0, len(FUNCTIONS)):
+        module = plain(FUNCTIONS, cache_dir)
+        found = {f.__name__: module.function(f.__name__) for f in FUNCTIONS}
         assert compiling.hits(module) == hits
     return found
 
@@ -36,7 +36,7 @@ def compiled(tmp_path_factory) -> Any:
 @pytest.fixture(params=["python", "compiled"])
 def of(request) -> Any:
     if request.param == "python":
-        return {f.__name__: f for f in SIGNATURES}
+        return {f.__name__: f for f in FUNCTIONS}
     return request.getfixturevalue("compiled")
 
 
@@ -55,7 +55,7 @@ def test_one_name_has_one_number():
     space: dict[str, Any] = {"LIMIT": 2, "__name__": "other"}
     exec("def other():\n    return LIMIT", space)
     with pytest.raises(ValueError, match=r"LIMIT of .* another value"):
-        plain({one: "", space["other"]: ""})
+        plain((one, space["other"]))
 
 
 LIMIT = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,25 +11,25 @@ from daskps.kernels import plain
 from daskps.shards.rounds import words as tablework
 from tests.kernels import compiling
 
+if TYPE_CHECKING:
+    from daskps.kernels.words import Floats, Longs
+
 #: Taken as it is when the function is compiled.
 STEP = 3
 
 
-def sums(words, start: int, out) -> int:
+def sums(words: Longs, start: int, out: Floats) -> int:
     """Add up every third word from one on, into the first of another array."""
     for i in range(start, words.size, STEP):
         out[0] += words[i]
     return len(words)
 
 
-SIGNATURE = "WORDS, types.int64, F8"
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_plain_functions_are_compiled_with_their_numbers(kept, tmp_path):
     words, out = np.arange(10), np.zeros(1)
     for hits in (0, 1):
-        module = plain({sums: SIGNATURE}, cache_dir=str(tmp_path) if kept else None)
+        module = plain((sums,), str(tmp_path) if kept else None)
         assert module.function("sums")(words, 1, out) == 10
         assert out[0] == (hits + 1) * (1 + 4 + 7)
         assert compiling.hits(module) == (hits if kept else 0)
@@ -38,16 +38,22 @@ def test_plain_functions_are_compiled_with_their_numbers(kept, tmp_path):
 def test_plain_functions_need_no_text(tmp_path):
     """As of an installation without sources."""
     space: dict[str, Any] = {"STEP": STEP}
-    exec("def of(words, n):\n    'Text.'\n    return words[n * STEP] - 1", space)
+    exec(
+        "def of(words: Longs, n: int):\n    'Text.'\n    return words[n * STEP] - 1",
+        space,
+    )
     for hits in (0, 1):
-        module = plain({space["of"]: "WORDS, types.int64"}, cache_dir=str(tmp_path))
+        module = plain((space["of"],), str(tmp_path))
         assert module.function("of")(np.arange(10), 2) == 5
         assert compiling.hits(module) == hits
 
 
 def test_plain_function_that_does_not_compile_says_so():
+    def of(words: Longs) -> Any:
+        return words.nothing
+
     with pytest.raises(TypeError, match="does not compile"):
-        plain({sums: "WORDS, types.int64, types.none"}).function("sums")
+        plain((of,)).function("of")
 
 
 @pytest.mark.parametrize("name", tablework.Compiled._fields)

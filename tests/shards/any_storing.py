@@ -14,21 +14,16 @@ import numpy as np
 import pytest
 
 from daskps.kernels import (
-    index_building,
     index_changes,
     row_index,
     system,
     words_log,
 )
-from daskps.kernels.index_probe import look_up
 from daskps.shards.arrays import any_rows
 from daskps.shards.memory.segment import Segment
 from tests.shards.storing import Stores, put, watched
 
-LOOPS = {f.__name__: f for f in index_changes.FUNCTIONS} | {
-    "look_up": look_up,
-    "put_back": words_log.put_back,
-}
+LOOPS = {f.__name__: f for f in row_index.LOOPS}
 
 
 class Noting:
@@ -87,10 +82,9 @@ def watched_any(segment: Segment) -> Iterator[Stores]:
                 put(w[row], value, stores, "new row")
 
         patch.setattr(words_log, "store", store)
-        patch.setattr(index_building, "store", store)
+        patch.setattr(index_changes, "store", store)
         patch.setattr(any_rows, "scatter", scatter)
         patch.setattr(row_index, "_module", lambda _: Loops(stores))
-        patch.setattr(words_log, "_module", lambda _: Loops(stores))
         for table in segment.tables:
             if (of := table.any_rows) is not None:
                 of.own = Noting(of.own, stores, "own word")  # type: ignore[assignment]  # as the words

@@ -15,7 +15,7 @@ its own, one compiled call does not.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,9 @@ from daskps.shards.memory.format import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.typing import Array
+    from daskps.kernels.words import Floats, GivenFloats, Longs
 
-#: Words at the head of a table: its round, the kind of it, the sum of the ranks'
+#: Longs at the head of a table: its round, the kind of it, the sum of the ranks'
 #: weights (a float64), the ranks that are in, those of them that ticked, and those that
 #: have brought rows.
 HEAD = 8
@@ -52,7 +52,7 @@ FREE = -1
 LO, HI, INTO, LAST, SLICES = range(5)
 
 
-def empty(table: Array, record: Array, ranks_at: int, size: int, n_slices: int) -> None:
+def empty(table: Longs, record: Longs, ranks_at: int, size: int, n_slices: int) -> None:
     """Make a table that of a record's open round, in which only finished ranks are in."""
     slices = HEAD + 2 * size
     for at in range(len(table)):
@@ -69,13 +69,13 @@ def empty(table: Array, record: Array, ranks_at: int, size: int, n_slices: int) 
 
 
 def climb(
-    table: Array,
+    table: Longs,
     size: int,
     n_slices: int,
     rank: int,
     brings: int,
-    path: Array,
-    found: Array,
+    path: Longs,
+    found: Longs,
 ) -> int:
     """Note in `found` what a rank completes by its tick; return the slices it meets.
 
@@ -111,7 +111,7 @@ def climb(
 
 
 def look(
-    table: Array,
+    table: Longs,
     size: int,
     n_slices: int,
     rank: int,
@@ -119,8 +119,8 @@ def look(
     clock: int,
     sequence: int,
     kind: int,
-    path: Array,
-    found: Array,
+    path: Longs,
+    found: Longs,
 ) -> int:
     """Return what :func:`climb` does for a step with a tick that joins as it is.
 
@@ -140,11 +140,11 @@ def look(
 
 
 def join(
-    table: Array,
-    other: Array,
+    table: Longs,
+    other: Longs,
     size: int,
     n_slices: int,
-    found: Array,
+    found: Longs,
     n: int,
     rank: int,
     bits: int,
@@ -178,9 +178,9 @@ def join(
 
 
 def note(
-    record: Array,
+    record: Longs,
     ranks_at: int,
-    table: Array,
+    table: Longs,
     size: int,
     rank: int,
     bits: int,
@@ -206,7 +206,9 @@ def note(
     return int(table[N_TICKED]) + (bits == TICKED)
 
 
-def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> bool:
+def form4(
+    out: Floats, a: GivenFloats, scale: float, b: GivenFloats, divisor: float
+) -> bool:
     """Write (a * scale + b) / divisor to `out`, each operation rounded to float32.
 
     Returns whether all of it is finite.
@@ -220,7 +222,9 @@ def form4(out: Array, a: Array, scale: float, b: Array, divisor: float) -> bool:
     return not bad
 
 
-def form8(out: Array, a: Array, scale: float, b: Array, divisor: float) -> bool:
+def form8(
+    out: Floats, a: GivenFloats, scale: float, b: GivenFloats, divisor: float
+) -> bool:
     """As :func:`form4`, in float64."""
     bad = np.uint64(0)
     for i in range(len(out)):
@@ -242,23 +246,13 @@ class Compiled(NamedTuple):
     form8: Callable[..., bool]
 
 
-def _ints(n: int) -> str:
-    return ", ".join(["types.int64"] * n)
-
-
-_SIGNATURES: dict[Callable[..., Any], str] = {
-    empty: f"WORDS, WORDS, {_ints(3)}",
-    climb: f"WORDS, {_ints(4)}, WORDS, WORDS",
-    look: f"WORDS, {_ints(7)}, WORDS, WORDS",
-    join: f"WORDS, WORDS, {_ints(2)}, WORDS, {_ints(5)}, types.float64",
-    note: f"WORDS, {_ints(1)}, WORDS, {_ints(4)}, types.float64",
-    form4: "F4, R4, types.float64, R4, types.float64",
-    form8: "F8, R8, types.float64, R8, types.float64",
-}
-
-
 @cache
 def compiled(cache_dir: str | None = None) -> Compiled:
     """Return the functions, compiled; once for all shards of a process."""
-    module = plain(_SIGNATURES, cache_dir=cache_dir)
-    return Compiled(*(module.function(name) for name in Compiled._fields))
+    words = empty, climb, look, join, note, form8
+    module = plain(words, cache_dir, alone=False)
+    singles = plain((form4,), cache_dir, floats="float32", alone=False)
+    found = {
+        name: module.function(name) for name in Compiled._fields if name != "form4"
+    }
+    return Compiled(**found, form4=singles.function("form4"))
