@@ -4,10 +4,9 @@ Layer 1: imports NumPy and, inside functions and generated modules only, Numba.
 Nothing is compiled, and Numba is not imported, before the first use.
 """
 
+from daskps.kernels.dense import Kernel as Kernel
 from daskps.kernels.dense import build as build
 from daskps.kernels.finite import finite as finite
-from daskps.kernels.interface import Kernel as Kernel
-from daskps.kernels.per_rank import PerRank as PerRank
 from daskps.kernels.rows import OfRows as OfRows
 from daskps.kernels.source import content_name as content_name
 from daskps.kernels.words import plain as plain
@@ -15,7 +14,6 @@ from daskps.kernels.words import plain as plain
 __all__ = [
     "Kernel",
     "OfRows",
-    "PerRank",
     "build",
     "content_name",
     "finite",

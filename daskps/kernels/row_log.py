@@ -8,31 +8,52 @@ table changes at all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from daskps.kernels.compiled import module_of
 from daskps.kernels.inputs import check_input
-from daskps.kernels.row_moves import NOWHERE, as_bytes, gather, scatter
-from daskps.kernels.row_moves import check_rows as check_rows_alike
+from daskps.kernels.row_moves import NOWHERE, as_bytes, check_rows, gather, scatter
 from daskps.kernels.row_repeats import hash_table
 from daskps.kernels.source import MOVES_SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.kernels.interface import Arrays, Kernel, TableRows, UndoLog
     from daskps.typing import Array
 
     #: Updates copies of weights and slots, given what came for them.
-    RowChange = Callable[[Array, Array, Arrays], object]
+    RowChange = Callable[[Array, Array, tuple[Array, ...]], object]
 
 _ID = np.dtype(np.int64)
 #: Elements that are widened or added up at a time: they stay in a second-level cache.
 _BLOCK = 16_384
 #: Of a hash.
 _BITS = 64
+
+
+class TableRows(NamedTuple):
+    """The rows of a table that are here, and their slots."""
+
+    w: Array
+    slots: tuple[Array, ...] = ()
+    #: Id of the first of them.
+    first: int = 0
+
+
+class UndoLog(NamedTuple):
+    """Where the rows that change are kept as they were, an entry each."""
+
+    #: Of each entry: which row, from 0; its weights, its slots.
+    rows: Array
+    w: Array
+    slots: tuple[Array, ...]
+    #: One word. It becomes `base` and the number of entries that count.
+    word: Array
+    base: int
+    #: The first entry to use.
+    begin: int = 0
 
 
 def in_blocks(
@@ -151,7 +172,7 @@ def overlay(
     ValueError
         If an array is not as described, or a row is at none of `out`.
     """
-    check_rows_alike(log.w, out)
+    check_rows(log.w, out)
     places = NOWHERE if at is None else at
     if at is not None:
         check_input(at, _ID, ids.shape)
@@ -165,57 +186,6 @@ def overlay(
     done = loop(log.rows, kept, n, first, ids, places, into, *where)
     if done < len(ids):
         raise ValueError(f"place {places[done]} is not below {len(out)}")
-
-
-def check_rows(
-    kernel: Kernel,
-    table: TableRows,
-    ids: Array,
-    at: Array | None,
-    g: Array,
-    log: UndoLog,
-) -> Array:
-    """Refuse rows that do not fit a kernel; return the positions of their gradients.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        The kernel that is to change them.
-    table, ids, at, g, log
-        As in `Kernel.rows`.
-
-    Returns
-    -------
-    ndarray, shape (k,), int64
-        As of :func:`check_named`.
-
-    Raises
-    ------
-    ValueError
-        If an array is not as described there.
-    """
-    if table.w.dtype != kernel.dtype or g.dtype not in (
-        kernel.dtype,
-        kernel.compute_dtype,
-    ):
-        raise ValueError(
-            f"expected rows of {kernel.dtype} and gradients of {kernel.compute_dtype}, "
-            f"got {table.w.dtype} and {g.dtype}"
-        )
-    if [a.dtype for a in table.slots] != [kernel.compute_dtype] * kernel.n_slots:
-        raise ValueError(
-            f"the rule has {kernel.n_slots} slots of {kernel.compute_dtype}, got "
-            f"{[str(a.dtype) for a in table.slots]}"
-        )
-    n, dim = table.w.shape
-    for slot, of_row in zip(
-        table.slots, kernel.per_row or (False,) * kernel.n_slots, strict=True
-    ):
-        if slot.shape != (shape := (n, 1 if of_row else dim)):
-            raise ValueError(f"expected a slot of {shape}, got {slot.shape}")
-    places = check_named(table, ids, at, g)
-    check_log(table, log, len(ids))
-    return places
 
 
 def check_log(table: TableRows, log: UndoLog, n: int) -> None:

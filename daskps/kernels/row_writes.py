@@ -25,7 +25,8 @@ from daskps.kernels.source import MOVES_SOURCE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.kernels.interface import Arrays, Kernel, TableRows, UndoLog
+    from daskps.kernels.dense import Arrays, Kernel
+    from daskps.kernels.row_log import TableRows, UndoLog
     from daskps.typing import Array
 
 

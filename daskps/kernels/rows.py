@@ -119,19 +119,6 @@ READ_ROWS, WRITE_ROWS = READ.copy(ndim=2), WRITE.copy(ndim=2)
 SIGNATURES["rows"] = ({types})
 """
 
-#: All rows of arrays that are one's own.
-_WHOLE = """\
-
-@njit(error_model="numpy", nogil=True, cache=CACHE)
-def whole({arguments}, c):
-{scalars}    for r in range(w.shape[0]):
-        source = r
-        if True:
-{update}
-
-SIGNATURES["whole"] = ({types}, READ)
-"""
-
 
 def _logged(
     name: str,
@@ -376,28 +363,6 @@ def row_text(per_row: Sequence[bool], scalars: Sequence[str]) -> str:
         targets=", ".join(["w[r, i]", *made]),
         given=", ".join([*both, "mean", *read, *scalars]),
         keep=keep,
-    )
-
-
-def whole_source(slots: Sequence[str], scalars: str, row: str) -> str:
-    """Return the text of the loop `whole`, to follow that of `rows`.
-
-    Parameters
-    ----------
-    slots, scalars, row
-        As in `rows_source`.
-
-    Returns
-    -------
-    str
-        Python source.
-    """
-    types = ["WRITE_ROWS", "READ_ROWS", *["WRITE_ROWS"] * len(slots)]
-    return _WHOLE.format(
-        arguments=", ".join(["w", "g", *slots]),
-        scalars=scalars,
-        update=row.format(look=""),
-        types=", ".join(types),
     )
 
 

@@ -12,7 +12,6 @@ from daskps.kernels.rows import (
     row_text,
     rows_source,
     weights_text,
-    whole_source,
 )
 from daskps.kernels.source import module_source
 
@@ -139,11 +138,7 @@ def update_source(
         text += _mastered(slots, scalars)
     if of_rows is not None:
         rows = row_text(of_rows.per_row, scalars)
-        return (
-            text
-            + rows_source(slots, scalars_read, rows)
-            + whole_source(slots, scalars_read, rows)
-        )
+        return text + rows_source(slots, scalars_read, rows)
     state = dict.fromkeys(slots, "WRITE")
     for name, target, arrays in (
         ("inplace", "w", {"w": "WRITE", "g": "READ"}),

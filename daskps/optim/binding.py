@@ -188,9 +188,7 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
         of_rows = None if mean is None else kernels.OfRows(mean, per_row)
         given = rule.update, *sizes, dtype, cache_dir, of_rows
         before, master = tuple(rule.before), isinstance(rule, WithMaster)
-        kernel = kernels.build(*given, before=before, master=master)
-    if ranks:
-        kernel = kernels.PerRank(kernel, ranks, first=int(master))
+        kernel = kernels.build(*given, before=before, master=master, ranks=ranks)
     if isinstance(rule, Function):
         return BoundFunction(rule, kernel)
     return Bound(rule, kernel)

@@ -9,7 +9,7 @@ import numpy as np
 
 from daskps import optim
 from daskps.consistency import BSP
-from daskps.kernels.interface import UndoLog
+from daskps.kernels.row_log import UndoLog
 from daskps.kernels.row_merge import Brought, merge_rows
 from daskps.kernels.row_repeats import are_distinct
 from daskps.layout.arrays import Layout

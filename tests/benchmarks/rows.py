@@ -18,7 +18,7 @@ import numpy as np
 
 from daskps import optim
 from daskps.kernels import plain, row_moves, row_repeats, row_split
-from daskps.kernels.interface import TableRows, UndoLog
+from daskps.kernels.row_log import TableRows, UndoLog
 from daskps.kernels.system import fetch
 from daskps.kernels.words import TYPES
 from tests.benchmarks.command import benchmark, number

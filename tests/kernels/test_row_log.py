@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from daskps import optim
 from daskps.kernels import row_log, row_moves, row_writes
-from daskps.kernels.interface import TableRows, UndoLog
+from daskps.kernels.row_log import TableRows, UndoLog
 from daskps.layout.arrays import DTYPES
 from tests.kernels.compiling import kept
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import kernels, optim
-from daskps.kernels.interface import TableRows, UndoLog
+from daskps.kernels.row_log import TableRows, UndoLog
 from tests.kernels.compiling import hits, kept, llvm, misses
 
 #: Rules without slots, with one, two and three.

@@ -10,7 +10,7 @@ import pytest
 
 from daskps import optim
 from daskps.kernels import row_repeats
-from daskps.kernels.interface import TableRows, UndoLog
+from daskps.kernels.row_log import TableRows, UndoLog
 from tests.kernels.compiling import kept
 
 N, DIM, STEPS = 30, 5, 12

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from daskps.kernels.interface import TableRows, UndoLog
-from daskps.kernels.row_log import restore
+from daskps.kernels.row_log import TableRows, UndoLog, restore
 from daskps.kernels.row_moves import gather
 from daskps.kernels.row_writes import add, assign
 
 if TYPE_CHECKING:
-    from daskps.kernels.interface import FixedRows
+    from daskps.kernels.dense import FixedRows
     from daskps.optim import Bound
     from daskps.typing import Array
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.kernels import index_probe
-from daskps.kernels.interface import TableRows, UndoLog
-from daskps.kernels.row_log import overlay
+from daskps.kernels.row_log import TableRows, UndoLog, overlay
 from daskps.layout.tables import UnboundedPiece
 from daskps.shards.arrays.any_rows import LOG_ROOM, AnyRows
 from daskps.shards.arrays.rows import RowBuffers, entries_of, flip_of, undo_word
