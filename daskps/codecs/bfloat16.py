@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from daskps.codecs.elementwise import Elementwise
-from daskps.kernels import bfloat16
-
-if TYPE_CHECKING:
-    from daskps.kernels.halves import Half
+from daskps.kernels.halves import BFLOAT16, Half
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class BFloat16(Elementwise):
     array([1.      , 1.109375,      inf], dtype=float32)
     """
 
-    _half: ClassVar[Half] = bfloat16.HALF
+    _half: ClassVar[Half] = BFLOAT16
 
     truncate: bool = False
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from daskps.codecs.elementwise import Elementwise
-from daskps.kernels import float16
-
-if TYPE_CHECKING:
-    from daskps.kernels.halves import Half
+from daskps.kernels.halves import FLOAT16, Half
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Float16(Elementwise):
     array([1.       , 1.1113281,       inf], dtype=float32)
     """
 
-    _half: ClassVar[Half] = float16.HALF
+    _half: ClassVar[Half] = FLOAT16
 
     @property
     def name(self) -> str:

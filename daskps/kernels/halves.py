@@ -1,4 +1,9 @@
-"""Rounding to numbers of 16 bits and back, block by block where they are float64."""
+"""Rounding to numbers of 16 bits and back, block by block where they are float64.
+
+bfloat16 is the upper half of a float32. IEEE float16 has 5 bits of exponent and 11 of
+precision: Numba knows none on CPUs, and NumPy converts one at a time. Here both are done with
+the bits of a float32, many at once.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from daskps.kernels.compiled import module_of
+from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -16,6 +22,115 @@ if TYPE_CHECKING:
 WORD: Final = "uint16"
 #: Elements that float64 is narrowed to or widened from at a time.
 _BLOCK = 16_384
+
+
+#: What both formats have.
+_LOOPS: Final = """\
+U, F = np.uint32, np.float32
+MAGNITUDE, INFINITY = U(0x7FFFFFFF), U(0x7F800000)
+ONE, THIRTEEN, SIXTEEN, HALF = U(1), U(13), U(16), U(0x7FFF)
+NUMBERS, BITS, WORDS = write(types.float32), write(types.uint32), write(types.uint16)
+ENCODE = read(types.uint32), read(types.float32), WORDS
+
+
+@njit(nogil=True, cache=CACHE)
+def odd(wide, bits):
+    # Rounded to odd: the last bit of a float32 says that there was more of a float64.
+    # So it is no tie, and rounds as that would.
+    narrow = bits.view(np.float32)
+    for i in range(wide.size):
+        near, size = np.float64(narrow[i]), bits[i]
+        less = U(size - ONE) if abs(near) > abs(wide[i]) else size
+        bits[i] = U(less | ONE) if near != wide[i] and near == near else size
+
+
+SIGNATURES["odd"] = read(types.float64), BITS
+SIGNATURES["decode"] = read(types.uint16), BITS, NUMBERS
+SIGNATURES["encode"] = ENCODE
+"""
+
+_BFLOAT16: Final = """
+QUIET = U(0x40)
+
+
+@njit(nogil=True, cache=CACHE)
+def decode(words, out, numbers):
+    for i in range(words.size):
+        out[i] = U(U(words[i]) << SIXTEEN)
+"""
+#: Of bfloat16, with the number whose upper half it is.
+_ROUND: Final = """
+
+@njit(nogil=True, cache=CACHE)
+def {name}(a, numbers, out):
+    bad = U(0)
+    for i in range(a.size):
+        bits = a[i]
+        high = U(bits >> SIXTEEN)
+        word = U({rounded} >> SIXTEEN)
+        # Adding would carry a NaN into another number, and the bits that make it a NaN may
+        # all be in the lower half.
+        word = U(high | QUIET) if U(bits & MAGNITUDE) > INFINITY else word
+        out[i] = word
+        bad |= U(U(word & HALF) >= U(INFINITY >> SIXTEEN))
+    return bad == 0
+
+
+SIGNATURES["{name}"] = ENCODE
+"""
+
+_FLOAT16: Final = """
+# Of float16: infinity and a NaN.
+TOP, NAN = U(0x7C00), U(0x7E00)
+# As float32: the smallest normal float16, what is above all of them, and by how much
+# their exponents differ, shifted.
+NORMAL, ABOVE, REBASE = U(0x38800000), U(0x47800000), U(0x38000000)
+# Adding it leaves no bits behind the point.
+WHOLE, LEAST = F(2.0**23), F(2.0**24)
+LIMIT, UNIT = F(2.0**-14), F(2.0**-24)
+BLOCK = 1024
+
+
+@njit(nogil=True, cache=CACHE)
+def encode(a, numbers, out):
+    bad = U(0)
+    for i in range(a.size):
+        bits = a[i]
+        sign = U(U(bits >> SIXTEEN) & U(0x8000))
+        size = U(bits & MAGNITUDE)
+        word = U(U(size - REBASE + U(0xFFF) + U(U(size >> THIRTEEN) & ONE)) >> THIRTEEN)
+        # Below the normal ones all have the same exponent: multiples of 2**-24.
+        small = abs(numbers[i])
+        small = small if small < LIMIT else LIMIT
+        small = F(F(small * LEAST) + WHOLE) - WHOLE
+        word = U(np.int32(small)) if size < NORMAL else word
+        word = TOP if size >= ABOVE else word
+        word = NAN if size > INFINITY else word
+        out[i] = U(word | sign)
+        bad |= U(word >= TOP)
+    return bad == 0
+
+
+@njit(nogil=True, cache=CACHE)
+def decode(words, out, numbers):
+    # Slices: with indices from somewhere on it would be one number at a time.
+    for start in range(0, words.size, BLOCK):
+        some = words[start : start + BLOCK]
+        bits_of, found = out[start : start + BLOCK], numbers[start : start + BLOCK]
+        for i in range(some.size):
+            word = U(some[i])
+            size = U(word & HALF)
+            bits = U(U(size << THIRTEEN) + REBASE)
+            bits = U(bits + REBASE) if size >= TOP else bits
+            bits_of[i] = U(bits | U(U(word & U(0x8000)) << SIXTEEN))
+        # Bits cannot say the smallest ones in the same way: without the first one.
+        for i in range(some.size):
+            word = U(some[i])
+            size = U(word & HALF)
+            small = F(np.int32(size)) * UNIT
+            small = -small if word != size else small
+            found[i] = small if size < U(0x400) else found[i]
+"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +195,7 @@ class Half:
             with np.errstate(over="ignore", invalid="ignore"):
                 found[:] = wide
             if odd is not None:
-                odd(wide, found, bits)
+                odd(wide, bits)
             finite &= bool(rounds(bits, found, out[start : start + _BLOCK]))
         return finite
 
@@ -152,3 +267,16 @@ class Half:
             raise ValueError(
                 f"{self.name} cannot write to a read-only array; use np.empty"
             )
+
+
+#: The formats.
+BFLOAT16: Final = Half(
+    "bfloat16",
+    module_source(
+        _LOOPS
+        + _BFLOAT16
+        + _ROUND.format(name="truncate", rounded="bits")
+        + _ROUND.format(name="encode", rounded="U(bits + HALF + U(high & ONE))")
+    ),
+)
+FLOAT16: Final = Half("float16", module_source(_LOOPS + _FLOAT16))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daskps.codecs import BFloat16
-from daskps.kernels import bfloat16
+from daskps.kernels.halves import BFLOAT16
 
 RNG = np.random.default_rng(7)
 LARGEST = float.fromhex("0x1.fep127")
@@ -26,8 +26,8 @@ def nearest(a):
 def through(a):
     a = np.asarray(a)
     words, out = np.empty(len(a), "u2"), np.empty(len(a), a.dtype)
-    finite = bfloat16.encode(a, words)
-    bfloat16.decode(words, out)
+    finite = BFLOAT16.encode(a, words)
+    BFLOAT16.decode(words, out)
     return finite, words, out
 
 
@@ -98,8 +98,8 @@ def test_one_bad_element_anywhere_is_told(dtype, at):
 def test_what_was_rounded_stays_what_it_is():
     words = np.arange(2**16, dtype="u2")
     out, again = np.empty(2**16, "f4"), np.empty(2**16, "u2")
-    bfloat16.decode(words, out)
-    bfloat16.encode(out, again)
+    BFLOAT16.decode(words, out)
+    BFLOAT16.encode(out, again)
     number = ~np.isnan(out)
     np.testing.assert_array_equal(again[number], words[number])
 
@@ -114,15 +114,15 @@ def test_read_only_and_unaligned_memory_is_read():
             same(through(shifted)[2], out)
         else:
             found = np.empty_like(out)
-            bfloat16.decode(shifted, found)
+            BFLOAT16.decode(shifted, found)
             same(found, out)
 
 
 def test_other_dtypes_are_refused():
     with pytest.raises(TypeError, match="float16"):
-        bfloat16.encode(np.ones(1, "f2"), np.empty(1, "u2"))
+        BFLOAT16.encode(np.ones(1, "f2"), np.empty(1, "u2"))
     with pytest.raises(TypeError, match="int32"):
-        bfloat16.decode(np.ones(1, "u2"), np.empty(1, "i4"))
+        BFLOAT16.decode(np.ones(1, "u2"), np.empty(1, "i4"))
 
 
 def unfit():

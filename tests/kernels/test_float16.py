@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskps.kernels import float16
+from daskps.kernels.halves import FLOAT16
 
 RNG = np.random.default_rng(5)
 
 
 def through(a):
     words, out = np.empty(len(a), "u2"), np.empty(len(a), a.dtype)
-    finite = float16.encode(a, words)
-    float16.decode(words, out)
+    finite = FLOAT16.encode(a, words)
+    FLOAT16.decode(words, out)
     return finite, words, out
 
 
@@ -28,7 +28,7 @@ def test_all_words_are_widened():
     words = np.arange(65_536, dtype="u2")
     for dtype in ("f4", "f8"):
         out = np.empty(65_536, dtype)
-        float16.decode(words, out)
+        FLOAT16.decode(words, out)
         expected = words.view("f2").astype(dtype)
         np.testing.assert_array_equal(out, expected)
         known = ~np.isnan(expected)
