@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BLOCK = 64
 
 _HEAD = """\
-from daskps.kernels.streaming import fence, stream
+from daskps.kernels.intrinsics import fence, stream
 
 LARGEST = T(np.finfo(T).max)
 """
@@ -53,7 +53,7 @@ SIGNATURES["{name}"] = ({types}, types.int64, types.boolean)
 
 #: The module that copies bytes. Everything else about them is the caller's.
 COPY = """\
-from daskps.kernels.streaming import fence, stream
+from daskps.kernels.intrinsics import fence, stream
 
 
 @njit(nogil=True, cache=CACHE)

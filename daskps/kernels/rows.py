@@ -107,9 +107,8 @@ _AFTER = """\
 """
 
 _ROWS = """\
-from daskps.kernels.ahead import copy_row, copy_row_past, fetch, fetch_to_read
-from daskps.kernels.intrinsics import hold, store
-from daskps.kernels.streaming import fence
+from daskps.kernels.intrinsics import copy_row, copy_row_past, fence
+from daskps.kernels.intrinsics import fetch, fetch_to_read, hold, store
 
 INFINITE, UNSIGNED = np.array([np.inf], T).view(U)[0], U(np.iinfo(U).max >> 1)
 
@@ -156,9 +155,8 @@ def _logged(
 #: caller may change its ids meanwhile: each is read once, and checked before it is
 #: used.
 _MOVES = """\
-from daskps.kernels.ahead import copy_row, copy_row_past, fetch, fetch_to_read
-from daskps.kernels.intrinsics import hold, store
-from daskps.kernels.streaming import fence
+from daskps.kernels.intrinsics import copy_row, copy_row_past, fence
+from daskps.kernels.intrinsics import fetch, fetch_to_read, hold, store
 
 AHEAD, MIX = {ahead}, np.uint64({mix})
 READ_ROWS = read(types.uint8).copy(ndim=2)

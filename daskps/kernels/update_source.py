@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Before: TypeAlias = tuple[tuple[Callable[..., Any], int], ...]
 
 _UPDATE = """\
-from daskps.kernels.returns import weight
+from daskps.kernels.intrinsics import weight
 
 T, U = np.{dtype}, np.{unsigned}
 READ, WRITE = read(types.{dtype}), write(types.{dtype})
