@@ -5,6 +5,10 @@ It needs the extra ``docs`` and no network: names of other projects are no links
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+from typing import Any
+
 import daskps
 
 project = "daskps"
@@ -43,3 +47,28 @@ numpydoc_show_class_members = False
 
 # What docstrings refer to elsewhere.
 nitpick_ignore = [("py:func", "numpy.asarray")]
+
+
+def _modules() -> str:
+    """Return a table of each room's modules, by the first lines of their docstrings."""
+    root, lines = Path(daskps.__file__).parent, list[str]()
+    for package in sorted(root.rglob("__init__.py")):
+        paths = [p for p in sorted(package.parent.glob("*.py")) if p != package]
+        if not paths:
+            continue
+        room = package.parent.relative_to(root.parent).as_posix()
+        lines += ["", f"`{room}/`", "", "| module | |", "|---|---|"]
+        for path in paths:
+            told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+            lines.append(f"| `{path.stem}` | {told.partition(chr(10))[0]} |")
+    return "\n".join(lines)
+
+
+def _add_modules(_: Any, page: str, source: list[str]) -> None:
+    if page == "architecture":
+        source[0] = source[0].replace("<!-- modules -->", _modules())
+
+
+def setup(app: Any) -> None:
+    """Have the page of the architecture list all modules."""
+    app.connect("source-read", _add_modules)

@@ -1,4 +1,4 @@
-"""What the pages say of files: those they name exist, and the tree has all of them."""
+"""Files that the pages name exist, and the page of the architecture has all rooms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = DOCS / "architecture.md"
 #: History may name what is gone.
 HISTORY = {DOCS / "changelog.md"}
 PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md")} - HISTORY)
-#: The packages whose files the tree of the page lists.
+#: The packages whose folders that page lists.
 LISTED = (
     *("store", "training", "cluster", "shards", "checkpoint"),
     *("layout", "optim", "kernels", "codecs"),
@@ -23,27 +23,17 @@ NAMED = re.compile(r"`((?:[a-z_]+/)*[a-z_0-9]+\.(?:py|yaml))(?:::\w+)?`")
 FOLDER = re.compile(r"`((?:[a-z_]+/)+)`")
 
 
-def tree(text: str) -> dict[str, list[str]]:
-    """Return the modules that the page's tree lists, by their folder."""
-    found: dict[str, list[str]] = {}
-    for line in text.split("```")[1].strip().splitlines():
-        if line.startswith(" "):
-            found[[*found][-1]] += line.split()
-        else:
-            found[line.split()[0].rstrip("/")] = []
-    return found
+def rooms(text: str) -> list[str]:
+    """Return the rooms that the page lists."""
+    lines = text.split("```")[1].strip().splitlines()
+    return sorted(line.split()[0].rstrip("/") for line in lines)
 
 
-def files() -> dict[str, list[str]]:
-    """Return the modules that there are, by their folder."""
-    found: dict[str, list[str]] = {}
-    for package in LISTED:
-        for path in sorted((ROOT / "daskps" / package).rglob("*.py")):
-            folder = path.parent.relative_to(ROOT / "daskps").as_posix()
-            found.setdefault(folder, [])
-            if path.stem != "__init__":
-                found[folder].append(path.stem)
-    return {folder: names for folder, names in found.items() if names}
+def folders() -> list[str]:
+    """Return the folders of modules that there are."""
+    paths = [p for of in LISTED for p in (ROOT / "daskps" / of).rglob("*.py")]
+    found = {p.parent for p in paths if p.name != "__init__.py"}
+    return sorted(p.relative_to(ROOT / "daskps").as_posix() for p in found)
 
 
 def missing(text: str) -> list[str]:
@@ -63,8 +53,8 @@ def missing(text: str) -> list[str]:
     return found
 
 
-def test_the_tree_has_all_files() -> None:
-    assert tree(PAGE.read_text()) == files()
+def test_the_page_has_all_rooms() -> None:
+    assert rooms(PAGE.read_text()) == folders()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
