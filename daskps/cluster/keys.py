@@ -118,7 +118,6 @@ def group_key(
     store: str,
     index: int | None,
     versions: Sequence[tuple[int, int]],
-    edges: Sequence[Any] = (),
 ) -> str:
     """Return the key of a group of copies: what it contains follows from these.
 
@@ -130,10 +129,8 @@ def group_key(
         The only parameter, None for all.
     versions : sequence of (int, int)
         Shard and version of each copy.
-    edges : sequence
-        The edges that it has of other shards.
     """
     first = copy_key(store, index, *versions[0])
-    if len(versions) == 1 and not edges:
+    if len(versions) == 1:
         return first
-    return f"{first}-{tokenize(versions, edges)}"
+    return f"{first}-{tokenize(versions)}"

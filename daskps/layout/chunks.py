@@ -1,14 +1,12 @@
 """Cuts of a parameter into whole rows near the borders of its shards.
 
-A row that ends in another shard is put together where most of it is: the parts that a
-shard's host needs of others for that are its *edges*.
+A row that ends in another shard is put together where most of it is.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
 
@@ -32,14 +30,6 @@ class Chunk:
     def home(self) -> int:
         """Shard of the largest part, on whose owner the chunk is put together."""
         return max(self.parts, key=lambda part: part[1].stop - part[1].start)[0]
-
-
-class Edge(NamedTuple):
-    """Elements of another shard, for rows that end there."""
-
-    shard: int
-    span: Span
-    dtype: str
 
 
 def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
@@ -132,32 +122,3 @@ def _parts(
             span = Span(WEIGHTS, position, a - piece.start, b - piece.start)
             parts.append((piece.shard, span))
     return tuple(parts)
-
-
-def edges_of(layout: Layout, index: int | None) -> Mapping[int, list[Edge]]:
-    """Return what shards need of others, for all parameters or for one.
-
-    Parameters
-    ----------
-    layout : Layout
-        The store's.
-    index : int, optional
-        The only parameter that is looked at.
-
-    Returns
-    -------
-    mapping of int to list of Edge
-        By shard that is home of a chunk.
-    """
-    found = defaultdict(list)
-    for parameter in layout.parameters:
-        # Few have more than one: a border of two shards cuts one of each dtype.
-        if index not in (None, parameter.index):
-            continue
-        if len(layout.pieces_of.get(parameter.index, ())) < 2:
-            continue
-        for chunk in chunks_of(layout, parameter):
-            for shard, span in chunk.parts:
-                if shard != chunk.home:
-                    found[chunk.home].append(Edge(shard, span, parameter.dtype))
-    return found

@@ -225,14 +225,22 @@ def _array_of(
     told = [(shard, versions[shard]) for shard in shards]
     token = tokenize(taken.uid, area, position, told, alone)
     name = f"daskps-snapshot-array-{token}"
-    # Also what a row has in another shard is with its home, see `take_copies`.
-    homes = [taken.futures[chunk.home] for chunk in chunks]
     layer: dict[Any, Any] = {}
-    for i, (chunk, future) in enumerate(zip(chunks, homes, strict=True)):
+    base: dict[Any, Any] = {}
+    for i, chunk in enumerate(chunks):
         key = (name, i, *(0,) * (len(shape) - 1)) if shape else (name,)
         wanted = (chunk.rows, *shape[1:]) if shape else ()
-        layer[key] = Task(key, assemble, chunk.parts, wanted, TaskRef(future.key))
-    base = {future.key: future for future in homes}
+        home, refs = taken.futures[chunk.home], []
+        base[home.key] = home
+        for shard, span in chunk.parts:
+            # A row that ends in another group: a task there gives what is missing, so
+            # that nothing else of the group travels.
+            if (other := taken.futures[shard]).key != home.key:
+                edge = (f"{name}-edge", i, shard)
+                base[other.key] = other
+                layer[edge] = Task(edge, take_edge, shard, span, TaskRef(other.key))
+                refs.append(TaskRef(edge))
+        layer[key] = Task(key, assemble, chunk.parts, wanted, TaskRef(home.key), *refs)
     graph = HighLevelGraph(
         {f"copies-{name}": base, name: layer},
         {f"copies-{name}": set(), name: {f"copies-{name}"}},
@@ -244,13 +252,25 @@ def _array_of(
 
 
 def assemble(
-    parts: Sequence[tuple[int, Span]], shape: tuple[int, ...], copies: CopyGroup
+    parts: Sequence[tuple[int, Span]],
+    shape: tuple[int, ...],
+    copies: CopyGroup,
+    *edges: Array,
 ) -> Array:
-    """Put a chunk together out of the copies of its home.
+    """Put a chunk together out of the copies of its home, and the parts of other groups.
 
     A single part is a view of a copy, which nobody may write to.
     """
-    arrays = [copies.get(shard, span) for shard, span in parts]
+    others = iter(edges)
+    arrays = [
+        copies.get(shard, span) if shard in copies else next(others)
+        for shard, span in parts
+    ]
     whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     found: Array = whole.reshape(shape)
     return found
+
+
+def take_edge(shard: int, span: Span, copies: CopyGroup) -> Array:
+    """Return the elements of a row that ends in another group of copies."""
+    return np.array(copies.get(shard, span))

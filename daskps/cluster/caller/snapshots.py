@@ -11,7 +11,6 @@ import numpy as np
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.cuts import drop_cut, take_cut
-from daskps.cluster.caller.edges import EdgeOf, fetch_edges
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.shard_copies import (
@@ -27,7 +26,6 @@ from daskps.layout.chunks import (
     any_tables,
     chunks_of_ids,
     chunks_of_table,
-    edges_of,
     shards_of,
 )
 from daskps.layout.spans import WEIGHTS, Span
@@ -137,7 +135,7 @@ def _submit(
 ) -> dict[int, Future[CopyGroup]]:
     """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
-    versions, edges = dict(version.pairs), edges_of(meta.layout, index)
+    versions = dict(version.pairs)
     tables = any_tables(meta.layout, index)
     sizes = {
         s: nbytes_of(spans_of(meta.layout, s, index)) + rows_nbytes(tables, rows[s])
@@ -150,20 +148,12 @@ def _submit(
 
     for owner, group in groups_of(sizes, meta.owners):
         pairs = [(shard, versions[shard]) for shard in group]
-        lacking = [
-            EdgeOf(edge, meta.owners[edge.shard], key_of(edge.shard))
-            for shard in group
-            for edge in edges.get(shard, ())
-            if edge.shard not in group
-        ]
-        others = [(edge, key) for edge, _, key in lacking]
         future = client.submit(
             take_copies,
             [(shard, key_of(shard)) for shard in group],
-            lacking,
-            (meta.uid, meta.name),
+            meta.name,
             owner,
-            key=group_key(meta.uid, index, pairs, others),
+            key=group_key(meta.uid, index, pairs),
             workers=[owner],
             allow_other_workers=True,
             pure=False,
@@ -172,47 +162,21 @@ def _submit(
     return futures
 
 
-def take_copies(
-    keys: Sequence[tuple[int, str]],
-    lacking: Sequence[EdgeOf],
-    store: tuple[str, str],
-    owner: str,
-) -> CopyGroup:
+def take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> CopyGroup:
     """Take copies from the host of this worker: the task behind a snapshot's shards.
-
-    With them it takes the parts of their rows in shards of other hosts. It does so now,
-    while these keep their copies: later this would take tasks on those hosts, or the
-    whole copies would travel.
 
     Raises
     ------
     SnapshotLostError
         On any worker but the owner, and wherever it runs a second time.
     """
-    link = task_link()
-    host = HOSTS.get(link.node.address)
-
-    def here(shard: int, key: str) -> ShardCopy:
+    host, found = HOSTS.get(task_link().node.address), {}
+    for shard, key in keys:
         copy = None if host is None else host.snapshots.find(key)
         if not isinstance(copy, ShardCopy):
-            raise SnapshotLostError(store[1], shard, owner, "no longer has the copy")
-        return copy
-
-    found = {shard: here(shard, key) for shard, key in keys}
-    near = [one for one in lacking if one.owner == link.node.address]
-    edges = {
-        (e.shard, e.span): np.array(here(e.shard, key).get(e.span))
-        for e, _, key in near
-    }
-    if far := [one for one in lacking if one not in near]:
-        # The caller has given the cut up once this host keeps none of its copies.
-        edges |= fetch_edges(
-            link,
-            far,
-            store=store,
-            is_over=lambda: host is None or host.snapshots.find(keys[0][1]) is None,
-        )
-    return CopyGroup(found, edges)
+            raise SnapshotLostError(store, shard, owner, "no longer has the copy")
+        found[shard] = copy
+    return CopyGroup(found)
 
 
 async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from daskps.checkpoint.storage import Storage, full_url
 from daskps.cluster.keys import saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
-from daskps.cluster.wire.packing import unpack_array
-from daskps.errors import ConsistencyError, SnapshotLostError
+from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.errors import ConsistencyError, ProtocolError, SnapshotLostError
 from daskps.kernels.id_hash import hashes
 from daskps.layout.chunks import WHOLE, any_tables
 from daskps.layout.slots import with_marks
-from daskps.layout.spans import CANDIDATES, IDS
+from daskps.layout.spans import CANDIDATES, IDS, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.shard_copies import ShardCopy
     from daskps.layout.arrays import Layout
-    from daskps.layout.spans import Span
     from daskps.typing import Array
 
 #: Chunks that a host writes at the same time from copies; the other number is for held
@@ -207,6 +206,39 @@ async def write_checkpoint(
         "begins": work.begins,
         "counted": [_counted(shard, copy) for shard, copy in mine.items()],
     }
+
+
+@HOST.handles("edges")
+async def edges(
+    host: ShardHost, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
+) -> list[Any]:
+    """Return elements of copies; each request has the key of a copy and a span.
+
+    Raises
+    ------
+    ConsistencyError
+        If a copy, or the requested span of it, is not here.
+    ProtocolError
+        If more elements are requested than all copies have: some come twice.
+    """
+    found, copies = [], {}
+    for key, span in wanted:
+        copy = host.snapshots.find(key)
+        if copy is None:
+            raise ConsistencyError(
+                f"worker {host.worker.address} no longer has copy {key}"
+            )
+        copies[key] = copy
+        try:
+            found.append(copy.get(Span(*span)))
+        except LookupError as error:
+            raise ConsistencyError(f"copy {key} has no {span}") from error
+    asked = sum(values.nbytes for values in found)
+    if asked > sum(copy.nbytes for copy in copies.values()):
+        raise ProtocolError(
+            f"{len(found)} edges with {asked:,} bytes, some of it twice"
+        )
+    return [pack_array(array) for array in found]
 
 
 @HOST.handles("sees_file")

@@ -31,21 +31,13 @@ class CopyGroup:
     ----------
     copies : mapping of int to ShardCopy
         Copies by shard.
-    edges : mapping of (int, Span) to ndarray
-        Elements of other shards, for rows that end there.
     """
 
-    def __init__(
-        self,
-        copies: Mapping[int, ShardCopy],
-        edges: Mapping[tuple[int, Span], Array],
-    ) -> None:
-        self._copies, self._edges = dict(copies), dict(edges)
-        for values in self._edges.values():
-            values.flags.writeable = False
+    def __init__(self, copies: Mapping[int, ShardCopy]) -> None:
+        self._copies = dict(copies)
 
     def __reduce__(self) -> Any:
-        return type(self), (self._copies, self._edges)
+        return type(self), (self._copies,)
 
     def __repr__(self) -> str:
         return f"<copies of {len(self._copies)} shards, {self.nbytes} bytes>"
@@ -53,16 +45,17 @@ class CopyGroup:
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        edges = sum(values.nbytes for values in self._edges.values())
-        return edges + sum(copy.nbytes for copy in self._copies.values())
+        return sum(copy.nbytes for copy in self._copies.values())
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._copies
+
     def get(self, shard: int, span: Span) -> Array:
-        """Return elements of a shard, a view; of other shards those in `edges`."""
-        copy = self._copies.get(shard)
-        return self._edges[shard, span] if copy is None else copy.get(span)
+        """Return elements of a shard, a view."""
+        return self._copies[shard].get(span)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Fetches over a lane: a text names the wanted arrays; a text and the arrays answer.
 
-One host fetches from another, beside calls to shards, sums of contributions and values
-at the edges of a snapshot. The text of an answer names the arrays that follow; the
-fetching host knows their lengths, and compares before it takes memory for them.
+One host fetches from another, beside calls to shards, sums of contributions. The text
+of an answer names the arrays that follow; the fetching host knows their lengths, and
+compares before it takes memory for them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -17,24 +16,21 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from dask.base import compute
+from dask.base import compute, optimize
 from distributed import Client, wait
 from distributed.utils import get_mp_context
 
 import daskps
 from daskps import optim
 from daskps.cluster.caller import routes, snapshots
-from daskps.cluster.caller.edges import EdgeOf, fetch_edges
-from daskps.cluster.caller.link import link_of
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.host import cuts, snapshot_copies
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.shard_copies import ShardCopy
 from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
-from daskps.cluster.keys import copy_key, group_key
+from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.packing import unpack_reply
-from daskps.layout.chunks import Edge
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
 from tests.seams import bound_link, mutex_of, shards_of
@@ -208,7 +204,7 @@ async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
 
 @gen_cluster(client=True)
 async def test_a_snapshot_takes_one_task_per_host_however_many_shards(c, s, a, b):
-    """And its arrays none, also for what rows at the border of two hosts lack."""
+    """And its arrays none: what rows at the border of two hosts lack comes when computed."""
     params = {"w": np.arange(303.0).reshape(101, 3), "b": np.arange(40)}
     made = await daskps.create(params, client=c, shards=40)
     before = set(s.tasks)
@@ -227,15 +223,22 @@ async def test_a_snapshot_takes_one_task_per_host_however_many_shards(c, s, a, b
 def test_copies_of_one_host_lack_nothing_of_each_other(client, monkeypatch):
     """Also where each has a task of its own; a row of half a store has a home too."""
     monkeypatch.setattr(snapshot_copies, "GROUP_NBYTES", 1)
-    monkeypatch.setattr(snapshots, "fetch_edges", no_fetch)
     values = np.arange(3.0 * 1001).reshape(3, 1001)
     one = list(client.scheduler_info()["workers"])[:1]
     s = store(client, params={"w": values}, shards=7, servers=one)
     same(s.snapshot()["w"].compute(), values)
 
 
-def no_fetch(*args, **kwargs):
-    raise AssertionError("nothing of it is anywhere else")
+def test_no_task_needs_two_groups_of_copies(client):
+    """Of another host's copies no more travels than a row lacks, also when optimized."""
+    s = store(client, params={"w": np.arange(3.0 * 1001).reshape(3, 1001)}, shards=4)
+    [array] = optimize(s.snapshot()["w"])
+    groups = set()
+    for task in array.__dask_graph__().values():
+        # The keys of groups are texts, and those of parts of arrays are tuples.
+        [group] = [key for key in task.dependencies if isinstance(key, str)]
+        groups.add(group)
+    assert len(groups) > 1
 
 
 def test_rows_that_end_at_another_host_are_of_one_moment(client):
@@ -261,32 +264,6 @@ def test_rows_that_end_at_another_host_are_of_one_moment(client):
         assert (values == moment).all()
     assert moments == sorted(moments)
     assert moments[0] < moments[-1]
-
-
-def test_groups_with_other_edges_have_other_keys():
-    versions, edge = [(0, 3)], Edge(1, Span(WEIGHTS, 0, 0, 5), "float32")
-    keys = {
-        group_key("uid", None, versions),
-        group_key("uid", None, versions, [(edge, copy_key("uid", None, 1, 3))]),
-        group_key("uid", None, versions, [(edge, copy_key("uid", None, 1, 4))]),
-    }
-    assert len(keys) == 3
-
-
-def test_nobody_waits_for_a_silent_host_once_the_cut_is_over(client, monkeypatch):
-    monkeypatch.setattr("daskps.cluster.caller.edges.LOOK_SECONDS", 0.01)
-    link = link_of(client)
-    monkeypatch.setattr(link, "control", lambda *_, **__: asyncio.Event().wait())
-    asked = iter([False, False, True])
-    lacking = EdgeOf(Edge(1, Span(WEIGHTS, 0, 0, 5), "float32"), "tcp://there", "key")
-    with pytest.raises(daskps.SnapshotLostError, match="nobody waits") as lost:
-        fetch_edges(
-            link,
-            [lacking],
-            store=("uid", "name"),
-            is_over=functools.partial(next, asked),
-        )
-    assert (lost.value.shard, lost.value.worker) == (1, "tcp://there")
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])

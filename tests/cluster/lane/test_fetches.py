@@ -23,7 +23,6 @@ from daskps.cluster.caller import lanes
 from daskps.cluster.caller.lane import Lane, LaneRefusedError
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.connection import BYTES, Connection
 from daskps.cluster.lane.fetches import pack_fetch, pack_fetched, unpack_fetch
@@ -199,16 +198,13 @@ def asked_for(chance: random.Random) -> Any:
     """Return what may look like a fetch."""
     nearly = [chance.choice(ODD[:7]) for _ in range(3)]
     pairs = [[chance.choice(ODD[:7]), chance.choice(ODD[:7])] for _ in nearly]
-    spans: list[Any] = [["key", ["w", *nearly]], ["w", nearly], nearly]
     about: dict[str, Any] = {
         "place": nearly,
         "shards": nearly[:2],
         "ranks": [],
         "nodes": pairs[: chance.randrange(3)],
     }
-    what = chance.choice(["sums", "edges", "nothing"])
-    if what == "edges":
-        about = {"wanted": spans[: chance.randrange(4)]}
+    what = chance.choice(["sums", "nothing"])
     if chance.random() < 0.5:
         about[chance.choice([*about, "other"])] = anything(chance)
     return [what, about] if chance.random() < 0.9 else anything(chance)
@@ -218,7 +214,6 @@ def test_whatever_is_asked_for_is_answered_or_refused():
     """Also with some bytes of the text replaced: one frame, and nothing is raised."""
     host: Any = SimpleNamespace(
         contributions=Contributions("here"),
-        snapshots=Copies(),
         worker=SimpleNamespace(address="here"),
     )
     calls, chance, kinds = LaneCalls(host), random.Random(14), set[int]()
@@ -293,7 +288,8 @@ def client(here: Client) -> Iterator[Client]:
 class Counted:
     """Counts who asks for something, by lane and by message."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str = "sums") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        what = "sums"
         self.lanes, self.messages, self.lost = 0, 0, 0
         by_lane, by_message = FETCHES.by_name[what], HOST.by_name[what].function
         #: Whether a host has lost what it is asked for by lane.
@@ -433,41 +429,3 @@ def test_a_lane_that_is_cut_inside_a_fetch(client, monkeypatch, cuts):
     assert len(cuts.positions) > 3
     # Each that was cut was asked by message.
     assert counted.messages >= len(cuts.positions)
-
-
-# -- snapshots ----------------------------------------------------------------------
-
-
-def taken(client: Client, n: int) -> None:
-    """Take snapshots whose rows end at other hosts, and look at them."""
-    values = np.arange(3.0 * 1001).reshape(3, 1001)
-    with daskps.create({"w": values}, client=client, shards=4) as s:
-        for k in range(n):
-            found = s.snapshot()["w"].compute()
-            np.testing.assert_array_equal(found, values + k)
-            s.add({"w": np.ones((3, 1001))})
-
-
-def test_edges_come_by_lane(client, monkeypatch):
-    counted = Counted(monkeypatch, "edges")
-    with dask.config.set({"daskps.ways.lane": False}):
-        taken(client, 2)
-    each = counted.messages // 2
-    assert (counted.lanes, counted.messages) == (0, 2 * each)
-    counted.messages = 0
-    taken(client, 8)
-    assert counted.lanes + counted.messages == 8 * each
-    assert counted.lanes >= 4 * each
-
-
-def test_an_edge_that_its_host_has_lost_by_lane(client, monkeypatch):
-    counted = Counted(monkeypatch, "edges")
-    counted.loses = True
-    taken(client, 8)
-    assert counted.messages >= counted.lost > 0
-
-
-def test_a_lane_that_is_cut_inside_of_an_edge(client, monkeypatch, cuts):
-    counted = Counted(monkeypatch, "edges")
-    taken(client, 8)
-    assert counted.messages >= len(cuts.positions) > 3

@@ -26,11 +26,10 @@ TO_HOSTS = {
     "host.changes": "row_changes",
     "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
-    "host.edges": "edges",
     "host.installing": "install",
     "host.reductions": "sums free end_graph",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
-    "host.saving": "write_checkpoint sees_file",
+    "host.saving": "write_checkpoint edges sees_file",
     "host.table_ids": "table_ids",
     "host.warming": "warm",
 }
