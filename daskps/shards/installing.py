@@ -16,11 +16,11 @@ from daskps.errors import LayoutError
 from daskps.kernels import id_hash, index_probe
 from daskps.kernels.row_moves import scatter
 from daskps.layout.buckets import bucket_rows, n_buckets
-from daskps.layout.spans import ROWS, TOUCHED, slot_area
 from daskps.optim.factors import of_word, to_word
+from daskps.shards.frozen_rows import any_table_at
 from daskps.shards.memory.format import EPOCH, PER_EPOCH, TICKS, VERSION
 from daskps.shards.memory.growth import reserve
-from daskps.shards.row_reads import not_any, table_at
+from daskps.shards.row_reads import table_at
 from daskps.shards.run_record import epochs_of
 
 if TYPE_CHECKING:
@@ -140,9 +140,7 @@ class Installation:
             If it is no table of any ids.
         """
         segment = self._segment
-        table = table_at(segment, position)
-        if (any_rows := table.any_rows) is None:
-            raise not_any(table)
+        table, any_rows = any_table_at(segment, position)
         counted, counts = candidates
         counted = np.ascontiguousarray(counted)
         for some in (ids, counted):
@@ -187,7 +185,7 @@ class Installation:
             segment.payload.copy(target, values)
             return
         table = table_at(segment, position)
-        target = _of_rows(table)[area]
+        target = table.by_area[area]
         rows, width = self._rows[position], target.shape[1]
         if not 0 <= start <= stop <= len(rows) * width or stop - start != len(values):
             raise ValueError(f"{len(values)} values for elements {span}")
@@ -199,15 +197,6 @@ class Installation:
             return
         data = np.ascontiguousarray(values).reshape(-1, width)
         scatter(target, rows[first:last], data, cache_dir=segment.cache_dir)
-
-
-def _of_rows(table: TableMemory) -> dict[str, Array]:
-    """Return the areas of a table of any ids that have something of each row."""
-    found = {ROWS: table.rows}
-    found |= {slot_area(i): slot for i, slot in enumerate(table.slots)}
-    if table.any_rows is not None:
-        found[TOUCHED] = table.any_rows.state.reshape(-1, 1)
-    return found
 
 
 def _check_ids(

@@ -21,8 +21,6 @@ from daskps.checkpoint.rules import StoredRule
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import cuts
 from daskps.cluster.host import installing, stores
-from daskps.cluster.host.held_copies import HeldShard
-from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.errors import (
@@ -30,6 +28,7 @@ from daskps.errors import (
     ConsistencyError,
     LayoutError,
 )
+from daskps.shards.frozen import BegunCopy, HeldShard
 from daskps.shards.steps import GRADIENT, Item, Ready, Step, Ticket
 from tests.cluster.saved import (
     blueprint,

@@ -191,8 +191,8 @@ MUTANTS = (
     Mutant(
         "task-that-runs-again-has-the-copy",
         "daskps.cluster.caller.snapshots:take_copies",
-        "if not isinstance(copy, ShardCopy):",
-        "if host is None:",
+        "if copy is None:",
+        "if host is None and copy:",
         ("tests/cluster/caller/test_snapshots.py::test_lost_worker_is_named",),
     ),
     Mutant(

@@ -146,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         "held-shards-that-went-on",
-        "daskps.cluster.host.held_copies:HeldShard.get",
+        "daskps.shards.frozen:HeldShard.get",
         "self._check()",
         "pass",
         (

@@ -32,20 +32,18 @@ MUTANTS = (
     ),
     Mutant(
         "copies-of-rows-that-change",
-        "daskps.shards.table_copies:copy_all_rows",
+        "daskps.shards.frozen_rows:copy_all_rows",
         "return found if header[ROWS_SEQUENCE] == sequence else None",
         "return found",
-        (
-            "tests/cluster/host/test_shard_copies.py::test_no_copy_is_made_of_rows_that_change",
-        ),
+        ("tests/shards/test_frozen.py::test_no_copy_is_made_of_rows_that_change",),
     ),
     Mutant(
         "copies-of-rows-by-number",
-        "daskps.shards.table_copies:_copy_all",
-        "gather(table.rows, numbers, found.rows, cache_dir=segment.cache_dir)",
-        "found.rows[:] = table.rows[: len(ids)]",
+        "daskps.shards.frozen_rows:_copy_all",
+        "gather(rows, numbers, array, cache_dir=segment.cache_dir)",
+        "array[:] = rows[: len(ids)]",
         (
-            "tests/cluster/host/test_shard_copies.py::test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile",
+            "tests/shards/test_frozen.py::test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile",
         ),
     ),
     Mutant(

@@ -11,14 +11,16 @@ from daskps.init import constant
 from daskps.kernels import id_hash
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
+from daskps.layout.spans import IDS, ROWS
 from daskps.layout.tables import AnyIds
+from daskps.shards.frozen_rows import copy_all_rows, room_for
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
+from daskps.shards.memory.undo import settle
 from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step, Ticket
-from daskps.shards.table_copies import all_rows
 from tests.kernels.compiling import kept
 from tests.shards.rowing import AddingRows
 
@@ -133,6 +135,14 @@ def slots_of(shard: Shard) -> dict[int, list[float]]:
     whole, of_row = (slot[rows] for slot in table.slots)
     assert (whole == of_row).all()
     return dict(zip(ids.tolist(), whole.tolist(), strict=True))
+
+
+def all_rows(segment: Segment, position: int) -> tuple[Any, Any]:
+    """The ids of a table of any ids, ascending, and their rows; under the lock."""
+    settle(segment)
+    copies = copy_all_rows(segment, segment.flip, [room_for(segment, position, 0)])
+    assert copies is not None
+    return copies[0].areas[IDS].reshape(-1), copies[0].areas[ROWS]
 
 
 def in_force(shard: Shard) -> bytes:

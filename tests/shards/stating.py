@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
 from daskps.kernels import id_hash
 from daskps.layout.arrays import Layout
 from daskps.layout.chunks import WHOLE
@@ -25,6 +24,7 @@ from daskps.layout.spans import (
     slot_area,
 )
 from daskps.layout.tables import UnboundedTable
+from daskps.shards.frozen import BegunCopy, FrozenShard
 from daskps.shards.installing import Counted, Installation
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
@@ -33,7 +33,7 @@ from daskps.shards.shard import Shard
 State = tuple[dict[tuple[str, str], Any], Counted]
 
 
-def copied(shards: Sequence[Shard], layout: Layout) -> list[ShardCopy]:
+def copied(shards: Sequence[Shard], layout: Layout) -> list[FrozenShard]:
     found = []
     for i, shard in enumerate(shards):
         begun = BegunCopy.of(shard.segment, layout, i, WHOLE)
@@ -57,7 +57,7 @@ def state_of(shards: Sequence[Shard], layout: Layout) -> State:
     )
 
 
-def spans_of(segment: Segment, copy: ShardCopy) -> Iterator[tuple[Any, Span]]:
+def spans_of(segment: Segment, copy: FrozenShard) -> Iterator[tuple[Any, Span]]:
     for at, piece in enumerate(segment.pieces):
         name = piece.parameter.name
         for area in (WEIGHTS, *map(slot_area, range(len(segment.slot_init[at])))):

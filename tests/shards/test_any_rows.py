@@ -13,6 +13,7 @@ from daskps.init import constant
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
 from daskps.shards.deputy import NotHereError
+from daskps.shards.frozen_rows import all_ids
 from daskps.shards.memory import areas, growth
 from daskps.shards.memory.format import GENERATION, VERSION
 from daskps.shards.memory.room import Own
@@ -21,7 +22,6 @@ from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.row_reads import RowsRead, copy_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
-from daskps.shards.table_copies import all_ids, all_rows
 from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.any_rowing import (
@@ -29,6 +29,7 @@ from tests.shards.any_rowing import (
     KINDS,
     NUM,
     Model,
+    all_rows,
     in_force,
     item,
     layout_of,

@@ -50,7 +50,7 @@ ALLOWED = {
     "shards/rounds/sums.py": "forms sums",
     "shards/rounds/unticked.py": "keeps what came before the tick",
     # The segment's own copy.
-    "cluster/host/shard_copies.py": "a copy of a segment",
+    "shards/frozen.py": "a copy of a segment",
     # No payload.
     "shards/cuts/cut.py": "rows of a report",
     "cluster/machine/pool.py": "a set of blocks",

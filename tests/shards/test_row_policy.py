@@ -11,17 +11,18 @@ from daskps.consistency import BSP
 from daskps.kernels import id_hash
 from daskps.layout.buckets import bucket_rows
 from daskps.shards.arrays.any_rows import AnyRows
+from daskps.shards.frozen_rows import all_ids
 from daskps.shards.memory import areas
 from daskps.shards.memory.format import VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Step
-from daskps.shards.table_copies import all_ids, all_rows
 from tests.invariants import validate
 from tests.shards.any_rowing import (
     EMB,
     Model,
+    all_rows,
     item,
     layout_of,
     made,

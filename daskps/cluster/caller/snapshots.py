@@ -13,12 +13,6 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.cuts import drop_cut, take_cut
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.host.shard_copies import (
-    ShardCopy,
-    nbytes_of,
-    rows_nbytes,
-    spans_of,
-)
 from daskps.cluster.host.snapshot_copies import CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
@@ -29,6 +23,11 @@ from daskps.layout.chunks import (
     shards_of,
 )
 from daskps.layout.spans import WEIGHTS, Span
+from daskps.shards.frozen import (
+    nbytes_of,
+    rows_nbytes,
+    spans_of,
+)
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> Copy
     host, found = HOSTS.get(task_link().node.address), {}
     for shard, key in keys:
         copy = None if host is None else host.snapshots.find(key)
-        if not isinstance(copy, ShardCopy):
+        if copy is None:
             raise SnapshotLostError(store, shard, owner, "no longer has the copy")
         found[shard] = copy
     return CopyGroup(found)

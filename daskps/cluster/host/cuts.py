@@ -12,8 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
-from daskps.cluster.host.held_copies import HeldShard
-from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
 from daskps.cluster.keys import copy_key, saved_key
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import OrderWire, pack_report
@@ -22,6 +20,7 @@ from daskps.errors import LayoutError
 from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
+from daskps.shards.frozen import BegunCopy, FrozenShard, HeldShard
 from daskps.shards.steps import Ready, Step, Ticket
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ async def copy_cut(
         name, lacking = _attempt(cut, attempt), tuple(lacks[hosted.index])
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, hosted, name, what)
-        made: ShardCopy | HeldShard
+        made: FrozenShard
         if claim.holds:
             made = await _hold(host, hosted, name, ready)
         else:
@@ -191,7 +190,7 @@ async def _copy(
     *,
     begun: BegunCopy,
     ready: Ready,
-) -> ShardCopy:
+) -> FrozenShard:
     """Copy a shard that has reached a cut, and release it."""
     # Without the mutex: pulls go on, and pushes cannot overwrite the flip that is read.
     read = partial(begun.read, hosted.shard.segment, ready.flip)

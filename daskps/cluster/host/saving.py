@@ -31,10 +31,9 @@ from daskps.layout.spans import CANDIDATES, IDS, Span
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from daskps.cluster.host.held_copies import HeldShard
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.shard_copies import ShardCopy
     from daskps.layout.arrays import Layout
+    from daskps.shards.frozen import FrozenShard
     from daskps.typing import Array
 
 #: Chunks that a host writes at the same time from copies; the other number is for held
@@ -58,7 +57,7 @@ class _Writing:
     owners: Sequence[str]
     keys: Sequence[str]
     #: Copies on this host.
-    copies: Mapping[int, ShardCopy | HeldShard]
+    copies: Mapping[int, FrozenShard]
     url: str
     options: Mapping[str, Any]
     chunks: Iterator[StoredChunk]
@@ -161,7 +160,7 @@ async def write_checkpoint(
     shards were held.
     """
     hosted = host.of(store)[0]
-    layout, mine, keys = hosted.layout, dict[int, "ShardCopy | HeldShard"](), []
+    layout, mine, keys = hosted.layout, dict[int, "FrozenShard"](), []
     for shard, (owner, version, *_) in enumerate(copies):
         keys.append(saved_key(cut, shard, version))
         if owner == host.worker.address:
@@ -276,7 +275,7 @@ def _counts(layout: Layout, copies: Sequence[Sequence[Any]]) -> Counts:
     return Counts(rows, candidates)
 
 
-def _counted(shard: int, copy: ShardCopy | HeldShard) -> list[Any]:
+def _counted(shard: int, copy: FrozenShard) -> list[Any]:
     of = copy.counted
     if of is None:
         raise ConsistencyError(f"the copy of shard {shard} is none of everything")

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.host.held_copies import HeldShard
-    from daskps.cluster.host.shard_copies import BegunCopy, ShardCopy
     from daskps.layout.spans import Span
+    from daskps.shards.frozen import BegunCopy, FrozenShard
     from daskps.typing import Array
 
 #: Copies of up to so many bytes together share one Dask task.
@@ -29,11 +28,11 @@ class CopyGroup:
 
     Parameters
     ----------
-    copies : mapping of int to ShardCopy
+    copies : mapping of int to FrozenShard
         Copies by shard.
     """
 
-    def __init__(self, copies: Mapping[int, ShardCopy]) -> None:
+    def __init__(self, copies: Mapping[int, FrozenShard]) -> None:
         self._copies = dict(copies)
 
     def __reduce__(self) -> Any:
@@ -64,7 +63,7 @@ class CutHere:
 
     #: Copies to be filled, by shard; and filled copies, by key.
     begun: dict[int, BegunCopy] = field(default_factory=dict)
-    copies: dict[str, ShardCopy | HeldShard] = field(default_factory=dict)
+    copies: dict[str, FrozenShard] = field(default_factory=dict)
     #: Whether there was no room for copies, so that the cut holds the shards instead.
     holds: bool = False
     #: The last attempt that has begun.
@@ -105,7 +104,7 @@ class Copies:
         """Return whether a cut was dropped; its late messages are refused."""
         return cut in self._over
 
-    def find(self, key: str) -> ShardCopy | HeldShard | None:
+    def find(self, key: str) -> FrozenShard | None:
         """Return the copy of a key; all copies made of one key are equal."""
         for claim in list(self._claims.values()):
             if key in claim.copies:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.copy_budget import kept
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import pack_array
-from daskps.shards.table_copies import all_ids
+from daskps.shards.frozen_rows import all_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

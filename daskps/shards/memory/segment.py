@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from daskps.layout.slots import has_master, of_weights
-from daskps.layout.spans import ROWS, WEIGHTS, slot_area
+from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.areas import (
     HEADER,
@@ -287,9 +287,7 @@ class Segment:
         """Return elements of rows, or of their slots, as they are now."""
         area, position, start, stop = span
         table = self.tables[position - len(self.pieces)]
-        slots = {slot_area(i): slot for i, slot in enumerate(table.slots)}
-        array: Array = (slots | {ROWS: table.rows})[area].reshape(-1)
-        return array[start:stop]
+        return table.by_area[area].reshape(-1)[start:stop]
 
     def copy(self, flip: int, parts: Sequence[tuple[Span, Array]]) -> bool:
         """Copy elements out without the lock; return whether all are of that flip."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from daskps.kernels import index_probe
 from daskps.kernels.row_log import TableRows, UndoLog, overlay
+from daskps.layout.spans import IDS, ROWS, TOUCHED, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.shards.arrays.any_rows import LOG_ROOM, AnyRows
 from daskps.shards.arrays.rows import RowBuffers, entries_of, flip_of, undo_word
@@ -103,6 +104,17 @@ class TableMemory(NamedTuple):
         end = len(self.rows) if self.any_rows is None else self.any_rows.end
         for slot, value in zip(self.slots, self.slot_init, strict=True):
             fill(slot[:end], value)
+
+    @property
+    def by_area(self) -> dict[str, Array]:
+        """What rows have, by area, each of two dimensions: of any ids also the ids."""
+        found = {ROWS: self.rows}
+        found |= {slot_area(i): slot for i, slot in enumerate(self.slots)}
+        if self.any_rows is not None:
+            found[IDS] = self.any_rows.keys.reshape(-1, 1)
+            if self.any_rows.is_stamped:
+                found[TOUCHED] = self.any_rows.state.reshape(-1, 1)
+        return found
 
     @property
     def rows(self) -> Array:

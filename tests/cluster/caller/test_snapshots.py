@@ -26,12 +26,12 @@ from daskps.cluster.caller import routes, snapshots
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.host import cuts, snapshot_copies
 from daskps.cluster.host.host import HOSTS
-from daskps.cluster.host.shard_copies import ShardCopy
 from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.layout.spans import WEIGHTS, Span
+from daskps.shards.frozen import FrozenShard
 from daskps.shards.memory.segment import Segment
 from tests.seams import bound_link, mutex_of, shards_of
 from tests.snapshot_oracle import Oracle, check
@@ -271,8 +271,8 @@ async def test_a_host_gives_no_edges_that_it_has_not(c, s, a):
     made = await daskps.create({"w": np.arange(6.0), "b": np.ones(2)}, client=c)
     host = HOSTS[a.address]
     span = Span(WEIGHTS, 0, 0, 6)
-    copy, [(_, into)] = ShardCopy.begin([(span, "float64")])
-    into[:] = np.arange(6)
+    memory, places = np.arange(6.0).view(np.uint8), {(WEIGHTS, 0): ("float64", 0, 6, 0)}
+    copy = FrozenShard(memory, places)
     host.snapshots.claim(made.uid, "cut").copies["key"] = copy
 
     async def ask(key, *span):

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.host import shard_copies
-from daskps.cluster.host.shard_copies import BegunCopy
 from daskps.kernels import row_moves
 from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
-from daskps.shards import table_copies
+from daskps.shards import frozen, frozen_rows
+from daskps.shards.frozen import BegunCopy
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD
@@ -73,7 +72,7 @@ def test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile():
 
 
 def test_a_table_that_has_outgrown_its_memory_is_copied(monkeypatch):
-    monkeypatch.setattr(shard_copies, "MORE_NBYTES", 0)
+    monkeypatch.setattr(frozen, "MORE_NBYTES", 0)
     shard = made(LAYOUT, 1)
     begun = BegunCopy.of(shard.segment, LAYOUT, 1, EMB)
     pushed(shard, 0, [(i, i) for i in range(50)])
@@ -109,7 +108,7 @@ def test_no_copy_is_made_of_rows_that_change(monkeypatch):
         if segment.flip == flip:
             pushed(shard, 1, [(3, 1), (4, 1), (5, 1)])
 
-    monkeypatch.setattr(table_copies, "gather", late)
+    monkeypatch.setattr(frozen_rows, "gather", late)
     assert begun.read(segment, flip) is None
     monkeypatch.undo()
     assert begun.read(segment, segment.flip) is not None

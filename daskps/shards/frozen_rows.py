@@ -1,0 +1,206 @@
+"""The rows of tables of any ids at one flip: copied, or read where they are.
+
+Nobody knows beforehand how many rows there will be: memory for copies is taken for those
+that are there and for some more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daskps.kernels.id_hash import hashes
+from daskps.kernels.row_moves import gather
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
+from daskps.shards.memory.areas import untouched
+from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
+from daskps.shards.memory.undo import settle
+from daskps.shards.row_reads import not_any, table_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.layout.spans import Span
+    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
+    from daskps.typing import Array
+
+
+@dataclass(frozen=True)
+class FrozenRows:
+    """The rows of a table of any ids, of its piece in a shard.
+
+    Before they are copied it is the memory for them.
+    """
+
+    position: int
+    #: What rows have by area, the ids among it, each of shape (n, width).
+    areas: Mapping[str, Array]
+    #: The ids without rows, and how often each was pushed, as rows.
+    candidates: Array
+    #: The seed of the hash in whose order the rows are read; None for the order that
+    #: they have.
+    seed: int | None = None
+    #: Where a cut holds the shard: which rows of its memory these are.
+    numbers: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.areas[IDS] if self.numbers is None else self.numbers)
+
+    def cut(self, n: int) -> FrozenRows:
+        """Return the first of them."""
+        return replace(self, areas={area: a[:n] for area, a in self.areas.items()})
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All memory that it has itself."""
+        if self.numbers is None:
+            return [*self.areas.values(), self.candidates]
+        return [self._order, self.candidates]
+
+    @cached_property
+    def _order(self) -> Array:
+        """The order of the hashes, found when it is first asked for."""
+        ids = self.areas[IDS].reshape(-1)
+        numbers = np.arange(len(ids)) if self.numbers is None else self.numbers
+        found: Array = numbers[np.argsort(hashes(ids[numbers], self.seed or 0))]
+        return found
+
+    def get(self, span: Span) -> Array:
+        """Return elements: by id ascending, or by the hash of the id.
+
+        Raises
+        ------
+        LookupError
+            For elements that it has not.
+        """
+        if span.area in (CANDIDATES, COUNTS):
+            counted: Array = self.candidates[int(span.area == COUNTS)]
+            check_span(span, 0, len(counted))
+            return counted[span.start : span.stop]
+        array = self.areas[span.area]
+        width = array.shape[1]
+        check_span(span, 0, len(self) * width)
+        if self.seed is None:
+            return array.reshape(-1)[span.start : span.stop]
+        # Sorted as it is read: one more copy of everything would take as much memory.
+        first, last = span.start // width, -(-span.stop // width)
+        found = array[self._order[first:last]].reshape(-1)
+        start = span.start - first * width
+        return found[start : start + span.stop - span.start]
+
+
+def check_span(span: Span, first: int, end: int) -> None:
+    """Refuse elements that are not among [first, end)."""
+    if not first <= span.start <= span.stop <= end:
+        raise IndexError(f"elements {span} of a copy that has {first} to {end}")
+
+
+def any_table_at(segment: Segment, position: int) -> tuple[TableMemory, AnyRows]:
+    """Return the table of any ids at a position.
+
+    Raises
+    ------
+    ProtocolError
+        If it is no table of any ids.
+    """
+    table = table_at(segment, position)
+    if table.any_rows is None:
+        raise not_any(table)
+    return table, table.any_rows
+
+
+def room_for(
+    segment: Segment, position: int, more: int, *, whole: bool = False
+) -> FrozenRows:
+    """Return memory for all rows of a table of any ids, and some that may come yet.
+
+    The memory for these is taken when it fills. With `whole` there is also place for
+    all else that belongs to rows.
+    """
+    table, any_rows = any_table_at(segment, position)
+    now, room = any_rows.n_rows, any_rows.n_rows + more
+
+    def place(like: Array) -> Array:
+        nbytes = room * like.dtype.itemsize * like.shape[1]
+        array = untouched(nbytes).view(like.dtype).reshape(room, like.shape[1])
+        array[:now] = 0
+        return array
+
+    wanted = table.by_area if whole else (IDS, ROWS)
+    areas = {area: place(table.by_area[area]) for area in wanted}
+    seed = any_rows.hash_seed if whole else None
+    return FrozenRows(position, areas, np.empty((2, 0), np.int64), seed)
+
+
+def held_rows(segment: Segment, flip: int, position: int) -> FrozenRows:
+    """Return all rows of a table of any ids where they are, while a cut holds them."""
+    table, any_rows = any_table_at(segment, position)
+    numbers = any_rows.index.rows(since=table.since(segment.record(flip)))
+    candidates = np.stack(any_rows.index.candidates(by_hash=True))
+    return FrozenRows(position, table.by_area, candidates, any_rows.hash_seed, numbers)
+
+
+def copy_all_rows(
+    segment: Segment, flip: int, wanted: Sequence[FrozenRows]
+) -> list[FrozenRows] | None:
+    """Copy all rows of tables of any ids out, without the lock.
+
+    For who holds back all that changes them: else there would be no end to it.
+
+    Parameters
+    ----------
+    segment : Segment
+        The shard's memory.
+    flip : int
+        That of which they are.
+    wanted : sequence of FrozenRows
+        Where they go; a table that has outgrown its memory is given other.
+
+    Returns
+    -------
+    list of FrozenRows or None
+        The copies; None where rows were being changed, or the flip is not the
+        last one.
+    """
+    header = segment.header
+    sequence = header[ROWS_SEQUENCE]
+    if sequence & 1 or header[FLIP] != flip:
+        return None
+    found = [_copy_all(segment, one) for one in wanted]
+    return found if header[ROWS_SEQUENCE] == sequence else None
+
+
+def _copy_all(segment: Segment, wanted: FrozenRows) -> FrozenRows:
+    table, any_rows = any_table_at(segment, wanted.position)
+    whole, lowest = wanted.seed is not None, table.since(segment.current)
+    if whole:
+        # In the order of memory: pushes wait for this, and not for what sorts it.
+        numbers = any_rows.index.rows(since=lowest)
+        ids = any_rows.keys[numbers]
+    else:
+        ids, numbers = any_rows.ids(lowest)
+    if len(ids) > len(wanted):
+        wanted = room_for(segment, wanted.position, len(ids), whole=whole)
+    found = wanted.cut(len(ids))
+    for area, array in found.areas.items():
+        if area == IDS:
+            array[:, 0] = ids
+        else:
+            rows = table.by_area[area]
+            gather(rows, numbers, array, cache_dir=segment.cache_dir)
+    if not whole:
+        return found
+    return replace(found, candidates=np.stack(any_rows.index.candidates(by_hash=True)))
+
+
+def all_ids(segment: Segment, position: int) -> Array:
+    """Return the ids of a table of any ids that have rows, ascending; under the lock."""
+    settle(segment)
+    table, any_rows = any_table_at(segment, position)
+    ids, _ = any_rows.ids(table.since(segment.current))
+    return ids
