@@ -15,17 +15,15 @@ import numpy as np
 
 from daskps.checkpoint.arrays import Counts
 from daskps.errors import IllegalStateError
-from daskps.kernels.row_values import mixed
-from daskps.layout.spans import Span
-from daskps.layout.tables import UnboundedTable
+from daskps.layout.chunks import Run, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from daskps.checkpoint.arrays import Member, StoredArray
     from daskps.layout.arrays import Layout
-    from daskps.layout.tables import Table
-    from daskps.typing import Array
+    from daskps.layout.spans import Span
+    from daskps.layout.tables import UnboundedTable
 
 
 class StoredChunk(NamedTuple):
@@ -62,22 +60,6 @@ class ChunkRead(NamedTuple):
     parts: tuple[ChunkPart, ...]
 
 
-class _Run(NamedTuple):
-    """Elements [start, stop) of an array that lie one behind the other in a shard."""
-
-    start: int
-    stop: int
-    shard: int
-    position: int
-    #: Index of the first element in the shard's piece.
-    at: int
-
-    def span(self, area: str, start: int, stop: int) -> Span:
-        """Return where some of them are in the shard."""
-        by = self.at - self.start
-        return Span(area, self.position, start + by, stop + by)
-
-
 def chunks_written(
     layout: Layout, arrays: Iterable[StoredArray], counts: Counts | None = None
 ) -> Iterator[StoredChunk]:
@@ -110,7 +92,7 @@ def chunks_written(
         yield from _chunks(array, iter(runs))
 
 
-def _chunks(array: StoredArray, runs: Iterator[_Run]) -> Iterator[StoredChunk]:
+def _chunks(array: StoredArray, runs: Iterator[Run]) -> Iterator[StoredChunk]:
     run = next(runs, None)
     for chunk in array.grid.chunks():
         parts = []
@@ -127,31 +109,12 @@ def _chunks(array: StoredArray, runs: Iterator[_Run]) -> Iterator[StoredChunk]:
 
 def _runs(
     layout: Layout, array: StoredArray, member: Member, counts: Counts
-) -> list[_Run]:
-    """Return where the elements of a member are, in order; none is empty."""
-    n, first, found = len(layout.parameters), member.start, []
-    if member.index < n:
-        for piece in layout.pieces_of[member.index]:
-            position = layout.positions[piece.shard, member.index]
-            start, stop = first + piece.start, first + piece.stop
-            found.append(_Run(start, stop, piece.shard, position, 0))
-        return found
-    of = _rows_by_shard(layout, layout.tables[member.index - n], array.area, counts)
-    for shard, rows in enumerate(of):
-        if rows:
-            position = layout.table_position(shard, member.index)
-            stop = first + rows * member.width
-            found.append(_Run(first, stop, shard, position, 0))
-            first = stop
-    return found
-
-
-def _rows_by_shard(
-    layout: Layout, table: Table, area: str, counts: Counts
-) -> Sequence[int]:
-    if isinstance(table, UnboundedTable):
-        return counts.of(table, area)
-    return [table.cut(layout.n_shards, s).n_rows for s in range(layout.n_shards)]
+) -> Iterator[Run]:
+    """Give where the elements of a member are, in order."""
+    n, index, n_rows = len(layout.parameters), member.index, None
+    if index >= n and not (table := layout.tables[index - n]).is_bounded:
+        n_rows = dict(enumerate(counts.of(table, array.area)))
+    return runs_of(layout, index, width=member.width, first=member.start, n_rows=n_rows)
 
 
 def chunks_read(
@@ -179,32 +142,17 @@ def chunks_read(
         for member in array.members:
             if member.index >= n and not layout.tables[member.index - n].is_bounded:
                 continue
-            run = _run_of(layout, array, member, shard)
-            if run is not None:
+            index, width = member.index, member.width
+            for run in runs_of(
+                layout, index, width=width, first=member.start, shard=shard
+            ):
                 parts += _parts(array, run)
         for path, of in groupby(parts, itemgetter(0)):
             found = tuple(part for _, part in of)
             yield ChunkRead(path, array.chunk_nbytes, array.dtype, found)
 
 
-def _run_of(
-    layout: Layout, array: StoredArray, member: Member, shard: int
-) -> _Run | None:
-    n, first = len(layout.parameters), member.start
-    if member.index < n:
-        position = layout.positions.get((shard, member.index))
-        if position is None:
-            return None
-        piece = layout.pieces[shard][position]
-        return _Run(first + piece.start, first + piece.stop, shard, position, 0)
-    rows = layout.table_pieces[shard][member.index - n]
-    start = first + rows.first_row * member.width
-    position = layout.table_position(shard, member.index)
-    run = _Run(start, start + rows.n_rows * member.width, shard, position, 0)
-    return run if rows.n_rows else None
-
-
-def _parts(array: StoredArray, run: _Run) -> Iterator[tuple[str, ChunkPart]]:
+def _parts(array: StoredArray, run: Run) -> Iterator[tuple[str, ChunkPart]]:
     for chunk in array.grid.chunks(run.start, run.stop):
         start, stop = max(run.start, chunk.start), min(run.stop, chunk.stop)
         span = run.span(array.area, start, stop)
@@ -232,31 +180,12 @@ def rows_read(
         In order.
     """
     wide = array.members[0].width
-    run = _Run(start * wide, stop * wide, 0, position, 0)
+    run = Run(0, position, start * wide, stop * wide)
     for path, part in _parts(array, run):
         yield ChunkRead(path, array.chunk_nbytes, array.dtype, (part,))
 
 
 # -- hashes of ids -------------------------------------------------------------
-
-
-def hashes(ids: Array, seed: int) -> Array:
-    """Return the hash of each id, by which rows are sorted.
-
-    Parameters
-    ----------
-    ids : ndarray, shape (k,), int64
-        Any.
-    seed : int
-        Of the table: `UnboundedTable.hash_seed`.
-
-    Returns
-    -------
-    ndarray, shape (k,), uint64
-        As :mod:`daskps.kernels.id_hash` has it; no two ids have the same.
-    """
-    found: Array = mixed(ids.view(np.uint64) ^ np.uint64(seed))
-    return found
 
 
 def hash_range(table: UnboundedTable, n_shards: int, shard: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Cuts of a parameter into whole rows near the borders of its shards.
+"""Runs: where elements are in the shards; chunks: whole rows near shards' borders.
 
 A row that ends in another shard is put together where most of it is.
 """
@@ -6,16 +6,90 @@ A row that ends in another shard is put together where most of it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from daskps.layout.spans import IDS, ROWS, WEIGHTS, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from daskps.layout.arrays import Layout
-    from daskps.layout.parameters import Parameter, Piece
+    from daskps.layout.parameters import Parameter
     from daskps.layout.tables import Table
+
+
+class Run(NamedTuple):
+    """Elements [start, stop) that lie one behind the other in a shard's piece."""
+
+    shard: int
+    position: int
+    start: int
+    stop: int
+
+    def span(self, area: str, start: int, stop: int) -> Span:
+        """Return where some of them are in the shard."""
+        return Span(area, self.position, start - self.start, stop - self.start)
+
+
+def runs_of(
+    layout: Layout,
+    index: int,
+    *,
+    width: int = 1,
+    first: int = 0,
+    shard: int | None = None,
+    n_rows: Mapping[int, int] | None = None,
+) -> Iterator[Run]:
+    """Give where the elements of a parameter or table are, in order; none is empty.
+
+    Parameters
+    ----------
+    layout : Layout
+        The store's.
+    index : int
+        Of the parameter or table.
+    width : int
+        Elements of a row of a table.
+    first : int
+        The number of the first element.
+    shard : int, optional
+        The only shard to look at; all by default.
+    n_rows : mapping of int to int, optional
+        For a table of any ids how many rows each shard has, as nothing but the shard
+        can say.
+    """
+    n, every = len(layout.parameters), range(layout.n_shards)
+    if index < n:
+        pieces = layout.pieces_of.get(index, ())
+        if shard is not None:
+            position = layout.positions.get((shard, index))
+            pieces = () if position is None else (layout.pieces[shard][position],)
+        for one in pieces:
+            position = layout.positions[one.shard, index]
+            yield Run(one.shard, position, first + one.start, first + one.stop)
+        return
+    for number in every if shard is None else (shard,):
+        piece = layout.table_pieces[number][index - n]
+        if n_rows is None:
+            start, rows = first + piece.first_row * width, piece.n_rows
+        else:
+            start, rows = first, n_rows.get(number, 0)
+            first += rows * width
+        if rows:
+            position = layout.table_position(number, index)
+            yield Run(number, position, start, start + rows * width)
+
+
+def parts_of(
+    runs: Iterable[Run], area: str, start: int, stop: int
+) -> tuple[tuple[int, Span], ...]:
+    """Return the shard and span of each part of elements [start, stop)."""
+    parts = []
+    for run in runs:
+        a, b = max(start, run.start), min(stop, run.stop)
+        if a < b:
+            parts.append((run.shard, run.span(area, a, b)))
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +107,18 @@ class Chunk:
 
 
 def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
-    """Cut a parameter that is not empty into whole rows near its shards' borders."""
-    pieces, shape = layout.pieces_of[parameter.index], parameter.shape
+    """Cut a parameter into whole rows near its shards' borders; an empty one has none."""
+    pieces, shape = layout.pieces_of.get(parameter.index, ()), parameter.shape
+    if not pieces:
+        return []
     rows = shape[0] if shape else 1
     width = pieces[-1].stop // rows
+    runs = [*runs_of(layout, parameter.index)]
     found, first = [], 0
     for piece in pieces:
         last = rows if piece is pieces[-1] else round(piece.stop / width)
         if last > first:
-            parts = _parts(layout, pieces, first * width, last * width)
+            parts = parts_of(runs, WEIGHTS, first * width, last * width)
             found.append(Chunk(last - first, parts))
             first = last
     return found
@@ -70,55 +147,21 @@ def any_tables(layout: Layout, index: int | None) -> list[Table]:
     return [t for t in layout.tables if not t.is_bounded and wanted in (None, t.index)]
 
 
-def chunks_of_table(layout: Layout, table: Table) -> list[Chunk]:
-    """Return the rows of each shard that has any; of these none is ever cut."""
-    found = []
-    for shard, pieces in enumerate(layout.table_pieces):
-        piece = pieces[table.index - len(layout.parameters)]
-        if piece.n_rows:
-            position = layout.table_position(shard, table.index)
-            found.append(
-                Chunk(piece.n_rows, ((shard, Span(ROWS, position, 0, piece.size)),))
-            )
-    return found
+def chunks_of_table(
+    layout: Layout,
+    table: Table,
+    n_rows: Mapping[int, int] | None = None,
+    area: str = ROWS,
+) -> list[Chunk]:
+    """Return the rows, or the ids, of each shard that has any; none is ever cut.
 
-
-def chunks_of_ids(
-    layout: Layout, table: Table, n_rows: Mapping[int, int]
-) -> list[tuple[Chunk, Chunk]]:
-    """Return ids and rows of each shard that has any, of a table of any ids.
-
-    Parameters
-    ----------
-    layout : Layout
-        The store's.
-    table : Table
-        The table.
-    n_rows : mapping of int to int
-        How many rows each shard has, as nothing but the shard can say.
-
-    Returns
-    -------
-    list of (Chunk, Chunk)
-        In the order of the shards.
+    `n_rows` has for a table of any ids the number of each shard's rows.
     """
-    found = []
-    for shard, n in sorted(n_rows.items()):
-        position = layout.table_position(shard, table.index)
-        ids, rows = Span(IDS, position, 0, n), Span(ROWS, position, 0, n * table.dim)
-        if n:
-            found.append((Chunk(n, ((shard, ids),)), Chunk(n, ((shard, rows),))))
-    return found
-
-
-def _parts(
-    layout: Layout, pieces: Sequence[Piece], start: int, stop: int
-) -> tuple[tuple[int, Span], ...]:
-    parts = []
-    for piece in pieces:
-        a, b = max(start, piece.start), min(stop, piece.stop)
-        if a < b:
-            position = layout.positions[piece.shard, piece.parameter.index]
-            span = Span(WEIGHTS, position, a - piece.start, b - piece.start)
-            parts.append((piece.shard, span))
-    return tuple(parts)
+    width, index = 1 if area == IDS else table.dim, table.index
+    return [
+        Chunk(
+            (run.stop - run.start) // width,
+            ((run.shard, run.span(area, run.start, run.stop)),),
+        )
+        for run in runs_of(layout, index, width=width, n_rows=n_rows)
+    ]

@@ -9,7 +9,7 @@ import numpy as np
 from dask.tokenize import tokenize
 
 from daskps.cluster.caller import snapshots
-from daskps.layout.chunks import chunks_of, chunks_of_ids, chunks_of_table
+from daskps.layout.chunks import chunks_of, chunks_of_table
 from daskps.layout.spans import IDS, ROWS, WEIGHTS
 from daskps.store.repr import snapshot_html, snapshot_line
 
@@ -168,7 +168,7 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
         A small layer of tasks over the futures of the copies.
     """
     pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
-    chunks = chunks_of(taken.layout, parameter) if pieces else []
+    chunks = chunks_of(taken.layout, parameter)
     about = _About(WEIGHTS, parameter.index, shape, parameter.dtype)
     return _array_of(taken, about, chunks, [p.shard for p in pieces], alone=alone)
 
@@ -183,14 +183,18 @@ def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
         about = _About(ROWS, table.index, (table.rows, table.dim), table.dtype)
         return _array_of(taken, about, chunks, [c.home for c in chunks], alone=alone)
     n_rows = taken.n_rows[table.index]
-    pairs, n = chunks_of_ids(taken.layout, table, n_rows), sum(n_rows.values())
-    of_ids = _About(IDS, table.index, (n,), "int64")
-    of_rows = _About(ROWS, table.index, (n, table.dim), table.dtype)
+    n = sum(n_rows.values())
     return tuple(
-        _array_of(taken, about, chunks, sorted(n_rows), alone=alone)
-        for about, chunks in (
-            (of_ids, [ids for ids, _ in pairs]),
-            (of_rows, [rows for _, rows in pairs]),
+        _array_of(
+            taken,
+            about,
+            chunks_of_table(taken.layout, table, n_rows, about.area),
+            sorted(n_rows),
+            alone=alone,
+        )
+        for about in (
+            _About(IDS, table.index, (n,), "int64"),
+            _About(ROWS, table.index, (n, table.dim), table.dtype),
         )
     )
 

@@ -17,12 +17,12 @@ from daskps.checkpoint.plan import (
     chunks_read,
     chunks_written,
     hash_range,
-    hashes,
     rows_near,
     rows_read,
 )
 from daskps.errors import IllegalStateError
 from daskps.init import constant
+from daskps.kernels.id_hash import hashes
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS, slot_area

@@ -12,11 +12,12 @@ from daskps import optim
 from daskps.checkpoint.arrays import Counts, stored_arrays
 from daskps.checkpoint.digests import StoredFile, digest
 from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
-from daskps.checkpoint.plan import chunks_written, hashes
+from daskps.checkpoint.plan import chunks_written
 from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.zarr import nodes
 from daskps.init import constant
 from daskps.kernels import id_hash
+from daskps.kernels.id_hash import hashes
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.layout.slots import PerRow, width
 from daskps.layout.spans import (

@@ -13,6 +13,7 @@ from daskps import ArraySpec, LayoutError, PushRejectedError, TableSpec, optim
 from daskps.cluster.host.rules import initial_slots
 from daskps.consistency import ASP, BSP, SSP
 from daskps.layout.arrays import Layout
+from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
@@ -54,7 +55,7 @@ def make(
     layout = Layout.build({"w": ((n,), np.dtype(dtype).name)}, 1)
     segment = Segment(layout, 0, {0: initial_slots(rule)}, durable=durable)
     first = np.linspace(-1, 1, n) if w is None else np.array(w)
-    segment.load(0, 0, first.astype(dtype))
+    segment.load(Span(WEIGHTS, 0, 0, len(first)), first.astype(dtype))
     bound = {0: optim.bind(rule, dtype, cache_dir=kept())}
     return Shard(segment, bound, 0, cache_dir=kept())
 

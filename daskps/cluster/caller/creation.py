@@ -26,14 +26,16 @@ from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import LayoutError, ShardLostError
+from daskps.layout.chunks import parts_of, runs_of
 from daskps.layout.slots import marked
+from daskps.layout.spans import ROWS, WEIGHTS
 from daskps.layout.tables import AnyIds
 from daskps.optim import Function
 from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distributed import Client
 
@@ -309,34 +311,22 @@ async def load(
     link: Link, meta: StoreMap, starts: Mapping[int, int], flats: Mapping[int, Array]
 ) -> None:
     """Write initial values, each from element `starts[index]` of its parameter on."""
-    rows: dict[str, list[Any]] = {}
+    rows, n = dict[str, list[Any]](), len(meta.layout.parameters)
     for index, flat in flats.items():
-        first = starts[index]
-        for shard, position, start, stop in runs_of(meta.layout, index):
-            a, b = max(first, start), min(first + len(flat), stop)
-            if a < b:
-                data = pack_array(flat[a - first : b - first])
-                row = [shard, position, a - start, data]
-                rows.setdefault(meta.owners[shard], []).append(row)
+        area, width, first = WEIGHTS, 1, starts[index]
+        if index >= n:
+            area, width = ROWS, meta.layout.tables[index - n].dim
+        runs = runs_of(meta.layout, index, width=width)
+        for shard, span in parts_of(runs, area, first, first + len(flat)):
+            data, flat = np.split(flat, [span.stop - span.start])
+            row = [shard, span, pack_array(data)]
+            rows.setdefault(meta.owners[shard], []).append(row)
     await gather(
         *(
             _control(link, meta, worker, "load", items=items)
             for worker, items in rows.items()
         )
     )
-
-
-def runs_of(layout: Layout, index: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield shard, position, start and stop of each piece of an array or table."""
-    if index < len(layout.parameters):
-        for piece in layout.pieces_of[index]:
-            position = layout.positions[piece.shard, index]
-            yield piece.shard, position, piece.start, piece.stop
-        return
-    for shard, pieces in enumerate(layout.table_pieces):
-        part = pieces[index - len(layout.parameters)]
-        start = part.first_row * part.table.dim
-        yield shard, layout.table_position(shard, index), start, start + part.size
 
 
 async def _load_collections(

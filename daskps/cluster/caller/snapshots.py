@@ -18,11 +18,11 @@ from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
 from daskps.layout.chunks import (
     any_tables,
-    chunks_of_ids,
+    chunks_of,
     chunks_of_table,
     shards_of,
 )
-from daskps.layout.spans import WEIGHTS, Span
+from daskps.layout.spans import IDS
 from daskps.shards.frozen import (
     nbytes_of,
     rows_nbytes,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.chunks import Chunk
-    from daskps.layout.tables import Table
     from daskps.typing import Array
 
 
@@ -185,38 +184,26 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
     a pair of ids and rows.
     """
     layout = taken.layout
-    flats = {v: np.empty(n, v.dtype) for v, n in layout.vectors.items()}
-    client = taken.client
-    futures = taken.groups
+    client, futures = taken.client, taken.groups
     copies = [] if client is None else await upstream.results(client, futures)
     by_key = {f.key: copy for f, copy in zip(futures, copies, strict=True)}
     groups = {shard: by_key[future.key] for shard, future in taken.futures.items()}
-    for shard, group in groups.items():
-        for position, piece in enumerate(layout.pieces[shard]):
-            start = piece.parameter.offset + piece.start
-            span = Span(WEIGHTS, position, 0, piece.size)
-            flat = flats[piece.parameter.vector]
-            flat[start : start + piece.size] = group.get(shard, span)
-    found = {
-        p.name: flats[p.vector][p.offset : p.offset + p.size].reshape(p.shape)
+
+    def joined(chunks: Sequence[Chunk], dtype: str, *shape: int) -> Array:
+        parts = [part for chunk in chunks for part in chunk.parts]
+        found = [groups[shard].get(shard, span) for shard, span in parts]
+        whole = np.concatenate(found) if found else np.empty(0, dtype)
+        return whole.reshape(shape)
+
+    found: dict[str, Any] = {
+        p.name: joined(chunks_of(layout, p), p.dtype, *p.shape)
         for p in layout.parameters
     }
     for table in layout.tables if tables else ():
-        found[table.name] = _rows(taken, table, groups)
+        n_rows = taken.n_rows.get(table.index)
+        rows = chunks_of_table(layout, table, n_rows)
+        found[table.name] = joined(rows, table.dtype, -1, table.dim)
+        if n_rows is not None:
+            ids = joined(chunks_of_table(layout, table, n_rows, IDS), "int64", -1)
+            found[table.name] = ids, found[table.name]
     return found
-
-
-def _rows(taken: Taken, table: Table, groups: Mapping[int, CopyGroup]) -> Any:
-    """Return all rows of a table; for a table of any ids, the ids and the rows."""
-
-    def joined(chunks: Sequence[Chunk], dtype: str) -> Array:
-        parts = [chunk.parts[0] for chunk in chunks]
-        found = [groups[shard].get(shard, span) for shard, span in parts]
-        return np.concatenate(found) if found else np.empty(0, dtype)
-
-    if table.is_bounded:
-        rows = joined(chunks_of_table(taken.layout, table), table.dtype)
-        return rows.reshape(-1, table.dim)
-    pairs = chunks_of_ids(taken.layout, table, taken.n_rows[table.index])
-    ids = joined([of for of, _ in pairs], "int64")
-    return ids, joined([of for _, of in pairs], table.dtype).reshape(-1, table.dim)

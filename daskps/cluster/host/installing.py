@@ -21,7 +21,6 @@ from daskps.checkpoint.plan import (
     ChunkRead,
     chunks_read,
     hash_range,
-    hashes,
     rows_near,
     rows_read,
 )
@@ -40,6 +39,7 @@ from daskps.errors import (
     StoreClosedError,
 )
 from daskps.init import constant
+from daskps.kernels.id_hash import hashes
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installing import Counted, Installation

@@ -15,7 +15,7 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import identity, unpack_item
+from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.packing import unpack_array
 from daskps.cluster.wire.wellformed import layout_of
 from daskps.errors import (
@@ -27,6 +27,7 @@ from daskps.errors import (
 )
 from daskps.init import fill
 from daskps.layout.arrays import counted
+from daskps.layout.spans import Span
 from daskps.row_init import fill_rows
 from daskps.shards.cuts.cut import has_applied
 from daskps.shards.memory.format import (
@@ -41,7 +42,6 @@ from daskps.shards.memory.format import (
 from daskps.shards.memory.segment import Segment
 from daskps.shards.run_record import delays_of, epochs_of
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ASSIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -211,37 +211,27 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
 
 @HOST.handles("load")
 async def load(
-    host: ShardHost, store: str, items: Sequence[tuple[int, int, int, Any]]
+    host: ShardHost,
+    store: str,
+    items: Sequence[tuple[int, tuple[str, int, int, int], Any]],
 ) -> None:
-    """Write initial values into shards that no caller sees yet; may be repeated."""
+    """Write initial values into shards that no caller sees yet; may be repeated.
+
+    Each item has a shard, the place of the values in it, and these.
+    """
 
     def write() -> None:
-        for shard, position, start, data in items:
-            hosted = host.get_shard(store, shard)
-            if position >= len(hosted.layout.pieces[shard]):
-                _load_rows(hosted, position, start, data)
-                continue
-            packed = position, start, data, None
-            item = unpack_item(hosted.layout, shard, packed, kind=ASSIGN, codec=None)
-            hosted.shard.segment.load(item.position, item.start, item.data)
+        for shard, span, data in items:
+            segment = host.get_shard(store, shard).shard.segment
+            try:
+                like = segment.view(segment.current, Span(*span))
+                segment.load(Span(*span), unpack_array(data, like.dtype.name))
+            except (LookupError, ValueError) as error:
+                raise PushRejectedError(
+                    f"{span} of shard {shard} takes no such values: {error}"
+                ) from error
 
     await host.in_thread(write)
-
-
-def _load_rows(hosted: HostedShard, position: int, start: int, data: Any) -> None:
-    """Write initial values of a table, from element `start` of its piece on."""
-    segment = hosted.shard.segment
-    number = position - len(segment.pieces)
-    if number >= len(segment.tables):
-        raise PushRejectedError(f"piece {position} of a shard of {position - number}")
-    rows = segment.tables[number].rows.reshape(-1)
-    array = unpack_array(data, rows.dtype.name)
-    if array.ndim != 1 or not 0 <= start <= len(rows) - len(array):
-        raise PushRejectedError(
-            f"{len(array)} elements at {start} do not fit the {len(rows)} of a table "
-            f"in shard {hosted.index}"
-        )
-    rows[start : start + len(array)] = array
 
 
 @HOST.handles("drop")

@@ -168,14 +168,23 @@ class Segment:
             for slot in self.copied[position]:
                 self.payload.copy(self.slots[0][position][slot], weights)
 
-    def load(self, position: int, start: int, data: Array) -> None:
-        """Write first weights of a piece from an element on, before anybody sees them."""
-        slots = self.slots[0][position]
-        for out in (
-            self.weights[0][position],
-            *(slots[j] for j in self.copied[position]),
-        ):
-            out[start : start + len(data)] = data
+    def load(self, span: Span, data: Array) -> None:
+        """Write first weights or rows of a piece, before anybody sees them.
+
+        Raises
+        ------
+        LookupError, ValueError
+            If there are none there, or not as many.
+        """
+        spans = [span]
+        if span.area == WEIGHTS:
+            copied = self.copied[span.position]
+            spans += [span._replace(area=slot_area(j)) for j in copied]
+        for one in spans:
+            out = self.view(self.current, one)
+            if out.shape != data.shape or span.stop - span.start != len(data):
+                raise ValueError(f"{len(data)} values for elements {span}")
+            out[:] = data
 
     @staticmethod
     def needed_nbytes(
