@@ -32,7 +32,7 @@ ALLOWED = {
     "shards": 8,
     "shards/memory": 1,
     "shards/rounds": 6,
-    "simulator": 13,
+    "simulator": 12,
     "store": 7,
     "training": 11,
     "training/overlap": 1,

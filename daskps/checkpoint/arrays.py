@@ -58,6 +58,20 @@ class Counts:
     #: How many ids each shard counts that have no row.
     candidates: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
+    @classmethod
+    def by_shard(
+        cls,
+        tables: Sequence[Table],
+        rows: Sequence[Sequence[int]],
+        candidates: Sequence[Sequence[int]],
+    ) -> Counts:
+        """Return the numbers that each shard has of each table of any ids, in order."""
+
+        def by_table(counts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+            return {t.index: [of[i] for of in counts] for i, t in enumerate(tables)}
+
+        return cls(by_table(rows), by_table(candidates))
+
     def of(self, table: Table, area: str) -> Sequence[int]:
         """Return how many rows or candidates of a table each shard has."""
         found = self.candidates if area in (CANDIDATES, COUNTS) else self.rows

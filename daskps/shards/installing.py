@@ -8,10 +8,11 @@ been in the shards that the state was taken from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.epochs import Epochs
 from daskps.errors import LayoutError
 from daskps.kernels import id_hash, index_probe
 from daskps.kernels.row_moves import scatter
@@ -26,7 +27,6 @@ from daskps.shards.run_record import epochs_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.epochs import Epochs
     from daskps.layout.spans import Span
     from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.memory.format import Record
@@ -63,6 +63,30 @@ class Counted:
         at = epochs_of(record)
         factors = factors_of(segment, flip)
         return cls(record.version, steps, record.clocks.tolist(), came, at, factors)
+
+    @classmethod
+    def joined(cls, every: Sequence[Counted]) -> Counted:
+        """Return the counts of all shards as those of the store.
+
+        A push whose process died half-way may have reached some shards only, and so may
+        a scaling of learning rates: the most steps count, and the least factor.
+        """
+        steps: dict[int, int] = {}
+        factors: dict[int, float] = {}
+        for one in every:
+            for index, n in one.steps.items():
+                factor = one.factors.get(index, 1.0)
+                steps[index] = max(n, steps.get(index, 0))
+                factors[index] = min(factor, factors.get(index, factor))
+        came: Any = np.sum([one.came for one in every], axis=0, dtype=np.int64).tolist()
+        return cls(
+            version=max(one.version for one in every),
+            steps=steps,
+            clocks=np.max([one.clocks for one in every], axis=0).tolist(),
+            came=came,
+            epochs=min((Epochs(*one.epochs) for one in every), key=lambda at: at.place),
+            factors=factors,
+        )
 
     def put(self, segment: Segment) -> None:
         """Have a new shard count on from here; of others' parameters nothing is taken."""

@@ -6,13 +6,14 @@ Each replaces something in the process that simulates, as a mistake would have i
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import Ending
-from daskps.cluster.host import adoption, saving
+from daskps.cluster.host import adoption
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.messages import Answer
@@ -20,6 +21,7 @@ from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
 from daskps.shards import producers, pushes, run_record
 from daskps.shards.cuts.cut import Cut
+from daskps.shards.installing import Counted
 from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
 from daskps.shards.shard import Shard
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.messages import Call
     from daskps.kernels.words_log import WordsLog
     from daskps.shards.memory.format import Record
+    from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Step, Ticket
     from daskps.typing import Array
 
@@ -155,13 +158,12 @@ def manifest_first() -> None:
 
 def epoch_counter_not_saved() -> None:
     """Save a store as if it had never been trained."""
-    count = saving._counted
+    count = Counted.of
 
-    def count_some(shard: int, copy: Any) -> list[Any]:
-        *counted, _, factor = count(shard, copy)
-        return [*counted, Epochs(), factor]
+    def count_some(segment: Segment, flip: int) -> Counted:
+        return replace(count(segment, flip), epochs=Epochs())
 
-    put(saving, _counted=count_some)
+    put(Counted, of=count_some)
 
 
 def half_of_a_log_put_back() -> None:

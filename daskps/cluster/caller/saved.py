@@ -9,12 +9,12 @@ from daskps.checkpoint.arrays import StoredArray, stored_arrays
 from daskps.checkpoint.digests import StoredFile
 from daskps.checkpoint.manifest import StoredParameter, StoredTable
 from daskps.checkpoint.rules import StoredRule
-from daskps.epochs import Epochs
 from daskps.layout.spans import CANDIDATES, IDS
 from daskps.layout.tables import UnboundedTable
+from daskps.shards.installing import Counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.checkpoint.arrays import Counts
     from daskps.cluster.host.rules import Rules
@@ -29,51 +29,16 @@ class OwnersSaid:
     files: Sequence[StoredFile]
     #: By path of a chunk of ids the hash that it begins with.
     begins: Mapping[str, int]
-    #: Steps by index of parameters and tables, the largest of all shards: a push whose
-    #: process died half-way may have reached some of them only.
-    steps: Mapping[int, int]
-    #: Clock of each table, the largest too: no row was touched at a later one.
-    clocks: Sequence[int]
-    came: Sequence[tuple[int, int]]
-    #: The place in the epochs of the shard that is furthest behind.
-    epochs: Epochs
-    #: Factors of learning rates, the least of all shards: the process that scaled them
-    #: last may have died half-way.
-    factors: Mapping[int, float]
+    #: The counts of the store.
+    counted: Counted
 
     @classmethod
-    def joined(cls, replies: Iterable[Mapping[str, Any]]) -> OwnersSaid:
+    def joined(cls, replies: Sequence[Mapping[str, Any]]) -> OwnersSaid:
         """Return the answers of all hosts as one."""
-        files: list[StoredFile] = []
-        begins: dict[str, int] = {}
-        steps: dict[int, int] = {}
-        clocks: dict[int, int] = {}
-        came: dict[int, tuple[int, int]] = {}
-        epochs: list[Epochs] = []
-        factors: dict[int, float] = {}
-        for reply in replies:
-            files += [StoredFile(*row) for row in reply["files"]]
-            begins |= dict(map(tuple, reply["begins"]))
-            for of_shard, of_tables, ids, at in reply["counted"]:
-                epochs.append(Epochs(*at))
-                for index, n, factor in of_shard:
-                    steps[index] = max(n, steps.get(index, 0))
-                    factors[index] = min(factor, factors.get(index, factor))
-                for i, n in enumerate(of_tables):
-                    clocks[i] = max(n, clocks.get(i, 0))
-                for i, (admitted, evicted) in enumerate(ids):
-                    before = came.get(i, (0, 0))
-                    came[i] = before[0] + admitted, before[1] + evicted
-        every = sorted(clocks)
-        return cls(
-            files=files,
-            begins=begins,
-            steps=steps,
-            clocks=[clocks[i] for i in every],
-            came=[came[i] for i in every],
-            epochs=min(epochs, key=lambda at: at.place),
-            factors=factors,
-        )
+        files = [StoredFile(*row) for reply in replies for row in reply["files"]]
+        begins = dict(tuple(row) for reply in replies for row in reply["begins"])
+        every = [Counted(*row) for reply in replies for row in reply["counted"]]
+        return cls(files, begins, Counted.joined(every))
 
 
 def contents(
@@ -94,7 +59,10 @@ def contents(
     parameters = tuple(
         StoredParameter(
             *(p.name, p.shape, p.dtype, number.get(p.index)),
-            *(said.steps.get(p.index, 0), said.factors.get(p.index, 1.0)),
+            *(
+                said.counted.steps.get(p.index, 0),
+                said.counted.factors.get(p.index, 1.0),
+            ),
         )
         for p in layout.parameters
     )
@@ -124,14 +92,14 @@ def _table(
     counts: Counts,
     said: OwnersSaid,
 ) -> StoredTable:
-    known: dict[str, Any] = {"steps": said.steps.get(table.index, 0)}
-    known["lr_factor"] = said.factors.get(table.index, 1.0)
-    known["clock"] = said.clocks[ordinal]
+    known: dict[str, Any] = {"steps": said.counted.steps.get(table.index, 0)}
+    known["lr_factor"] = said.counted.factors.get(table.index, 1.0)
+    known["clock"] = said.counted.clocks[ordinal]
     if isinstance(table, UnboundedTable):
         known["any_ids"] = table.of
         known["n_rows"] = sum(counts.rows[table.index])
         known["n_candidates"] = sum(counts.candidates[table.index])
-        known["admitted"], known["evicted"] = said.came[ordinal]
+        known["admitted"], known["evicted"] = said.counted.came[ordinal]
         of = {a.area: a for a in arrays if a.members[0].index == table.index}
         known["begins"] = _begins(of.get(IDS), said)
         known["candidate_begins"] = _begins(of.get(CANDIDATES), said)

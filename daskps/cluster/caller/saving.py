@@ -83,13 +83,8 @@ class WholeCut:
 
     def counts(self, tables: Sequence[Table]) -> Counts:
         """Return how many rows and candidates all shards have."""
-        rows = {t.index: [n[i] for *_, n, _ in self.copies] for i, t in _each(tables)}
-        more = {t.index: [n[i] for *_, n in self.copies] for i, t in _each(tables)}
-        return Counts(rows, more)
-
-
-def _each(tables: Sequence[Table]) -> list[tuple[int, Table]]:
-    return list(enumerate(tables))
+        rows = [of for *_, of, _ in self.copies]
+        return Counts.by_shard(tables, rows, [of for *_, of in self.copies])
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +212,7 @@ async def _write(
         )
         history = training.history
         if training.hear is not None:
-            history = await training.hear(said.epochs)
+            history = await training.hear(said.counted.epochs)
         counts = cut.counts(any_tables(meta.layout, WHOLE))
         manifest = Manifest(
             store="" if meta.session else meta.name,
@@ -226,9 +221,9 @@ async def _write(
             sequence=sequence,
             time=time.time(),
             seed=_seed(meta.layout.tables),
-            version=max((version for _, version, *_ in cut.copies), default=0),
+            version=said.counted.version,
             **contents(meta.layout, rules, counts, said),
-            epochs=said.epochs,
+            epochs=said.counted.epochs,
             progress=training.progress or run,
             history=history,
             files=(),

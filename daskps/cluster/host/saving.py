@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 #: again.
 IN_FLIGHT = 4
 IN_FLIGHT_HELD = 2
-#: How often to check whether a caller still waits for elements of a silent host.
-LOOK_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +49,6 @@ class _Writing:
 
     host: ShardHost
     store: str
-    cut: str
     layout: Layout
     #: For all shards: the host of the copy, and its key.
     owners: Sequence[str]
@@ -72,10 +69,6 @@ class _Writing:
         loop = asyncio.get_running_loop()
         for chunk in self.chunks:
             far = await self._fetch(chunk)
-            if self.host.snapshots.is_over(self.cut):
-                raise ConsistencyError(
-                    f"a save of store {self.store} was given up; nothing of it counts"
-                )
             file = await loop.run_in_executor(pool, self._write, chunk, far)
             self.files.append(file)
 
@@ -94,18 +87,11 @@ class _Writing:
         return found
 
     async def _ask(self, owner: str, wanted: Sequence[Any], shard: int) -> list[Any]:
-        worker = self.host.worker
-        asked = asyncio.ensure_future(worker.ask(owner, "edges", wanted=wanted))
         try:
-            while not (await asyncio.wait({asked}, timeout=LOOK_SECONDS))[0]:
-                if self.host.snapshots.is_over(self.cut):
-                    raise ConsistencyError("nobody waits for a save any more")
-            found: list[Any] = asked.result()
+            found: list[Any] = await self.host.worker.ask(owner, "edges", wanted=wanted)
         except OSError as error:
             why = f"died or cannot be reached ({error})"
             raise SnapshotLostError(self.store, shard, owner, why) from error
-        finally:
-            asked.cancel()
         return found
 
     def _write(
@@ -160,15 +146,21 @@ async def write_checkpoint(
     shards were held.
     """
     hosted = host.of(store)[0]
-    layout, mine, keys = hosted.layout, dict[int, "FrozenShard"](), []
+    layout, mine, keys, counted = hosted.layout, dict[int, "FrozenShard"](), [], []
     for shard, (owner, version, *_) in enumerate(copies):
         keys.append(saved_key(cut, shard, version))
         if owner == host.worker.address:
             if (copy := host.snapshots.find(keys[-1])) is None:
                 why = "no longer has the copy"
                 raise SnapshotLostError(hosted.name, shard, owner, why)
+            if copy.counted is None:
+                raise ConsistencyError(
+                    f"the copy of shard {shard} is none of everything"
+                )
             mine[shard] = copy
-    counts = _counts(layout, copies)
+            counted.append(astuple(copy.counted))
+    rows, candidates = [of for *_, of, _ in copies], [of for *_, of in copies]
+    counts = Counts.by_shard(any_tables(layout, WHOLE), rows, candidates)
     first = {index: with_marks(values, of) for index, values, of in slots}
 
     def plan() -> list[StoredChunk]:
@@ -178,13 +170,12 @@ async def write_checkpoint(
 
     url, options = where
     chunks = iter(await host.in_thread(plan))
-    holds = host.snapshots.claim(store, cut).holds
-    in_flight = IN_FLIGHT_HELD if holds else IN_FLIGHT
+    claim = host.snapshots.claim(store, cut)
+    in_flight = IN_FLIGHT_HELD if claim.holds else IN_FLIGHT
     pool = ThreadPoolExecutor(in_flight, thread_name_prefix="daskps-save")
     work = _Writing(
         host=host,
         store=hosted.name,
-        cut=cut,
         layout=layout,
         owners=[owner for owner, *_ in copies],
         keys=keys,
@@ -194,16 +185,23 @@ async def write_checkpoint(
         chunks=chunks,
     )
     try:
-        await _all_of(work, pool, in_flight)
+        claim.writing = asyncio.ensure_future(_all_of(work, pool, in_flight))
+        await claim.writing
         # Before this host reports the files: the manifest is written after that.
         await asyncio.get_running_loop().run_in_executor(pool, work.sync_names)
+    except asyncio.CancelledError:
+        if not host.snapshots.is_over(cut):
+            raise
+        raise ConsistencyError(
+            f"a save of store {hosted.name} was given up; nothing of it counts"
+        ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return {
-        "holds": holds,
+        "holds": claim.holds,
         "files": work.files,
         "begins": work.begins,
-        "counted": [_counted(shard, copy) for shard, copy in mine.items()],
+        "counted": counted,
     }
 
 
@@ -265,20 +263,3 @@ async def _all_of(work: _Writing, pool: ThreadPoolExecutor, in_flight: int) -> N
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _counts(layout: Layout, copies: Sequence[Sequence[Any]]) -> Counts:
-    rows, candidates = dict[int, list[int]](), dict[int, list[int]]()
-    for i, table in enumerate(any_tables(layout, WHOLE)):
-        rows[table.index] = [n_rows[i] for _, _, n_rows, _ in copies]
-        candidates[table.index] = [n[i] for *_, n in copies]
-    return Counts(rows, candidates)
-
-
-def _counted(shard: int, copy: FrozenShard) -> list[Any]:
-    of = copy.counted
-    if of is None:
-        raise ConsistencyError(f"the copy of shard {shard} is none of everything")
-    steps = [(i, n, of.factors.get(i, 1.0)) for i, n in of.steps.items()]
-    came = [list(one) for one in of.came]
-    return [steps, [*of.clocks], came, [*of.epochs]]

@@ -71,6 +71,14 @@ class CutHere:
     #: Releases the shards if the directory never does.
     lease: asyncio.TimerHandle | None = None
     expired: asyncio.Future[None] | None = None
+    #: Writes the chunks of a checkpoint, as long as the cut has not been dropped.
+    writing: asyncio.Future[None] | None = None
+
+    def end(self) -> None:
+        """Stop all that goes on for the cut."""
+        self.end_lease()
+        if self.writing is not None:
+            self.writing.cancel()
 
     def end_lease(self) -> None:
         """Stop the timer: the shards are released."""
@@ -116,7 +124,7 @@ class Copies:
         if cut is not None and cut not in self._over:
             self._over.append(cut)
         for key in [k for k in self._claims if k[0] == store and cut in (None, k[1])]:
-            self._claims.pop(key).end_lease()
+            self._claims.pop(key).end()
 
     def clear(self) -> None:
         """Free everything."""
