@@ -19,7 +19,7 @@ ALLOWED = {
     ".": 37,
     "benchmarks": 1,
     "checkpoint": 3,
-    "cluster": 15,
+    "cluster": 14,
     "cluster/caller": 14,
     "cluster/directory": 4,
     "cluster/host": 7,
@@ -33,7 +33,7 @@ ALLOWED = {
     "shards/memory": 1,
     "shards/rounds": 6,
     "simulator": 12,
-    "store": 7,
+    "store": 6,
     "training": 11,
     "training/overlap": 1,
 }

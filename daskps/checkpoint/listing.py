@@ -9,6 +9,7 @@ that were restored from it; resuming, and removing old checkpoints, keeps to one
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskps.checkpoint.digests import digest
@@ -40,14 +41,17 @@ class Entry(NamedTuple):
     is_unread: bool = False
 
 
-class FoundCheckpoint(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
     """A checkpoint that is to be read."""
 
     #: Of its folder.
     url: str
-    manifest: Manifest
-    #: Of the file of the manifest.
+    #: For its file system; they may be secrets.
+    options: StorageOptions = field(repr=False)
+    #: Of the file of the manifest, and what that says.
     digest: str
+    manifest: Manifest = field(repr=False)
 
 
 def number_of(folder: str) -> int:
@@ -203,8 +207,8 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
     storage = Storage(url, options)
     if is_one(url) or storage.has(MANIFEST):
         content = storage.read(MANIFEST)
-        return FoundCheckpoint(url, from_bytes(content), digest(content))
-    for found in _whole(url, storage):
+        return FoundCheckpoint(url, options, digest(content), from_bytes(content))
+    for found in _whole(url, storage, options):
         return found
     raise CheckpointError(
         f"no checkpoint at {storage.url}: no folder ckpt-... there has a {MANIFEST}; look "
@@ -225,7 +229,7 @@ def find_last(
         taken in silence.
     """
     storage = Storage(url, options)
-    for found in _whole(url, storage):
+    for found in _whole(url, storage, options):
         if found.manifest.lineage == lineage:
             return found
     raise CheckpointError(
@@ -234,14 +238,17 @@ def find_last(
     )
 
 
-def _whole(url: str, storage: Storage) -> Iterator[FoundCheckpoint]:
+def _whole(
+    url: str, storage: Storage, options: StorageOptions
+) -> Iterator[FoundCheckpoint]:
     """Give the checkpoints of an URL, the newest first; what cannot be read is an error."""
     for folder in _folders(storage):
         path = f"{folder}/{MANIFEST}"
         # One that was not written to its end is none, where no rename makes it whole.
         if storage.has(path) and not is_torn(content := storage.read(path)):
             manifest = from_bytes(content, folder)
-            yield FoundCheckpoint(f"{url}/{folder}", manifest, digest(content))
+            at = f"{url}/{folder}"
+            yield FoundCheckpoint(at, options, digest(content), manifest)
 
 
 def remove(storage: Storage, folder: str) -> None:

@@ -278,15 +278,12 @@ def restore(  # noqa: PLR0913 - the public contract
     link = current_link(client)
 
     async def make() -> ParameterStore:
-        found = await asyncio.to_thread(listing.find, at, options)
-        source = creation.CheckpointSource(
-            found.url, options, found.digest, found.manifest
-        )
+        source = await asyncio.to_thread(listing.find, at, options)
         where = Wanted(shards, servers, placement, name, overwrite, target)
         plan = restored(source, where=where, optimizer=optimizer, init=init)
         limit = seconds
         if timeout is DEFAULT and limit is not None:
-            limit += found.manifest.nbytes / SAVED_NBYTES_A_SECOND
+            limit += source.manifest.nbytes / SAVED_NBYTES_A_SECOND
         return await _made(link, plan, limit)
 
     return _opening(link.run_beside(make))

@@ -184,8 +184,7 @@ class Saves:
 
     async def load(self, folder: str, progress: Progress) -> None:
         """Load a checkpoint into the store, which is at version 0."""
-        described = progress.described
-        await filling.fill(self._shards, self._target, folder, described)
+        await filling.fill(self._shards, self._target, folder)
         self.saved = progress.epochs
         ended, within = self.saved.place
         logger.info(

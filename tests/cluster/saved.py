@@ -10,6 +10,7 @@ import numpy as np
 import daskps
 from daskps import init, optim
 from daskps.checkpoint.digests import digest
+from daskps.checkpoint.listing import FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.checkpoint.texts import from_bytes
 from daskps.cluster.caller import creation, saving
@@ -79,12 +80,12 @@ def save(store: Any, to: Path, **training: Any) -> tuple[Path, Manifest]:
     return to / name, manifest
 
 
-def source_of(folder: Path) -> creation.CheckpointSource:
+def source_of(folder: Path) -> FoundCheckpoint:
     text = (folder / MANIFEST).read_bytes()
-    return creation.CheckpointSource(str(folder), {}, digest(text), from_bytes(text))
+    return FoundCheckpoint(str(folder), {}, digest(text), from_bytes(text))
 
 
-def blueprint(source: creation.CheckpointSource, n_shards: int, **other: Any) -> Any:
+def blueprint(source: FoundCheckpoint, n_shards: int, **other: Any) -> Any:
     of = source.manifest
     every: Any = enumerate((*of.parameters, *of.tables))
     tables: Any = {

@@ -83,7 +83,7 @@ def hang() -> None:
     async def install(*_: Any) -> None:
         await asyncio.Event().wait()
 
-    vars(creation)["_install"] = install
+    vars(creation)["install"] = install
 
 
 def test_who_restores_it_is_killed(apart, tmp_path):

@@ -16,6 +16,7 @@ import daskps
 from daskps import optim
 from daskps.checkpoint import local_files, storage
 from daskps.checkpoint.arrays import stored_arrays
+from daskps.checkpoint.listing import FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.rules import StoredRule
 from daskps.cluster.caller import creation, saving
@@ -462,7 +463,7 @@ def test_too_little_memory_is_found_out_beforehand(here, tmp_path, monkeypatch):
         monkeypatch.setattr(worker, "memory_limit", 8 * 2**20)
     link = here.link
     asked = []
-    monkeypatch.setattr(creation, "_install", lambda *_: asked.append(1))
+    monkeypatch.setattr(creation, "install", lambda *_: asked.append(1))
     with pytest.raises(LayoutError, match="memory limit of 8,388,608"):
         restored(link, folder, 2)
     assert not asked
@@ -514,6 +515,6 @@ def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
 
 def test_options_are_told_to_nobody(here, tmp_path):
     target = saving.CheckpointTarget("memory://x", {"key": "S3CRET"})
-    source = creation.CheckpointSource("memory://x", {"key": "S3CRET"}, "", None)  # type: ignore[arg-type]  # its repr is all
+    source = FoundCheckpoint("memory://x", {"key": "S3CRET"}, "", None)  # type: ignore[arg-type]  # its repr is all
     assert "S3CRET" not in repr(target) + repr(source)
     assert Path(tmp_path).exists()

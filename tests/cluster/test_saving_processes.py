@@ -200,7 +200,7 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatc
         other.close()
         replaced(client, victim)
         names = {info.uid for info in daskps.list_stores()}
-        install = creation._install
+        install = creation.install
 
         async def dying(link: Any, meta: Any, source: Any) -> None:
             gone.append(meta.owners[-1])
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatc
             await install(link, meta, source)
 
         pids, gone = client.run(os.getpid), list[str]()
-        monkeypatch.setattr(creation, "_install", dying)
+        monkeypatch.setattr(creation, "install", dying)
         with pytest.raises(daskps.ShardLostError, match="while the store was made"):
             restored(link, folder, 2)
         assert {info.uid for info in daskps.list_stores()} == names

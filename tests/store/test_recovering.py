@@ -24,7 +24,7 @@ from tests.seams import left_behind
 from tests.support import until
 
 #: Makes the shards of a store that is restored.
-INSTALL = creation._install
+INSTALL = creation.install
 
 #: Hosts write and read files in threads of their own.
 pytestmark = pytest.mark.leaky
@@ -229,7 +229,7 @@ def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch, silent):
             await asyncio.to_thread(here.end, ended[0], silent=silent)
         return await install(link, meta, source)
 
-    monkeypatch.setattr(creation, "_install", dying)
+    monkeypatch.setattr(creation, "install", dying)
     here.end(store.placement[0])
     raises_once(store.pull)
     assert ended
@@ -253,7 +253,7 @@ def test_who_restores_it_dies(here, tmp_path, monkeypatch):
             await go_on.wait()
         return await install(link, meta, source)
 
-    monkeypatch.setattr(creation, "_install", slow)
+    monkeypatch.setattr(creation, "install", slow)
     sent, site = pickle.dumps(store), Site(here, "another-client")
     here.scheduler.clients[site.id] = here.scheduler.clients[here.client.id]
     other = WayIn(site, is_worker=False)
@@ -301,7 +301,7 @@ def test_a_store_that_is_deleted_meanwhile_stays_deleted(here, tmp_path, monkeyp
         with using(here.link):
             call()
 
-    monkeypatch.setattr(creation, "_install", deleting)
+    monkeypatch.setattr(creation, "install", deleting)
     here.end(store.placement[0])
     with pytest.raises(daskps.StoreClosedError, match="was deleted"):
         store.pull()
@@ -318,7 +318,7 @@ def test_a_call_whose_time_is_over_leaves_it_to_go_on(here, tmp_path, monkeypatc
         await go_on.wait()
         return await install(*args)
 
-    monkeypatch.setattr(creation, "_install", slow)
+    monkeypatch.setattr(creation, "install", slow)
     here.end(store.placement[0])
     with pytest.raises(TimeoutError, match="restored from its last checkpoint"):
         store.pull(timeout=0.2)

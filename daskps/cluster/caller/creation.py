@@ -6,13 +6,15 @@ import asyncio
 import gc
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps import config
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.storage import shown
 from daskps.cluster import upstream
 from daskps.cluster.caller.far import gather, locate
 from daskps.cluster.caller.lifetime import Hold
@@ -25,11 +27,12 @@ from daskps.cluster.keys import anchor_key, label_of, make_anchor
 from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS
-from daskps.errors import LayoutError, ShardLostError
+from daskps.errors import CheckpointError, LayoutError, ShardLostError
+from daskps.init import constant
 from daskps.layout.chunks import parts_of, runs_of
 from daskps.layout.slots import marked
 from daskps.layout.spans import ROWS, WEIGHTS
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import AnyIds, UnboundedTable
 from daskps.optim import Function
 from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
+    from daskps.checkpoint.listing import FoundCheckpoint
     from daskps.checkpoint.manifest import Manifest
     from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.layout.arrays import Layout
@@ -48,30 +52,6 @@ if TYPE_CHECKING:
 
 #: Dask's books charge at most this much for one anchor.
 ANCHOR_NBYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSource:
-    """The checkpoint that a store is made from."""
-
-    #: Of its folder.
-    url: str
-    #: For its file system; they may be secrets.
-    options: Mapping[str, Any] = field(repr=False)
-    #: The digest of its manifest's file, and the manifest.
-    digest: str
-    manifest: Manifest = field(repr=False)
-
-    @property
-    def rows_nbytes(self) -> int:
-        """About how many bytes rows of any ids take; a new store has no such rows."""
-        of, layout = self.manifest, self.manifest.layout(1)
-        pairs = zip(layout.tables, of.tables, strict=True)
-        return sum(
-            rows_nbytes(table, of.slots.get(table.index, ()), t.n_rows, t.n_candidates)
-            for table, t in pairs
-            if t.any_ids
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +83,7 @@ class Blueprint:
     seed: int
     overwrite: bool
     #: The checkpoint that all values come from, in place of initial ones.
-    source: CheckpointSource | None = None
+    source: FoundCheckpoint | None = None
     #: Addresses of workers, and indices of the parameters and tables cut over their
     #: shards alone.
     placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
@@ -164,7 +144,7 @@ async def _create(
     if plan.replaces is not None:
         places["replaces"] = plan.replaces.uid, plan.replaces.token
     # Hashes deal rows out evenly, about.
-    rows = 0 if plan.source is None else plan.source.rows_nbytes
+    rows = 0 if plan.source is None else _rows_nbytes(plan.source.manifest)
     wire = await _reserved(
         link,
         {
@@ -198,7 +178,7 @@ async def _create(
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
     if plan.source is not None:
-        await _install(link, meta, plan.source)
+        await install(link, meta, plan.source)
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
     # These tasks need nothing of the rules and the blocks of memory.
     slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
@@ -278,14 +258,62 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     return [segment for segments in found for segment in segments]
 
 
-async def _install(link: Link, meta: StoreMap, source: CheckpointSource) -> None:
-    """Have all owners read their shards' parts of a checkpoint."""
-    where = source.url, pack_options(source.options)
+def _rows_nbytes(of: Manifest) -> int:
+    """Return about how many bytes rows of any ids take; a new store has no such rows."""
+    pairs = zip(of.layout(1).tables, of.tables, strict=True)
+    return sum(
+        rows_nbytes(table, of.slots.get(table.index, ()), t.n_rows, t.n_candidates)
+        for table, t in pairs
+        if t.any_ids
+    )
+
+
+async def install(link: Link, meta: StoreMap, source: FoundCheckpoint) -> None:
+    """Have all owners read their shards' parts of a checkpoint, into a new store.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or if the store has other parameters.
+    """
+    check_parameters(meta, source.manifest, shown(source.url))
+    where = source.url, pack_options(source.options or {})
     about = {"where": where, "manifest": source.digest}
     every = (_control(link, meta, w, "install", **about) for w in meta.hosts)
     await gather(*every)
-    if run := source.manifest.progress.get("run"):
-        await link.directory("trained_by", uid=meta.uid, described=json.dumps(run))
+    run, lineage = source.manifest.progress.get("run"), source.manifest.lineage
+    described = json.dumps(run) if run else ""
+    told = {"described": described, "lineage": lineage}
+    await link.directory("trained_by", uid=meta.uid, **told)
+
+
+def check_parameters(meta: StoreMap, manifest: Manifest, folder: str) -> None:
+    """Refuse a checkpoint of a store with other parameters or tables."""
+    if _kept(manifest.layout(1)) != _kept(meta.layout):
+        raise made_otherwise(meta, folder, "parameters")
+
+
+def made_otherwise(meta: StoreMap, folder: str, what: str) -> CheckpointError:
+    """Return the refusal of a checkpoint that does not fit a store."""
+    return CheckpointError(
+        f"checkpoint {folder} was saved of a store with other {what} than "
+        f"{meta.name!r} has; make the store as it was, or save to another URL",
+        MANIFEST,
+    )
+
+
+def _kept(layout: Layout) -> list[object]:
+    """Return the parts of a layout that must be as they were saved.
+
+    All but the placement, and the first values of absent rows.
+    """
+    tables = [
+        replace(t, of=replace(t.of, init=constant(0.0)), shards=None)
+        if isinstance(t, UnboundedTable)
+        else replace(t, shards=None)
+        for t in layout.tables
+    ]
+    return [[(p.name, p.shape, p.dtype) for p in layout.parameters], tables]
 
 
 async def _control(

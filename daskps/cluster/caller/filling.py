@@ -10,14 +10,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint import listing
-from daskps.checkpoint.digests import check_content, digest
-from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.reading import faults
 from daskps.checkpoint.storage import Storage
-from daskps.checkpoint.texts import from_bytes
-from daskps.cluster.caller.far import gather
+from daskps.cluster.caller.creation import (
+    check_parameters,
+    install,
+    made_otherwise,
+)
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.wire.options import pack_options
-from daskps.errors import CheckpointError
 from daskps.layout.slots import marked
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.layout.arrays import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +62,7 @@ def _newest(meta: StoreMap, target: CheckpointTarget) -> tuple[str, Manifest] | 
     return None
 
 
-async def fill(
-    shards: ShardClient, target: CheckpointTarget, folder: str, described: str
-) -> None:
+async def fill(shards: ShardClient, target: CheckpointTarget, folder: str) -> None:
     """Load a checkpoint into all shards of a store, which goes on in its lineage.
 
     Parameters
@@ -76,8 +73,6 @@ async def fill(
         Where its checkpoints are.
     folder : str
         The one to load.
-    described : str
-        A description of the run that has trained it, for the directory.
 
     Raises
     ------
@@ -85,21 +80,10 @@ async def fill(
         If a file is missing or damaged, or if the store has other parameters or other
         optimizers; nothing was loaded then.
     """
-    link, meta = shards.link, shards.meta
-    sealed, manifest = await asyncio.to_thread(_verified, meta, target, folder)
-    where = target.folder(folder), pack_options(target.options)
-    about = {"store": meta.uid, "where": where, "manifest": sealed}
-    await gather(*(link.control(worker, "install", **about) for worker in meta.hosts))
-    lineage = manifest.lineage
-    told = {"described": described, "lineage": lineage}
-    await link.directory("trained_by", uid=meta.uid, **told)
-    meta.lineage = lineage
-
-
-def _shapes(layout: Layout) -> list[Any]:
-    """Return the shapes of parameters and tables; the owners compare all of them."""
-    arrays = [(p.name, p.shape, p.dtype) for p in layout.parameters]
-    return [*arrays, *((t.name, t.rows, t.dim, t.dtype) for t in layout.tables)]
+    meta = shards.meta
+    source = await asyncio.to_thread(_verified, meta, target, folder)
+    await install(shards.link, meta, source)
+    meta.lineage = source.manifest.lineage
 
 
 def _told(slots: Slots) -> dict[int, Any]:
@@ -115,27 +99,17 @@ def check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
     CheckpointError
         The message says what differs.
     """
-    slots = _told(Rules(meta.layout, meta.rules).slots)
-    for what, differs in (
-        ("parameters", _shapes(manifest.layout(1)) != _shapes(meta.layout)),
-        ("optimizers", _told(manifest.slots) != slots),
-    ):
-        if differs:
-            raise CheckpointError(
-                f"checkpoint {folder} was saved of a store with other {what} than "
-                f"{meta.name!r} has; make the store as it was, or save to another URL",
-                MANIFEST,
-            )
+    check_parameters(meta, manifest, folder)
+    if _told(manifest.slots) != _told(Rules(meta.layout, meta.rules).slots):
+        raise made_otherwise(meta, folder, "optimizers")
 
 
 def _verified(
     meta: StoreMap, target: CheckpointTarget, folder: str
-) -> tuple[str, Manifest]:
+) -> listing.FoundCheckpoint:
     """Read all of a checkpoint once: nothing undoes a load that ends half-way."""
-    storage = Storage(target.folder(folder), target.options)
-    content = storage.read(MANIFEST)
-    manifest = from_bytes(content, folder)
-    check_fits(meta, manifest, folder)
-    for file in manifest.files:
-        check_content(storage.read(file.path), file, manifest.parameter_of(file.path))
-    return digest(content), manifest
+    source = listing.find(target.folder(folder), target.options)
+    check_fits(meta, source.manifest, folder)
+    for error in faults(Storage(source.url, source.options), source.manifest):
+        raise error
+    return source

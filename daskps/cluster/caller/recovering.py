@@ -192,9 +192,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
         servers=turn["servers"],
         seed=manifest.seed,
         overwrite=False,
-        source=creation.CheckpointSource(
-            found.url, target.options, found.digest, manifest
-        ),
+        source=found,
         replaces=creation.Replaced(uid, turn["token"], said),
     )
     seconds = config.deadline()

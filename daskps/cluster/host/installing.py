@@ -7,7 +7,6 @@ needed; no caller has seen the shards by then.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,9 +24,9 @@ from daskps.checkpoint.plan import (
     rows_read,
 )
 from daskps.checkpoint.reading import read_file
-from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
+from daskps.cluster.host.saving import ThreadFiles
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
 from daskps.epochs import Epochs
@@ -38,7 +37,6 @@ from daskps.errors import (
     ProtocolError,
     StoreClosedError,
 )
-from daskps.init import constant
 from daskps.kernels.id_hash import hashes
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedTable
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     from daskps.checkpoint.plan import ChunkPart
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
 #: Files that a host reads at the same time.
@@ -63,25 +60,21 @@ _WHICH = (IDS, CANDIDATES, COUNTS)
 
 
 @dataclass(eq=False)
-class _Reading:
-    """The files of one checkpoint, as one host reads them."""
+class _Installing:
+    """The new shards of one host, and the checkpoint that they are filled from."""
 
-    url: str
-    options: Mapping[str, Any]
+    files: ThreadFiles
     #: The digest of the manifest when the caller read it.
     sealed: str
-    #: File systems by thread: threads must not share one.
-    local: threading.local = field(default_factory=threading.local)
+    hosted: Mapping[int, HostedShard]
+    manifest: Manifest = field(init=False)
+    into: Mapping[int, Installation] = field(init=False)
+    #: For each file the shards that need it, and their parts of it.
+    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
+        default_factory=lambda: iter(())
+    )
 
-    @property
-    def storage(self) -> Storage:
-        """The storage of the checkpoint, for this thread."""
-        if not hasattr(self.local, "storage"):
-            self.local.storage = Storage(self.url, self.options)
-        found: Storage = self.local.storage
-        return found
-
-    def manifest(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         """Return the manifest, which must be the one that the caller has read.
 
         Raises
@@ -89,7 +82,7 @@ class _Reading:
         CheckpointError
             If it is another one, or missing.
         """
-        content = self.storage.read(MANIFEST)
+        content = self.files.storage.read(MANIFEST)
         if digest(content) != self.sealed:
             raise CheckpointError(
                 f"{MANIFEST} is another one here than where the restore was asked for; "
@@ -98,36 +91,25 @@ class _Reading:
             )
         return from_bytes(content)
 
-    def content(self, manifest: Manifest, path: str, dtype: str) -> Array:
-        """Return the elements of a file, after a check of its digest."""
-        content = read_file(self.storage, manifest, manifest.file_at[path])
-        return np.frombuffer(content, dtype)
+    def content(self, read: ChunkRead) -> Array:
+        """Return the elements of a file, after a check of its digest.
 
-    def passing(self, manifest: Manifest, path: str, dtype: str) -> Array:
-        """Return the same in memory that this thread's next file overwrites."""
-        file = manifest.file_at[path]
-        room = getattr(self.local, "room", None)
-        if room is None or room.nbytes < file.nbytes:
-            room = self.local.room = np.empty(file.nbytes, np.uint8)
-        content = read_file(self.storage, manifest, file, room[: file.nbytes])
-        return np.frombuffer(content, dtype)
-
-
-@dataclass(eq=False)
-class _Installing:
-    """The new shards of one host, and their contents."""
-
-    reading: _Reading
-    manifest: Manifest
-    hosted: Mapping[int, HostedShard]
-    into: Mapping[int, Installation]
-    #: For each file the shards that need it, and their parts of it.
-    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
-        default_factory=lambda: iter(())
-    )
+        They are in memory that this thread's next file overwrites.
+        """
+        files, file = self.files, self.manifest.file_at[read.path]
+        if files.room.nbytes < file.nbytes:
+            files.room = np.empty(file.nbytes, np.uint8)
+        room = files.room[: file.nbytes]
+        content = read_file(files.storage, self.manifest, file, room)
+        return np.frombuffer(content, read.dtype)
 
     def begin(self) -> None:
         """Give rows to ids, and list the remaining files to read."""
+        self.manifest = self.read_manifest()
+        self.into = {
+            shard: Installation(hosted.shard.segment)
+            for shard, hosted in self.hosted.items()
+        }
         wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
         reads: dict[str, ChunkRead] = {}
         nodes = sorted(node_paths(self.manifest.arrays))
@@ -187,35 +169,35 @@ class _Installing:
     def _rows(self, reads: Iterable[ChunkRead]) -> Array:
         parts = [np.empty(0, np.int64)]
         for read in reads:
-            content = self.reading.content(self.manifest, read.path, read.dtype)
-            parts += [content[part.start : part.stop] for part in read.parts]
+            content = self.content(read)
+            parts += [content[part.start : part.stop].copy() for part in read.parts]
         return np.concatenate(parts)
 
     def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
         """Read a file, and write the needed parts of it to their shards."""
-        content = self.reading.passing(self.manifest, read.path, read.dtype)
+        content = self.content(read)
         for shard, part in wanted:
             self.into[shard].put(part.span, content[part.start : part.stop])
 
     def count(self) -> None:
         """Set the counters of the shards to their saved values."""
-        manifest = self.manifest
-        every: list[StoredParameter | StoredTable] = [*manifest.parameters]
-        every += manifest.tables
-        clocks = [table.clock for table in manifest.tables]
-        came = [(table.admitted, table.evicted) for table in manifest.tables]
+        of = self.manifest
+        every: list[StoredParameter | StoredTable] = [*of.parameters, *of.tables]
+        counted = Counted(
+            version=of.version,
+            steps={i: one.steps for i, one in enumerate(every)},
+            clocks=[table.clock for table in of.tables],
+            came=[(0, 0)] * len(of.tables),
+            epochs=Epochs(*of.epochs),
+            factors={i: one.lr_factor for i, one in enumerate(every)},
+        )
         for shard, hosted in self.hosted.items():
-            # These count for all shards of a table together: the first one gets them.
-            mine = came if shard == 0 else [(0, 0)] * len(came)
-            counted = Counted(
-                version=manifest.version,
-                steps={i: of.steps for i, of in enumerate(every)},
-                clocks=clocks,
-                came=mine,
-                epochs=Epochs(*manifest.epochs),
-                factors={i: of.lr_factor for i, of in enumerate(every)},
-            )
-            counted.put(hosted.shard.segment)
+            mine = counted
+            if shard == 0:
+                # These count for all shards of a table together.
+                came = [(table.admitted, table.evicted) for table in of.tables]
+                mine = replace(counted, came=came)
+            mine.put(hosted.shard.segment)
 
 
 @HOST.handles("install")
@@ -240,16 +222,10 @@ async def install(
             )
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-restore")
-    reading = _Reading(url, unpack_options(options), manifest)
+    files = ThreadFiles(url, unpack_options(options))
+    made = _Installing(files, manifest, hosted)
 
-    def begin() -> _Installing:
-        into = {i: Installation(one.shard.segment) for i, one in hosted.items()}
-        made = _Installing(reading, reading.manifest(), hosted, into)
-        _check_layout(made)
-        made.begin()
-        return made
-
-    async def read(made: _Installing) -> None:
+    async def read() -> None:
         for job in made.jobs:
             if store in host.dropped:
                 raise StoreClosedError(f"store {store} was undone while it was filled")
@@ -257,8 +233,8 @@ async def install(
 
     tasks = []
     try:
-        made = await loop.run_in_executor(pool, begin)
-        tasks = [asyncio.ensure_future(read(made)) for _ in range(IN_FLIGHT)]
+        await loop.run_in_executor(pool, made.begin)
+        tasks = [asyncio.ensure_future(read()) for _ in range(IN_FLIGHT)]
         await asyncio.gather(*tasks)
         await _has_memory(hosted.values())
         made.count()
@@ -287,29 +263,3 @@ async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
     said = [str(error) for of in taken if (error := of.exception()) is not None]
     if said:
         raise LayoutError(said[0])
-
-
-def _check_layout(made: _Installing) -> None:
-    """Refuse a checkpoint whose parameters differ from those of the store."""
-    for hosted in made.hosted.values():
-        saved = made.manifest.layout(hosted.layout.n_shards)
-        if _kept(saved) != _kept(hosted.layout):
-            raise CheckpointError(
-                f"the checkpoint has other parameters than store {hosted.name!r}, which "
-                f"is made from it; nothing was loaded",
-                MANIFEST,
-            )
-
-
-def _kept(layout: Layout) -> list[object]:
-    """Return the parts of a layout that must be as they were saved.
-
-    All but the placement, and the first values of absent rows.
-    """
-    tables = [
-        replace(t, of=replace(t.of, init=constant(0.0)), shards=None)
-        if isinstance(t, UnboundedTable)
-        else replace(t, shards=None)
-        for t in layout.tables
-    ]
-    return [[(p.name, p.shape, p.dtype) for p in layout.parameters], tables]

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,27 @@ IN_FLIGHT = 4
 IN_FLIGHT_HELD = 2
 
 
+class ThreadFiles(threading.local):
+    """Files of a checkpoint, for several threads: these must share no file system.
+
+    Parameters
+    ----------
+    url, options
+        As of :class:`~daskps.checkpoint.storage.Storage`.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        # Called in each thread that uses the object.
+        self._at = url, options
+        #: Memory that a thread reads into.
+        self.room = np.empty(0, np.uint8)
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The storage of this thread."""
+        return Storage(*self._at)
+
+
 @dataclass(eq=False, slots=True)
 class _Writing:
     """The chunks that one message makes a host write."""
@@ -55,14 +77,11 @@ class _Writing:
     keys: Sequence[str]
     #: Copies on this host.
     copies: Mapping[int, FrozenShard]
-    url: str
-    options: Mapping[str, Any]
+    to: ThreadFiles
     chunks: Iterator[StoredChunk]
     files: list[tuple[str, int, str]] = field(default_factory=list)
     #: The hash of the first id of each chunk of ids, by path.
     begins: list[tuple[str, int]] = field(default_factory=list)
-    #: File systems by thread: threads must not share one.
-    local: threading.local = field(default_factory=threading.local)
 
     async def write_all(self, pool: ThreadPoolExecutor) -> None:
         """Write one chunk after the other; several of these tasks share the chunks."""
@@ -110,15 +129,13 @@ class _Writing:
             pad = np.zeros(chunk.pad, chunk.dtype)
             content = np.concatenate([*values, pad])
         data = content.view(np.uint8).data
-        if not hasattr(self.local, "storage"):
-            self.local.storage = Storage(self.url, self.options)
-        self.local.storage.write(chunk.path, data)
+        self.to.storage.write(chunk.path, data)
         return chunk.path, data.nbytes, digest(data)
 
     def sync_names(self) -> None:
         """Sync the names of all written files to the disk."""
         if self.files:
-            Storage(self.url, self.options).sync_names(path for path, *_ in self.files)
+            self.to.storage.sync_names(path for path, *_ in self.files)
 
     def _hash_of(self, chunk: StoredChunk, first: Array) -> int:
         shard, span = chunk.parts[0]
@@ -180,8 +197,7 @@ async def write_checkpoint(
         owners=[owner for owner, *_ in copies],
         keys=keys,
         copies=mine,
-        url=url,
-        options=unpack_options(options),
+        to=ThreadFiles(url, unpack_options(options)),
         chunks=chunks,
     )
     try:
