@@ -22,7 +22,7 @@ from daskps.typing import Array
 from daskps.usercode import user_code
 
 #: One contribution: arrays and their weights, both by key.
-Node = tuple[dict[int, Array], dict[int, float]]
+Node = tuple[dict[Any, Array], dict[Any, float]]
 Reducer = Callable[[Array, Array], Array]
 #: Makes an array like ``np.empty(n, dtype)``.
 Empty = Callable[[int, Any], Array]
@@ -99,7 +99,7 @@ def merge(
     return left
 
 
-def mean(node: Node, empty: Empty = np.empty) -> dict[int, Array]:
+def mean(node: Node, empty: Empty = np.empty) -> dict[Any, Array]:
     """Divide each sum by its weight, once, at the root of the tree."""
     arrays, weights = node
     for key, value in arrays.items():
@@ -177,34 +177,92 @@ def fold(
     return merge(left, right, empty, combine) if left and right else left or right
 
 
-def reduce_all(
-    nodes: Mapping[int, Node], size: int, reduce: str | Reducer
-) -> dict[int, Array]:
-    """Reduce the contributions of one round, given all at once.
+class Reduction:
+    """One reduction over P ranks, which come in any order.
+
+    Of sums, nodes of the tree that are complete are added up at once: at most
+    ceil(P / 2) + 1 arrays of a key are held. A function gets all of them at the end.
 
     Parameters
     ----------
-    nodes : mapping of int to node
-        Contributions by rank, consumed. For "mean" the arrays are already
-        multiplied by their weights.
     size : int
         Number of ranks P.
-    reduce : "mean", "sum" or callable
-        A callable gets the arrays stacked, shape (P', n), and the weights, shape
-        (P',), float64, of the ranks that delivered the key, in rank order.
-
-    Returns
-    -------
-    dict of int to ndarray
-        The reduced array of every key that any rank delivered.
+    reduce : "mean", "sum", "max", "min" or callable
+        For "mean" the arrays are already multiplied by their weights. A callable gets
+        the arrays stacked, shape (P', n), and the weights, shape (P',), float64, of the
+        ranks that delivered the key, in rank order.
+    empty : callable, optional
+        Makes the arrays of sums.
     """
-    if callable(reduce):
-        return _reduce_by(nodes, reduce)
-    total = fold({(r, r + 1): n for r, n in nodes.items()}, 0, size) or ({}, {})
-    return mean(total) if reduce == "mean" else total[0]
+
+    def __init__(
+        self, size: int, reduce: str | Reducer, empty: Empty = np.empty
+    ) -> None:
+        self.size, self.reduce, self._empty = size, reduce, empty
+        self.present: set[int] = set()
+        self.absent: set[int] = set()
+        self.nodes: dict[tuple[int, int], Node] = {}
+
+    def add(self, node: Node, lo: int, hi: int = 0) -> bool:
+        """Take the node of the ranks [lo, hi), or of one; return whether all are in.
+
+        Arrays that may be written to are the reduction's own from then on.
+        """
+        hi = hi or lo + 1
+        self.nodes[lo, hi] = node
+        self.present.update(range(lo, hi))
+        self.absent -= self.present
+        if isinstance(self.reduce, str):
+            known = self.present | self.absent
+            for first, last, _, _ in path(lo, self.size):
+                if not known.issuperset(range(first, last)):
+                    break
+                if last - first > hi - lo:
+                    self._merge(first, last)
+        return self.complete
+
+    def leave_out(self, rank: int) -> bool:
+        """Wait for a rank no longer; return whether all others are in."""
+        if rank not in self.present:
+            self.absent.add(rank)
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether no rank is waited for, and at least one has come."""
+        known = len(self.present) + len(self.absent)
+        return bool(self.present) and known >= self.size
+
+    def take(self) -> dict[Any, Array]:
+        """Return the reduced array of every key that any rank delivered."""
+        if callable(self.reduce):
+            return _reduce_by({lo: n for (lo, _), n in self.nodes.items()}, self.reduce)
+        total = self._merge(0, self.size)
+        with np.errstate(all="ignore"):
+            return mean(total, self._empty) if self.reduce == "mean" else total[0]
+
+    def _merge(self, lo: int, hi: int) -> Node:
+        """Add up what has come of the ranks [lo, hi), and keep the sum alone."""
+        combine = OPERATIONS[str(self.reduce)]
+        with np.errstate(all="ignore"):
+            node = fold(self.nodes, lo, hi, self._empty, combine=combine) or ({}, {})
+        for span in [span for span in self.nodes if lo <= span[0] < hi]:
+            del self.nodes[span]
+        self.nodes[lo, hi] = node
+        return node
 
 
-def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[int, Array]:
+def reduce_all(
+    nodes: Mapping[int, Node], size: int, reduce: str | Reducer
+) -> dict[Any, Array]:
+    """Reduce the contributions of one round by rank, given all at once, and consumed."""
+    found = Reduction(size, reduce)
+    for rank, node in nodes.items():
+        found.add(node, rank)
+    return found.take()
+
+
+def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[Any, Array]:
     keys = sorted({key for arrays, _ in nodes.values() for key in arrays})
     found = {}
     for key in keys:

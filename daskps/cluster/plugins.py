@@ -13,8 +13,6 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
-    aggregating,
-    allreduce,
     changes,
     cuts,
     installing,
@@ -44,8 +42,6 @@ EXTENSION = "daskps-directory"
 #: Modules that serve messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
-    aggregating,
-    allreduce,
     owner_steps,
     changes,
     stores,

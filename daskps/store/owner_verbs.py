@@ -112,10 +112,9 @@ class Owned(Handle):
                 raise ValueError("the contributions name no parameter to leave")
             taker, source = await into._taker(shards.link, deadline)  # noqa: SLF001 (ours)
             check_same_layout(shards.meta, taker.meta)
-            reply = await aggregate_into(
+            return await aggregate_into(
                 taker, arrays, reduce, source=source, deadline=deadline
             )
-            return reply.version
 
         return self._with_shards(work, timeout, "an aggregate")
 

@@ -31,7 +31,7 @@ ALLOWED = {
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/trainer_step.py": "the caller's gradients, which it may change",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
-    "cluster/host/aggregating.py": "what contributions come to",
+    "cluster/host/collectives.py": "what contributions come to",
     "cluster/host/owner_steps.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/host/contributed_rows.py": "rows of them",

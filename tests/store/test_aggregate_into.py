@@ -9,7 +9,7 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.cluster.host.kept_aggregates import KEPT_SECONDS, KeptAggregates
+from daskps.cluster.host.collectives import KEPT_SECONDS, Collectives
 from daskps.errors import ContributionLostError
 from tests.support import mostly_inside
 
@@ -78,16 +78,16 @@ def test_what_a_function_raises_is_not_taken_for_a_host_out_of_reach(way, error)
 
 @inside
 def test_where_a_part_was_lost_it_is_reduced_again(way, monkeypatch):
-    find = KeptAggregates.find
+    find = Collectives.pieces
     lost: list[str] = []
 
-    def forgets(self, token):
+    def forgets(self, token, shards):
         if len(lost) < 2:
             lost.append(token)
-            self.drop(token)
-        return find(self, token)
+            self.drop_pieces(token)
+        return find(self, token, shards)
 
-    monkeypatch.setattr(KeptAggregates, "find", forgets)
+    monkeypatch.setattr(Collectives, "pieces", forgets)
     with store_of() as store:
         assert store.aggregate([{"w": np.ones(9)}], into=store) == 1
         assert (store["w"].pull() == 1).all()
@@ -132,15 +132,15 @@ def test_a_run_in_rounds_has_the_store_to_itself(way):
 
 
 def test_what_nobody_comes_for_is_dropped(monkeypatch):
-    kept, now = KeptAggregates(), [0.0]
+    kept, now = Collectives(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    kept.keep("a", {})
-    kept.keep("b", {(0, 0): np.ones(1)})
-    assert kept.find("b")[0, 0] == 1
+    kept.keep_pieces("a", {})
+    kept.keep_pieces("b", {(0, 0): np.ones(1)})
+    assert kept.pieces("b", [0])[0, 0] == 1
     now[0] = KEPT_SECONDS + 1
-    kept.keep("c", {})
+    kept.keep_pieces("c", {})
     for token in ("a", "b"):
         with pytest.raises(ContributionLostError):
-            kept.find(token)
-    kept.drop("c")
-    kept.drop("c")
+            kept.pieces(token, [0])
+    kept.drop_pieces("c")
+    kept.drop_pieces("c")

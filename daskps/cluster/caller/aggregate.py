@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.caller.routes import Reply, route_of
+from daskps.cluster.caller.owner_steps import take_each
+from daskps.cluster.caller.routes import route_of
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.packing import pack_array, unpack_array
-from daskps.errors import ContributionLostError, DaskPSError, LayoutError
+from daskps.errors import DaskPSError, LayoutError
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
+    from daskps.version import Version
 
 #: One contribution's rows for one host: shard, position of the piece, data.
 PartRows = list[tuple[int, int, Any]]
@@ -36,15 +39,7 @@ async def aggregate(
 ) -> dict[str, Array]:
     """Return the reduced arrays by name, in the compute dtype of the parameters."""
     meta = shards.meta
-    pickled = dumps(reduce)
-
-    def plan() -> dict[str, dict[str, Any]]:
-        return {
-            worker: {"contributions": rows, "reduce": pickled}
-            for worker, rows in _by_host(meta, contributions).items()
-            if any(rows)
-        }
-
+    plan = partial(_by_host, meta, contributions, reduce=dumps(reduce))
     found = await shards.control_each("aggregate", plan, deadline)
     wanted = {index for arrays in contributions for index in arrays}
     parameters = [p for p in meta.layout.parameters if p.index in wanted]
@@ -80,46 +75,27 @@ async def aggregate_into(
     *,
     source: Producer,
     deadline: Deadline,
-) -> Reply:
+) -> Version:
     """Leave the reduced arrays with the shards; return the versions that this led to.
 
     Each host keeps its reduced arrays until all hosts have theirs: a failure on one
     host, as of a function of the user's, changes no shard. Then the shards take the
     arrays, under one number of the producer: a message that is sent again counts once.
     """
-    meta, link = shards.meta, shards.link
-    pickled, indices = dumps(reduce), {i: None for of in contributions for i in of}
-    route = route_of(meta, tuple(indices), ())
-    async with source.turn_async(deadline, shards.settle, route.slices) as turn:
-        await link.within(
-            lambda: source.identify(link), deadline.remaining(), deadline.what
-        )
-        identity = source.id, *turn
-        while True:
-            token = uuid.uuid4().hex
+    meta, pickled = shards.meta, dumps(reduce)
+    indices = {index: None for of in contributions for index in of}
+    route, token = route_of(meta, tuple(indices), ()), uuid.uuid4().hex
 
-            def reduces(token: str = token) -> dict[str, dict[str, Any]]:
-                found = _by_host(meta, contributions).items()
-                how = {"reduce": pickled, "token": token}
-                return {w: {"contributions": r, **how} for w, r in found if any(r)}
+    async def reduces() -> dict[str, str]:
+        plan = partial(_by_host, meta, contributions, reduce=pickled, token=token)
+        await shards.control_each("aggregate", plan, deadline)
+        return {"token": token}
 
-            try:
-                await shards.control_each("aggregate", reduces, deadline)
-                rows = await shards.ask_owners(
-                    *("take_aggregate", route.slices, shards.with_generation, deadline),
-                    key="generations",
-                    token=token,
-                    identity=identity,
-                    touched=route.touched,
-                )
-            except ContributionLostError:
-                # A worker died in between: the other hosts know which arrays they have
-                # taken.
-                deadline.left()
-                continue
-            finally:
-                _drop(shards, token)
-            return Reply([(shard, version) for shard, version in rows])
+    what = "take_aggregate", {"touched": route.touched}, tuple(route.slices)
+    try:
+        return await take_each(shards, source, what, deadline, before=reduces)
+    finally:
+        _drop(shards, token)
 
 
 def _drop(shards: ShardClient, token: str) -> None:
@@ -135,8 +111,9 @@ def _drop(shards: ShardClient, token: str) -> None:
 
 
 def _by_host(
-    meta: StoreMap, contributions: Sequence[Mapping[int, Array]]
-) -> dict[str, list[PartRows]]:
+    meta: StoreMap, contributions: Sequence[Mapping[int, Array]], **how: Any
+) -> dict[str, dict[str, Any]]:
+    """Return the message to each host that gets a part of any contribution."""
     where = meta.where
     hosts: dict[str, list[PartRows]] = {
         w: [[] for _ in contributions] for w in where.hosts
@@ -147,4 +124,4 @@ def _by_host(
                 (shard, position, pack_array(arrays[index][start:stop]))
                 for position, index, start, stop in of
             ]
-    return hosts
+    return {w: {"contributions": of, **how} for w, of in hosts.items() if any(of)}

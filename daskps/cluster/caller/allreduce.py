@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.host.allreduce import shard_of
 from daskps.cluster.host.collectives import Offered, WholeResult, check_alike
 from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.reductions import shard_of
 from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.errors import ConsistencyError, DaskPSError
 
@@ -253,14 +253,7 @@ class Allreduces:
             worker = owners[shard_of(part, asked.parts, n_shards)]
             packed = None if is_there else asked.packed(part)
             of.setdefault(worker, []).append((part, packed))
-        about = {
-            "number": asked.number,
-            "floor": asked.floor,
-            "operation": asked.brought.op,
-            "brought": asked.brought.arrays,
-            "clock": asked.brought.clock,
-            "parts": asked.parts,
-        }
+        about = asked.number, asked.floor, asked.parts, tuple(asked.brought)
         who = {"run": self._run, "rank": self._rank, "wait_seconds": seconds}
         return {w: {**who, "asked": about, "given": given} for w, given in of.items()}
 
@@ -299,15 +292,13 @@ class Allreduces:
             Where the shards' hosts wait for trainers that had the result and are past
             it, and nobody has the result any more.
         """
-        told, brought = await self._tell(deadline), asked.brought
+        told = await self._tell(deadline)
         is_lost: bool = waits and told["is_past"]
         about = {
             "store": self._shards.meta.uid,
             "run": self._run,
             "number": asked.number,
-            "operation": brought.op,
-            "brought": brought.arrays,
-            "clock": brought.clock,
+            "offered": tuple(asked.brought),
         }
         seconds = PEER_SECONDS + sum(f.nbytes for f in asked.flats) / PEER_NBYTES
         for worker in told["workers"]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.cluster.caller.routes import runs_of
 from daskps.cluster.wire.packing import unpack_error
-from daskps.errors import DaskPSError
+from daskps.errors import ContributionLostError, DaskPSError
 from daskps.layout.arrays import counted
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.producer import Producer
@@ -146,6 +146,8 @@ async def take_each(
     source: Producer,
     what: tuple[str, Mapping[str, Any], Sequence[int]],
     deadline: Deadline,
+    *,
+    before: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
 ) -> Version:
     """Have shards do something once, under one number, wherever they move to.
 
@@ -159,6 +161,9 @@ async def take_each(
         The message to the hosts, its arguments for all of them, and the shards.
     deadline : Deadline
         Its end.
+    before : callable, optional
+        Prepares the step and returns more arguments of the message; called again where
+        a host has lost its part.
 
     Returns
     -------
@@ -176,7 +181,15 @@ async def take_each(
         if not source.id:
             await source.identify(shards.link)
         of, about = shards.with_generation, {**more, "identity": (source.id, *turn)}
-        rows = await shards.ask_owners(method, wanted, of, deadline, **about)
+        while True:
+            try:
+                if before is not None:
+                    about |= await before()
+                rows = await shards.ask_owners(method, wanted, of, deadline, **about)
+                break
+            except ContributionLostError:
+                # Shards that have taken the step know its number.
+                deadline.left()
         if failed := [(shard, packed) for shard, _, packed in rows if packed]:
             have = sorted(shard for shard, _, packed in rows if not packed)
             raise _told(unpack_error(min(failed)[1]), have, shards.meta.name)

@@ -1,8 +1,7 @@
-"""All-reduces under way at one host: it adds the arrays of ranks up as they come.
+"""All-reduces under way at one host, and sums of aggregates that it keeps.
 
 Arrays are cut into parts, and one shard's host reduces each; an array that is there
-belongs to one part. A part follows the binary tree over the ranks of
-:mod:`daskps.reduction`: complete nodes are summed as they fill, so that at most
+belongs to one part. A part is a :class:`daskps.reduction.Reduction`, so that at most
 ceil(P / 2) + 1 arrays are held for P ranks. Ranks that have finished are skipped in
 place.
 
@@ -13,6 +12,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,23 +22,29 @@ import numpy as np
 from daskps import config
 from daskps.errors import (
     ConsistencyError,
+    ContributionLostError,
     LayoutError,
+    ProtocolError,
     PushRejectedError,
     RunCancelledError,
 )
 from daskps.kernels import finite
-from daskps.layout.arrays import compute_dtype
+from daskps.layout.arrays import DTYPES, FLOATS, compute_dtype
 from daskps.layout.bounds import bounds
-from daskps.reduction import OPERATIONS, Node, fold, mean, path
+from daskps.limits import MOST_PARAMETERS
+from daskps.reduction import OPERATIONS, Reduction
 from daskps.shards.rounds.mailbox import n_slices
+from daskps.typing import Array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from daskps.typing import Array
+    from collections.abc import Callable, Iterable
 
 #: Number of ended runs that are remembered: their trainers may still be at work.
 REMEMBERED = 1_000
+#: How long a host keeps reduced contributions for a caller that does not come back.
+KEPT_SECONDS = 300.0
+#: Reduced arrays by shard and position of the piece.
+ReducedPieces = dict[tuple[int, int], Array]
 
 
 class PartPlace(NamedTuple):
@@ -54,9 +61,31 @@ class Offered(NamedTuple):
 
     op: str
     #: Name, shape and dtype of each.
-    arrays: tuple[tuple[str, tuple[int, ...], str], ...]
+    arrays: Sequence[tuple[str, Sequence[int], str]]
     #: The rank's clock, if all ranks must be at the same one: a rank may start again.
     clock: int = -1
+
+    @classmethod
+    def of(
+        cls, op: str, arrays: Sequence[tuple[str, Sequence[int], str]], clock: int
+    ) -> Offered:
+        """Return the arrays that a rank announces in a message, or refuse the message.
+
+        Raises
+        ------
+        ProtocolError
+            If no trainer sends such a message.
+        """
+        if op not in OPERATIONS or not 1 <= len(arrays) <= MOST_PARAMETERS:
+            raise ProtocolError(f"an allreduce {op!r:.60} of {len(arrays)} arrays")
+        for name, shape, dtype in arrays:
+            is_known = dtype in (FLOATS if op == "mean" else DTYPES)
+            if not is_known or any(not 0 <= n < 2**47 for n in shape):
+                raise ProtocolError(
+                    f"an allreduce of {name!r:.60}, {list(shape)!r:.60}, {dtype!r:.60}"
+                )
+        about = tuple((name, tuple(shape), dtype) for name, shape, dtype in arrays)
+        return cls(op, about, clock)
 
     def extent(self, index: int, part: int, parts: int) -> tuple[int, int]:
         """Return the elements of an array, in C order, that a part has."""
@@ -72,38 +101,59 @@ class Offered(NamedTuple):
             if mine[0] and its[0] and mine[0] != its[0]:
                 return f"{mine[0][:60]!r}, and not {its[0][:60]!r}"
             if mine != its:
-                return f"{_described(mine)}, and not {_described(its)}"
+                return f"{_described(*mine)}, and not {_described(*its)}"
         if len(self.arrays) != len(other.arrays):
             return f"{len(self.arrays)} arrays, and not {len(other.arrays)}"
         return ""
 
 
-def _described(array: tuple[str, tuple[int, ...], str]) -> str:
-    name, shape, dtype = array
+#: The same in a message.
+OfferedWire = tuple[str, Sequence[tuple[str, Sequence[int], str]], int]
+
+
+def _described(name: str, shape: Sequence[int], dtype: str) -> str:
     return f"{name[:60]!r} of shape {shape} and {dtype}" if name else f"{shape} {dtype}"
 
 
-@dataclass(eq=False)
-class Gathering:
+def narrowed(array: Array, dtype: str, error: str) -> Array:
+    """Return a sum in the dtype of its parameter.
+
+    Raises
+    ------
+    PushRejectedError
+        With the text `error`, unless that is empty, if it is not finite there.
+    """
+    with np.errstate(all="ignore"):
+        found = array.astype(dtype, copy=False)
+    if error and not finite(found):
+        raise PushRejectedError(error)
+    return found
+
+
+class Gathering(Reduction):
     """One part of one all-reduce: the ranks in it, and the sums so far.
 
     Threads: one at a time, under the lock of its :class:`Collectives`.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    brought, first : Offered, int
+        The description by the first rank, and the number of that rank.
+    nbytes : int
+        The most bytes that it can need.
     """
 
-    size: int
-    #: The description by the first rank, and the number of that rank.
-    brought: Offered
-    first: int
-    nbytes: int
-    present: set[int] = field(default_factory=set)
-    absent: set[int] = field(default_factory=set)
-    error: Exception | None = None
-    #: The reduced arrays by index.
-    result: list[Array] | None = None
-    #: Called when it is done.
-    wakers: list[Callable[[], None]] = field(default_factory=list)
-    _nodes: dict[tuple[int, int], Node] = field(default_factory=dict)
-    _looks: bool = field(default_factory=config.check_finite)
+    def __init__(self, size: int, brought: Offered, first: int, nbytes: int) -> None:
+        super().__init__(size, brought.op)
+        self.brought, self.first, self.nbytes = brought, first, nbytes
+        self.error: Exception | None = None
+        #: The reduced arrays by index.
+        self.result: list[Array] | None = None
+        #: Called when it is done.
+        self.wakers: list[Callable[[], None]] = []
+        self._looks = config.check_finite()
 
     @property
     def done(self) -> bool:
@@ -130,7 +180,7 @@ class Gathering:
             self.fail(error)
         raise error
 
-    def take(self, rank: int, arrays: Sequence[Array]) -> None:
+    def bring(self, rank: int, arrays: Sequence[Array]) -> None:
         """Take a rank's arrays over as their only owner; ignore a repeat."""
         if self.done or rank in self.present:
             return
@@ -138,61 +188,43 @@ class Gathering:
         self._looks = self._looks and all(map(finite, arrays))
         wide = [a.astype(compute_dtype(a.dtype.name), copy=False) for a in arrays]
         whole = dict(enumerate(wide))
-        self._nodes[rank, rank + 1] = whole, dict.fromkeys(whole, 1.0)
-        self.present.add(rank)
-        self.absent.discard(rank)
-        known = self.present | self.absent
-        for lo, hi, border, is_right in path(rank, self.size):
-            other = range(lo, border) if is_right else range(border, hi)
-            if not known.issuperset(other):
-                break
-            node = self._fold(lo, hi)
-            inside = [span for span in self._nodes if lo <= span[0] < hi]
-            for span in inside:
-                del self._nodes[span]
-            self._nodes[lo, hi] = node
-        self._advance()
+        if self.add((whole, dict.fromkeys(whole, 1.0)), rank):
+            self._finish()
 
-    def leave_out(self, rank: int) -> None:
-        """Stop waiting for a rank."""
-        if not self.done and rank not in self.present:
-            self.absent.add(rank)
-            self._advance()
+    def leave_out(self, rank: int) -> bool:
+        """Stop waiting for a rank; return whether that completes it."""
+        completes = not self.done and super().leave_out(rank)
+        if completes:
+            self._finish()
+        return completes
 
     def fail(self, error: Exception) -> None:
         """Give an error to all ranks."""
         self.error = error
         self._end()
 
-    def _fold(self, lo: int, hi: int) -> Node:
-        combine = OPERATIONS[self.brought.op]
-        with np.errstate(all="ignore"):
-            return fold(self._nodes, lo, hi, combine=combine) or ({}, {})
-
-    def _advance(self) -> None:
-        if not self.present or len(self.present) + len(self.absent) < self.size:
-            return
-        total = self._fold(0, self.size)
-        with np.errstate(all="ignore"):
-            found = mean(total) if self.brought.op == "mean" else total[0]
+    def _finish(self) -> None:
+        sums, op = self.take(), self.reduce
+        try:
             self.result = [
-                found[index].astype(dtype, copy=False)
-                for index, (_, _, dtype) in enumerate(self.brought.arrays)
-            ]
-        for (name, _, dtype), array in zip(
-            self.brought.arrays, self.result, strict=True
-        ):
-            if self._looks and not finite(array):
-                self.error = PushRejectedError(
-                    f"the {self.brought.op} of what trainers bring to an allreduce"
+                narrowed(
+                    sums[index],
+                    dtype,
+                    f"the {op} of what trainers bring to an allreduce"
                     f"{f' for {name[:60]!r}' if name else ''} overflows {dtype}, and all "
                     f"of it is finite; scale it down, or set the configuration value "
                     f"daskps.finite to 'allow'"
+                    if self._looks
+                    else "",
                 )
+                for index, (name, _, dtype) in enumerate(self.brought.arrays)
+            ]
+        except PushRejectedError as error:
+            self.error = error
         self._end()
 
     def _end(self) -> None:
-        self._nodes.clear()
+        self.nodes.clear()
         wakers, self.wakers = self.wakers, []
         for wake in wakers:
             wake()
@@ -235,16 +267,18 @@ class _RunHere:
 
 
 class Collectives:
-    """The all-reduces of all runs at one host; safe for threads."""
+    """The all-reduces of all runs at one host, and sums of aggregates; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._runs: dict[int, _RunHere] = {}
         self._ended: dict[int, None] = {}
+        #: Sums of aggregates by token, and when they are dropped.
+        self._kept: dict[str, tuple[float, ReducedPieces]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays held."""
+        """Bytes of all arrays of all-reduces."""
         with self._lock:
             return sum(here.nbytes for here in self._runs.values())
 
@@ -301,10 +335,10 @@ class Collectives:
                     found.leave_out(other)
             return found
 
-    def take(self, gathering: Gathering, rank: int, arrays: Sequence[Array]) -> None:
+    def bring(self, gathering: Gathering, rank: int, arrays: Sequence[Array]) -> None:
         """Take a rank's arrays into a part."""
         with self._lock:
-            gathering.take(rank, arrays)
+            gathering.bring(rank, arrays)
 
     def wait(self, gathering: Gathering, wake: Callable[[], None]) -> None:
         """Call a function when a part is done, which may be at once."""
@@ -334,7 +368,7 @@ class Collectives:
         """Keep a result that a rank here has got, and drop those below `floor`."""
         with self._lock:
             if run not in self._ended:
-                here = self._runs.setdefault(run, _RunHere())
+                here = self._here(run)
                 here.forget(floor)
                 here.wholes[number] = whole
 
@@ -354,6 +388,33 @@ class Collectives:
             for part in here.parts.values() if here else ():
                 if not part.done:
                     part.fail(error)
+
+    def keep_pieces(self, token: str, found: ReducedPieces) -> None:
+        """Keep sums of an aggregate; drop those whose caller has not come in time."""
+        now = time.monotonic()
+        for old in [t for t, (end, _) in self._kept.items() if end < now]:
+            del self._kept[old]
+        self._kept[token] = now + KEPT_SECONDS, found
+
+    def pieces(self, token: str, shards: Iterable[int]) -> ReducedPieces:
+        """Return the sums of an aggregate.
+
+        Raises
+        ------
+        ContributionLostError
+            If those of some shard are not kept: the caller must reduce again.
+        """
+        _, found = self._kept.get(token, (0.0, ReducedPieces()))
+        if not {shard for shard, _ in found}.issuperset(shards):
+            raise ContributionLostError(
+                "what contributions have come to went with the worker that had it; "
+                "reduce them again"
+            )
+        return found
+
+    def drop_pieces(self, token: str) -> None:
+        """Drop the sums of an aggregate."""
+        self._kept.pop(token, None)
 
 
 def _needed(brought: Offered, place: PartPlace, size: int) -> int:

@@ -17,7 +17,6 @@ from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.host.kept_aggregates import KeptAggregates
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.machine import HERE, Machine
@@ -101,7 +100,7 @@ class ShardHost(NearShards):
         #: Stores freed recently: a create that was cut short may still be at work.
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
-        self.collectives, self.aggregates = Collectives(), KeptAggregates()
+        self.collectives = Collectives()
         #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
         #: Futures that wake waiting calls of other processes, by their tokens.

@@ -84,7 +84,7 @@ async def apply(
         return partial(_made, hosted, _Work(called, positions, finite))
 
     step = Step(ASSIGN, **unpack_identity(identity, touched))
-    return await _take_each(host, store, shards, step, make_of=make_of)
+    return await take_each(host, store, shards, step, make_of=make_of)
 
 
 @HOST.handles("scale_lr")
@@ -116,7 +116,7 @@ async def scale_lr(
 
     who = unpack_identity(identity, touched)
     step = Step(SCALE, lr=float(factor), clock=run, **who)
-    return await _take_each(host, store, shards, step, make_of=make_of)
+    return await take_each(host, store, shards, step, make_of=make_of)
 
 
 def _positions(hosted: HostedShard, indices: Sequence[int] | None) -> list[int]:
@@ -139,7 +139,7 @@ async def lr_factors(host: ShardHost, store: str) -> list[list[tuple[int, float]
     return [[*factors_of(segment, segment.flip).items()] for segment in shards]
 
 
-async def _take_each(
+async def take_each(
     host: ShardHost,
     store: str,
     shards: Sequence[tuple[int, int]],

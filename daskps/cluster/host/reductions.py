@@ -1,28 +1,337 @@
-"""Handlers for hosts that keep contributions: sums for reductions, and clean-up."""
+"""Handlers of sums over ranks: aggregates, trainers' all-reduces, and graph rounds.
+
+The sums go back to those that ask, or, of an aggregate, stay for the shards to take. In
+that case the host keeps them until all owners have reduced theirs: then a failure on
+one owner leaves all shards unchanged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from daskps.cluster.host.collectives import (
+    Offered,
+    OfferedWire,
+    PartPlace,
+    narrowed,
+)
 from daskps.cluster.host.contributions import RoundId
+from daskps.cluster.host.owner_steps import take_each
+from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import FETCHES, HOST
-from daskps.cluster.wire.packing import pack_array
-from daskps.errors import ProtocolError
+from daskps.cluster.wire.messages import unpack_identity, unpack_item
+from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.errors import (
+    ClockError,
+    ConsistencyError,
+    DaskPSError,
+    ProtocolError,
+    PushRejectedError,
+    RunCancelledError,
+)
 from daskps.limits import MOST_PARTS
+from daskps.reduction import Reduction, check_reduce
+from daskps.shards.memory.format import LIVE, N_RANKS, RUN
+from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.cluster.host.collectives import Collectives, Gathering, ReducedPieces
     from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
     from daskps.typing import Array
 
+#: All-reduces may take at most this share of the memory that the shards leave.
+SHARE = 0.5
 #: By shard and node of the rank tree: the codec of words, "" for numbers; the factor
 #: for the words; position and weight of each array; and for the rows of each table
 #: position, weight and number. The ids and rows follow the arrays.
 Said = list[
     list[tuple[str, float, list[tuple[int, float]], list[tuple[int, float, int]]]]
 ]
+
+
+# -- aggregates --------------------------------------------------------------
+
+
+@HOST.handles("aggregate", user_code=True)
+async def aggregate(
+    host: ShardHost,
+    *,
+    store: str,
+    contributions: Sequence[Sequence[tuple[int, int, Any]]],
+    reduce: bytes,
+    token: str = "",
+) -> list[tuple[int, int, Any]]:
+    """Reduce contributions to the shards held here; the shards stay as they are.
+
+    Each contribution is a list of (shard, position, data); so is the result. With a
+    `token` the host keeps the result, in the dtypes of the parameters, and returns
+    none.
+    """
+    function = loads(reduce)
+    check_reduce(function)
+    if not contributions:
+        raise ProtocolError("a reduction of no contributions")
+
+    def work() -> ReducedPieces:
+        found = Reduction(len(contributions), function)
+        for rank, rows in enumerate(contributions):
+            arrays = {}
+            for shard, position, data in rows:
+                layout = host.get_shard(store, shard).layout
+                packed = position, 0, data, None
+                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
+                if len(item.data) != layout.pieces[shard][position].size:
+                    raise PushRejectedError(
+                        f"{len(item.data)} elements of a contribution to piece "
+                        f"{position} of shard {shard}, which has others as well"
+                    )
+                # Copied: the sum is made in place, and the caller may be in this
+                # process.
+                arrays[shard, position] = np.array(item.data)
+            found.add((arrays, dict.fromkeys(arrays, 1.0)), rank)
+        reduced = _taken(found)
+        return _fitted(host, store, reduced) if token else reduced
+
+    reduced: ReducedPieces = await host.in_thread(work)
+    if token:
+        host.collectives.keep_pieces(token, reduced)
+        return []
+    return [(*key, pack_array(array)) for key, array in reduced.items()]
+
+
+def _taken(found: Reduction) -> ReducedPieces:
+    """Return the sums of contributions, by a name or a function of the user's.
+
+    Raises
+    ------
+    DaskPSError
+        If the function raises an error that a caller would take for an unreachable
+        host, or for moved shards, and would ask again until its time is over.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return found.take()
+    except (OSError, ConsistencyError) as error:
+        raised = f"the reduce function raised {type(error).__name__}: {error}"
+        raise DaskPSError(raised) from error
+
+
+def _fitted(host: ShardHost, store: str, found: ReducedPieces) -> ReducedPieces:
+    """Return reduced pieces in the form that shards can take.
+
+    Raises
+    ------
+    PushRejectedError
+        If a sum is too large for the dtype of its parameter.
+    """
+    fitted = {}
+    for (shard, position), array in found.items():
+        piece = host.get_shard(store, shard).layout.pieces[shard][position]
+        name, dtype = piece.parameter.name, piece.parameter.dtype
+        fitted[shard, position] = narrowed(
+            array,
+            dtype,
+            f"what contributions to {name[:60]!r} come to is not finite as {dtype}; "
+            f"nothing was changed, scale them before",
+        )
+    return fitted
+
+
+@HOST.handles("take_aggregate")
+async def take_aggregate(
+    host: ShardHost,
+    *,
+    store: str,
+    token: str,
+    shards: Sequence[tuple[int, int]],
+    identity: Sequence[Any],
+    touched: Sequence[tuple[int, int]] | None,
+) -> list[list[Any]]:
+    """Have shards take the kept sums, each shard in one publication.
+
+    `shards` has each and its generation, `identity` the identity of this step. Returns
+    shard, version and error of each, up to the first that failed.
+    """
+    found = host.collectives.pieces(token, [shard for shard, _ in shards])
+
+    def items(hosted: HostedShard) -> list[Item]:
+        return [Item(p, 0, data) for (s, p), data in found.items() if s == hosted.index]
+
+    step = Step(ASSIGN, **unpack_identity(identity, touched))
+    return await take_each(
+        host, store, shards, step, make_of=lambda hosted: lambda _: items(hosted)
+    )
+
+
+@HOST.handles("drop_aggregate")
+async def drop_aggregate(host: ShardHost, store: str, token: str) -> None:
+    """Drop the sums kept for shards to take."""
+    host.collectives.drop_pieces(token)
+
+
+# -- all-reduces -------------------------------------------------------------
+
+
+def shard_of(part: int, parts: int, n_shards: int) -> int:
+    """Return the shard whose host reduces a part."""
+    return part * n_shards // parts
+
+
+@HOST.handles("allreduce", user_code=True)
+async def allreduce(
+    host: ShardHost,
+    *,
+    store: str,
+    run: int,
+    rank: int,
+    asked: tuple[int, int, int, OfferedWire],
+    given: Sequence[tuple[int, Sequence[Any] | None]],
+    wait_seconds: float,
+) -> tuple[int, list[tuple[int, str, Sequence[int], Sequence[Any]]]]:
+    """Take a rank's arrays into an all-reduce; return the state of each part.
+
+    `asked` has the number of the all-reduce, the first one that the rank may ask for
+    again, the number of parts and the arrays; `given` are the rank's arrays, by part,
+    or None for those that it has sent before. Returns the first number that any rank
+    may still ask for; and for each part "done" with the ranks that are not in it and
+    the arrays, "waits", or "send" if the rank must send its arrays again.
+    """
+    number, floor, parts, offered = asked
+    about = Offered.of(*offered)
+    shards = [_hosted(host, store, part, parts) for part, _ in given]
+    if not shards or len({part for part, _ in given}) < len(given):
+        raise ProtocolError(f"an allreduce of parts {[p for p, _ in given]!r:.60}")
+    [live] = await host.each(shards[:1], partial(_live_ranks, run=run, rank=rank))
+    if not 0 <= floor <= number:
+        raise ProtocolError(f"allreduce {number}, and none below {floor}")
+    held, room = host.collectives, room_at(host)
+    least = held.told(
+        run, rank, floor, [r for r, is_live in enumerate(live) if is_live]
+    )
+    found: list[tuple[int, Gathering]] = []
+    for part, packed in given:
+        place = PartPlace(run, number, part, parts)
+        gathering = held.join(place, rank, about, live=live, room=room)
+        found.append((part, gathering))
+        if packed is None:
+            continue
+        arrays = _unpacked(about, place, packed)
+        bring = partial(held.bring, gathering, rank, arrays)
+        if gathering.nbytes <= host.inline_nbytes:
+            bring()
+        else:
+            await host.in_thread(bring)
+            # Else the host would keep the message as long as this waits.
+            wait_seconds = 0.0
+    # Not if the rank must send arrays first: nobody would wait for the rest.
+    if wait_seconds and all(rank in g.present or g.done for _, g in found):
+        await _wait([gathering for _, gathering in found], held, wait_seconds)
+    return least, [_answer(part, rank, gathering) for part, gathering in found]
+
+
+def _hosted(host: ShardHost, store: str, part: int, parts: int) -> HostedShard:
+    n_shards = host.of(store)[0].layout.n_shards
+    if not 0 <= part < parts <= n_shards:
+        raise ProtocolError(
+            f"part {part} of {parts} of an allreduce by {n_shards} shards"
+        )
+    return host.get_shard(store, shard_of(part, parts, n_shards))
+
+
+def _live_ranks(hosted: HostedShard, *, run: int, rank: int) -> list[bool]:
+    """Return for each rank of a run whether the others wait for it."""
+    state, record = hosted.shard.run_state, hosted.shard.segment.current
+    if record.plain[RUN] != run:
+        raise state.why_over(run)
+    state.check_goes_on(run)
+    live: list[bool] = (record.ranks[: record.plain[N_RANKS], LIVE] == 1).tolist()
+    if not 0 <= rank < len(live):
+        raise ProtocolError(f"trainer {rank} of the {len(live)} of run {run}")
+    if not live[rank]:
+        raise ClockError(f"trainer {rank} has finished and takes part in no allreduce")
+    return live
+
+
+def room_at(host: ShardHost) -> int | None:
+    """Return how many bytes all-reduces may take here, None if there is no limit."""
+    limit = host.worker.memory_limit
+    if not limit:
+        return None
+    shards = sum(hosted.nbytes for hosted in host.shards.values())
+    return max(0, int(SHARE * (host.worker.pause_share * limit - shards)))
+
+
+def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[Array]:
+    """Return a rank's arrays of a part, in memory of their own."""
+    if len(packed) != len(about.arrays):
+        raise ProtocolError(f"{len(packed)} arrays for {len(about.arrays)}")
+    arrays = []
+    for index, (name, _, dtype) in enumerate(about.arrays):
+        start, stop = about.extent(index, place.part, place.parts)
+        array = unpack_array(packed[index], dtype)
+        if array.shape != (stop - start,):
+            raise ProtocolError(
+                f"{array.shape} elements of {name!r:.60} for the {stop - start} of a part"
+            )
+        # Copied: sums are made in place, and the caller may be in this process.
+        arrays.append(np.array(array))
+    return arrays
+
+
+async def _wait(of: Sequence[Gathering], held: Collectives, seconds: float) -> None:
+    """Wait until all parts are done, or one has failed."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(event.set)
+
+    for gathering in of:
+        held.wait(gathering, wake)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not all(g.done for g in of) and not any(g.error for g in of):
+                await event.wait()
+                event.clear()
+    held.wait_no_more(of, wake)
+
+
+def _answer(
+    part: int, rank: int, gathering: Gathering
+) -> tuple[int, str, Sequence[int], Sequence[Any]]:
+    if gathering.error is not None:
+        raise gathering.error
+    if gathering.result is not None:
+        arrays = [pack_array(array) for array in gathering.result]
+        return part, "done", sorted(gathering.absent), arrays
+    return part, "waits" if rank in gathering.present else "send", (), ()
+
+
+@HOST.handles("reduced")
+async def reduced(
+    host: ShardHost, *, store: str, run: int, number: int, offered: OfferedWire
+) -> list[Any] | None:
+    """Return the result of an all-reduce if a rank here has got it."""
+    whole = host.collectives.find(run, number)
+    if whole is None or whole.brought != Offered.of(*offered):
+        return None
+    return [pack_array(flat) for flat in whole.flats]
+
+
+@HOST.handles("end_collectives")
+async def end_collectives(host: ShardHost, run: int) -> None:
+    """Drop all all-reduces of a run."""
+    host.collectives.end(run, RunCancelledError(f"run {run} is over"))
+
+
+# -- sums of contributions to rounds of the graph -----------------------------
 
 
 @FETCHES.handles("sums")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskps import errors
-from daskps.cluster.host import allreduce
+from daskps.cluster.host import reductions
 from daskps.cluster.host.collectives import (
     Collectives,
     Gathering,
@@ -37,7 +37,7 @@ def test_who_finishes_while_a_host_looks_is_left_out():
     held.leave_out(7, 1)
     # By what was looked at before rank 1 is still there.
     part = joined(held, 7, 0, 0, brought())
-    held.take(part, 0, [np.ones(5, "f4")])
+    held.bring(part, 0, [np.ones(5, "f4")])
     assert part.result is not None
     assert part.absent == {1}
 
@@ -49,10 +49,10 @@ def gathered(size, arrays, order, op="sum"):
     held = 0
     for rank in order:
         if rank in arrays:
-            part.take(rank, [arrays[rank].copy()])
+            part.bring(rank, [arrays[rank].copy()])
         else:
             part.leave_out(rank)
-        held = max(held, len(part._nodes))
+        held = max(held, len(part.nodes))
     assert part.result is not None
     return part.result[0], held
 
@@ -87,9 +87,9 @@ def test_float16_is_summed_in_float32_and_rounded_once():
 def test_what_a_rank_brings_again_counts_once():
     part = Gathering(2, brought(), 0, 0)
     for value in (1.0, 5.0):
-        part.take(0, [np.full(5, value, "f4")])
-    part.take(1, [np.full(5, 2.0, "f4")])
-    part.take(1, [np.full(5, 9.0, "f4")])
+        part.bring(0, [np.full(5, value, "f4")])
+    part.bring(1, [np.full(5, 2.0, "f4")])
+    part.bring(1, [np.full(5, 9.0, "f4")])
     part.leave_out(1)
     assert part.result is not None
     assert (part.result[0] == 3).all()
@@ -144,7 +144,7 @@ def test_results_stay_until_no_rank_can_ask_again():
         for rank in (0, 1):
             assert held.told(7, rank, 0, (0, 1)) == 0
             part = joined(held, 7, number, rank, brought())
-            held.take(part, rank, [np.ones(5, "f4")])
+            held.bring(part, rank, [np.ones(5, "f4")])
         held.keep(7, number, WholeResult(brought(), [np.ones(5, "f4")]), 0)
     again = joined(held, 7, 0, 1, brought())
     assert again.result is not None
@@ -181,8 +181,8 @@ def test_parts_with_other_ranks_are_no_result():
 
 
 def test_parts_go_to_shards_all_over_the_store():
-    assert [allreduce.shard_of(p, 4, 10) for p in range(4)] == [0, 2, 5, 7]
-    assert [allreduce.shard_of(p, 3, 3) for p in range(3)] == [0, 1, 2]
+    assert [reductions.shard_of(p, 4, 10) for p in range(4)] == [0, 2, 5, 7]
+    assert [reductions.shard_of(p, 3, 3) for p in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_parts_go_to_shards_all_over_the_store():
 )
 def test_what_no_trainer_sends_is_refused(op: str, arrays: Any):
     with pytest.raises(errors.ProtocolError):
-        allreduce.brought_of(op, arrays, -1)
+        Offered.of(op, arrays, -1)

@@ -19,15 +19,14 @@ from daskps.usercode import user_code
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
-    "host.aggregating": "aggregate take_aggregate drop_aggregate",
-    "host.allreduce": "allreduce reduced end_collectives",
     "host.stores": "hello create load drop give_up versions has_step keeps stats",
     "host.owner_steps": "apply lr_factors scale_lr",
     "host.changes": "row_changes",
     "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.installing": "install",
-    "host.reductions": "sums free end_graph",
+    "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
+    "end_collectives sums free end_graph",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint edges sees_file",
     "host.table_ids": "table_ids",
