@@ -12,7 +12,7 @@ never holds more than one sum: halves of odd length would hold two thirds of P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
@@ -232,6 +232,12 @@ class Reduction:
         """Whether no rank is waited for, and at least one has come."""
         known = len(self.present) + len(self.absent)
         return bool(self.present) and known >= self.size
+
+    def take_weighed(self) -> Iterator[tuple[Any, Array, float]]:
+        """Give each key with its reduced array, and the weight of those that had it."""
+        weights = {} if callable(self.reduce) else self._merge(0, self.size)[1]
+        for key, array in self.take().items():
+            yield key, array, weights.get(key, 1.0)
 
     def take(self) -> dict[Any, Array]:
         """Return the reduced array of every key that any rank delivered."""

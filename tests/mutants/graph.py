@@ -137,21 +137,21 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-a-subtree-along-the-whole-tree",
-        "daskps.cluster.host.contributed_rows:fold_rows",
-        "relative = {rank - lo: node for rank, node in of.items()}",
-        "relative = {i: node for i, node in enumerate(of.values())}",
+        "daskps.cluster.host.contributions:_sum",
+        "nodes = {(r - lo, r - lo + 1): node for r, node in of.items()}",
+        "nodes = {(i, i + 1): node for i, node in enumerate(of.values())}",
         (_ROWS,),
     ),
     Mutant(
         "mean-of-rows-without-ranks-that-brought-none",
-        "daskps.cluster.host.contributed_rows:_weight",
-        "return tree_sum({rank: node.weight for rank, node in nodes.items()}, lo, hi)",
-        "return tree_sum({r: n.weight for r, n in nodes.items() if len(n.ids)}, lo, hi)",
+        "daskps.cluster.host.partial_sums:reduced",
+        "weight = tree_sum({rank: w for rank, (_, _, w) in brought.items()}, 0, size)",
+        "weight = tree_sum({r: w for r, (i, _, w) in brought.items() if len(i)}, 0, size)",
         (_ROWS,),
     ),
     Mutant(
         "rows-that-were-not-asked-for-take-memory",
-        "daskps.cluster.runs.graph.sums_asked:SumsAsked.sizes",
+        "daskps.cluster.host.partial_sums:SumsAsked.sizes",
         "if nbytes > self.row_nbytes:",
         "if nbytes < 0:",
         (
@@ -161,9 +161,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-a-subtree-are-forgotten",
-        "daskps.cluster.host.contributions:_sum",
-        "return PartialSum(total or ({}, {}), rows=rows)",
-        "return PartialSum(total or ({}, {}))",
+        "daskps.cluster.host.partial_sums:reduced",
+        "found[position] = PartialSum(data, weight, ids)",
+        "pass",
         (_ROWS,),
     ),
     Mutant(

@@ -34,7 +34,7 @@ ALLOWED = {
     "cluster/host/collectives.py": "what contributions come to",
     "cluster/host/owner_steps.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
-    "cluster/host/contributed_rows.py": "rows of them",
+    "cluster/host/partial_sums.py": "rows of them",
     "cluster/runs/graph/context.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/lane_form.py": "versions that are waited for, as bytes",

@@ -185,30 +185,30 @@ def test_what_one_rank_delivers_travels_between_hosts_as_words():
         for rank, parcel in enumerate(row):
             source = held._runs[1].by_rank[rank].arrays
             piece = LAYOUT.pieces[shard][0]
-            data = parcel.node[0][0]
+            data = parcel[0].data
             assert data.dtype == "u2"
             assert np.shares_memory(data, source[0])
-            numbers, weights = parcel.opened(LAYOUT, shard, np.empty)
-            assert numbers[0].dtype == "f4"
+            numbers = parcel[0].numbers(piece, np.empty)
+            assert numbers.dtype == "f4"
             expected = np.empty(piece.size, "f4")
             codecs.BFloat16().decode(source[0][piece.start : piece.stop], expected)
-            np.testing.assert_array_equal(numbers[0], expected * np.float32(3 - rank))
-            assert weights[0] == 3.0 - rank
-    assert near[0][0].opened(LAYOUT, 0, np.empty)[0][1].dtype == "f8"
+            np.testing.assert_array_equal(numbers, expected * np.float32(3 - rank))
+            assert parcel[0].weight == 3.0 - rank
+    assert near[0][0][1].numbers(LAYOUT.pieces[0][1], np.empty).dtype == "f8"
 
 
 def test_sums_of_several_ranks_travel_as_numbers():
     held = kept({0: 3.0, 1: 2.0})
     [[both]] = held.sums(RoundId(1, 0, 0), [0], [0, 1], [(0, 2)])
     one, two = (
-        held.sums(RoundId(1, 0, 0), [0], [r], [(r, r + 1)])[0][0].opened(
-            LAYOUT, 0, np.empty
-        )[0][0]
+        held.sums(RoundId(1, 0, 0), [0], [r], [(r, r + 1)])[0][0][0].numbers(
+            LAYOUT.pieces[0][0], np.empty
+        )
         for r in range(2)
     )
-    assert both.codec is None
-    np.testing.assert_array_equal(both.node[0][0], one + two)
-    assert both.node[1][0] == 5.0
+    assert both[0].codec is None
+    np.testing.assert_array_equal(both[0].data, one + two)
+    assert both[0].weight == 5.0
 
 
 @gen_cluster(nthreads=[])
@@ -216,14 +216,12 @@ async def test_the_reply_with_sums_names_the_codec(s):
     held = kept({0: 3.0, 1: 2.0})
     host: Any = SimpleNamespace(contributions=held, inline_nbytes=2**40)
     ask = partial(sums, host, place=(1, 0, 0), shards=[0], ranks=[0, 1])
-    [[(name, scale, rows, _), (_, other, *_)]], words = await ask(
-        nodes=[(0, 1), (1, 2)]
-    )
-    assert (name, scale, other) == ("bf16", 3.0, 2.0)
-    assert [weight for _, weight in rows] == [3.0, 3.0]
+    [[one, two]], words = await ask(nodes=[(0, 1), (1, 2)])
+    assert one == [(position, 3.0, -1, "bf16", 3.0) for position in (0, 1)]
+    assert [scale for *_, scale in two] == [2.0, 2.0]
     assert len(words) == 4
-    [[(name, scale, *_)]], numbers = await ask(nodes=[(0, 2)])
-    assert (name, scale) == ("", 1.0)
+    [[both]], numbers = await ask(nodes=[(0, 2)])
+    assert [of for *_, of, _ in both] == ["", ""]
     assert upstream.unframe(numbers[0]).nbytes == 4 * 10_000
     assert upstream.unframe(words[0]).nbytes == 2 * 10_000
 

@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.host.contributed_rows import fold_rows
-from daskps.cluster.wire.encoding import widened_node
+from daskps.cluster.host.partial_sums import PartialSum, reduced
 from daskps.errors import ContributionLostError, RunCancelledError
-from daskps.reduction import Empty, Node, fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.host.contributed_rows import KeptRows, RowNode
+    from daskps.cluster.host.partial_sums import KeptRows, NodeSums
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
+    from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: Number of ended runs that are remembered: their tasks may still be at work.
 REMEMBERED = 10_000
-_NO_ROWS: Final[RowNode] = {}
 _NO_KEPT: Final[Mapping[int, KeptRows]] = MappingProxyType({})
 
 
@@ -66,26 +64,6 @@ class Receipt(NamedTuple):
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
-class PartialSum(NamedTuple):
-    """Sum at a node of the rank tree, or words of the single rank at that node."""
-
-    node: Node
-    codec: Codec | None = None
-    scale: float = 1.0
-    #: Rows of tables; never words.
-    rows: RowNode = _NO_ROWS
-
-    def opened(self, layout: Layout, shard: int, empty: Empty) -> Node:
-        """Return the node; words are widened into new arrays."""
-        if self.codec is None:
-            return self.node
-        words, weights = self.node
-        made = widened_node(
-            words, self.codec, layout.pieces[shard], scale=self.scale, empty=empty
-        )
-        return made, weights
-
-
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """One rank's part of a round: read-only flat arrays by parameter index.
@@ -112,19 +90,18 @@ class Contribution:
         """Bytes of rows and their ids."""
         return sum(kept.nbytes for kept in self.rows.values())
 
-    def parcel(self, shard: int) -> PartialSum:
+    def of_shard(self, shard: int) -> NodeSums:
         """Return views of the elements of a shard, by position of the piece."""
-        arrays = {}
+        found = {}
         for position, piece in enumerate(self.layout.pieces[shard]):
             flat = self.arrays.get(piece.parameter.index)
             if flat is not None:
-                arrays[position] = flat[piece.start : piece.stop]
-        node = arrays, dict.fromkeys(arrays, self.weight)
-        rows = {
-            self.layout.table_position(shard, index): kept.of_shard(shard, self.weight)
-            for index, kept in self.rows.items()
-        }
-        return PartialSum(node, self.codec, self.scale, rows)
+                data, words = flat[piece.start : piece.stop], (self.codec, self.scale)
+                found[position] = PartialSum(data, self.weight, None, *words)
+        for index, kept in self.rows.items():
+            position = self.layout.table_position(shard, index)
+            found[position] = kept.of_shard(shard, self.weight)
+        return found
 
 
 @dataclass
@@ -208,7 +185,7 @@ class Contributions:
         shards: Sequence[int],
         ranks: Sequence[int],
         nodes: Sequence[tuple[int, int]],
-    ) -> list[list[PartialSum]]:
+    ) -> list[list[NodeSums]]:
         """Return, for each shard, the sums over nodes of the rank tree.
 
         Words of a codec stay words if a node has one rank's words only: they may
@@ -227,7 +204,7 @@ class Contributions:
 
         Returns
         -------
-        list of list of Parcel
+        list of list of NodeSums
             By shard, then by node.
 
         Raises
@@ -278,18 +255,14 @@ class Contributions:
 
 def _sum(
     kept: Mapping[int, Contribution], span: tuple[int, int], shard: int, empty: Empty
-) -> PartialSum:
-    parcels = {r: kept[r].parcel(shard) for r in range(*span) if r in kept}
-    if len(parcels) == 1:
-        return next(iter(parcels.values()))
-    opened = {
-        (r, r + 1): parcel.opened(kept[r].layout, shard, empty)
-        for r, parcel in parcels.items()
-    }
-    rows = fold_rows({r: parcel.rows for r, parcel in parcels.items()}, *span, empty)
-    with np.errstate(all="ignore"):  # the shard checks the values that it applies
-        total = fold(opened, *span, empty)
-    return PartialSum(total or ({}, {}), rows=rows)
+) -> NodeSums:
+    lo, hi = span
+    of = {r: kept[r].of_shard(shard) for r in range(lo, hi) if r in kept}
+    if len(of) < 2:
+        return next(iter(of.values()), {})
+    pieces = kept[min(of)].layout.pieces[shard]
+    nodes = {(r - lo, r - lo + 1): node for r, node in of.items()}
+    return reduced(nodes, pieces, hi - lo, empty=empty)
 
 
 def contribution(

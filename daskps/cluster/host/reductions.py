@@ -22,6 +22,7 @@ from daskps.cluster.host.collectives import (
 )
 from daskps.cluster.host.contributions import RoundId
 from daskps.cluster.host.owner_steps import take_each
+from daskps.cluster.host.partial_sums import described
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.handlers import FETCHES, HOST
 from daskps.cluster.wire.messages import unpack_identity, unpack_item
@@ -45,16 +46,11 @@ if TYPE_CHECKING:
     from daskps.cluster.host.collectives import Collectives, Gathering, ReducedPieces
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.host.partial_sums import Said
     from daskps.typing import Array
 
 #: All-reduces may take at most this share of the memory that the shards leave.
 SHARE = 0.5
-#: By shard and node of the rank tree: the codec of words, "" for numbers; the factor
-#: for the words; position and weight of each array; and for the rows of each table
-#: position, weight and number. The ids and rows follow the arrays.
-Said = list[
-    list[tuple[str, float, list[tuple[int, float]], list[tuple[int, float, int]]]]
-]
 
 
 # -- aggregates --------------------------------------------------------------
@@ -358,20 +354,9 @@ def sums_here(
         raise ProtocolError(
             f"sums over nodes {list(nodes)!r:.60} for shards {list(shards)!r:.60}"
         )
-    rows = host.contributions.sums(
-        RoundId(*place), shards, ranks, [(lo, hi) for lo, hi in nodes]
-    )
-    said, arrays = Said(), list[Any]()
-    for row in rows:
-        said.append([])
-        for (found, weights), codec, scale, of_tables in row:
-            about = [(position, weights[position]) for position in found]
-            of_rows = [(p, node.weight, len(node.ids)) for p, node in of_tables.items()]
-            said[-1].append((codec.name if codec else "", scale, about, of_rows))
-            arrays += found.values()
-            for node in of_tables.values():
-                arrays += node.ids, node.rows.reshape(-1)
-    return said, arrays
+    place_of = RoundId(*place)
+    spans = [(lo, hi) for lo, hi in nodes]
+    return described(host.contributions.sums(place_of, shards, ranks, spans))
 
 
 @HOST.handles("sums")

@@ -240,21 +240,3 @@ def _widened_rows(
     if n:
         codec.of_rows(table.dim).decode_piece(item.data, out, cache_dir=cache_dir())
     return item._replace(data=out)
-
-
-def widened_node(
-    words: Mapping[int, Array],
-    codec: Codec,
-    pieces: Sequence[Piece],
-    *,
-    scale: float,
-    empty: Empty,
-) -> dict[int, Array]:
-    """Return numbers for words by position of the piece, multiplied by `scale`."""
-    found = {}
-    for position, data in words.items():
-        array = decoded(codec, data, pieces[position], empty)
-        if scale != 1.0:
-            array *= scale
-        found[position] = array
-    return found

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller.row_routes import RowCut
-from daskps.cluster.host.contributed_rows import check_ids, keep_rows, reduce_rows
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
+from daskps.cluster.host.partial_sums import SumsAsked, check_ids, keep_rows, reduced
 from daskps.cluster.host.reductions import sums_here
-from daskps.cluster.runs.graph.reduced_rows import reduced_rows
-from daskps.cluster.runs.graph.sums_asked import SumsAsked
+from daskps.cluster.runs.graph.sums import rows_given
 from daskps.errors import ProtocolError
 from daskps.init import constant
 from daskps.layout.arrays import Layout
@@ -110,7 +109,7 @@ def test_sums_have_the_bits_of_an_arena(size, n_shards, mean):
     wheres = [lambda r: 0, lambda r: r % 2, lambda r: r * 3 // size, lambda r: r]
     for where in wheres:
         workers = sorted({where(rank) for rank in of})
-        opened: dict[int, dict[int, Any]] = {shard: {} for shard in range(n_shards)}
+        opened: dict[int, dict[Any, Any]] = {shard: {} for shard in range(n_shards)}
         for worker in workers:
             mine = [rank for rank in of if where(rank) == worker]
             held = Contributions(str(worker))
@@ -125,14 +124,16 @@ def test_sums_have_the_bits_of_an_arena(size, n_shards, mean):
             # Asked again it says the same, and it holds more than it sends.
             again = sums_here(host, place=(1, 0, 7), **about)[1]
             assert [a.tobytes() for a in again] == [a.tobytes() for a in arrays]
-            asked = SumsAsked(layout, str(worker), shards, nodes, held.nbytes)
+            asked = SumsAsked(layout, str(worker), shards, nodes, mine, held.nbytes)
             sizes = [(str(a.dtype), len(a)) for a in arrays]
             assert asked.sizes(said) == sizes
-            for shard, row in zip(shards, asked.parcels(said, arrays), strict=True):
-                for (lo, _), parcel in zip(nodes, row, strict=True):
-                    opened[shard][lo] = parcel.rows
-        by_shard = {s: reduce_rows(n, size, is_mean=mean) for s, n in opened.items()}
-        for given in reduced_rows(layout, by_shard):
+            for shard, row in zip(shards, asked.sums(said, arrays), strict=True):
+                opened[shard] |= zip(nodes, row, strict=True)
+        how = "mean" if mean else "sum"
+        by_shard = {
+            s: reduced(n, layout.pieces[s], size, reduce=how) for s, n in opened.items()
+        }
+        for given in rows_given(layout, by_shard):
             table = given.cut.table
             for shard in range(n_shards):
                 item = given.item(layout, shard, sent=False)
@@ -141,11 +142,11 @@ def test_sums_have_the_bits_of_an_arena(size, n_shards, mean):
                 # Also in this order: so rows of any ids are numbered alike.
                 assert (item.ids.tolist(), item.data.tobytes()) == expected
         named = {index for given in of.values() for index in given}
-        assert {g.cut.table.index for g in reduced_rows(layout, by_shard)} == named
+        assert {g.cut.table.index for g in rows_given(layout, by_shard)} == named
 
 
-def said_of(*rows: Any, arrays: Any = ()) -> Any:
-    return [[("", 1.0, list(arrays), list(rows))]]
+def said_of(*sums: Any, codec: str = "") -> Any:
+    return [[[(*one, codec, 1.0) for one in sums]]]
 
 
 @pytest.mark.parametrize(
@@ -153,19 +154,21 @@ def said_of(*rows: Any, arrays: Any = ()) -> Any:
     [
         [],
         [[]],
-        [[("", 1.0, [])]],
+        [[[(1, 1.0, 2)]]],
         said_of((1, 1.0, 2.0)),
         said_of((0, 1.0, 2)),  # an array
         said_of((3, 1.0, 2)),
-        said_of((1, 1.0, -1)),
+        said_of((1, 1.0, -2)),
         said_of((1, 1.0, 2), (1, 1.0, 2)),
         said_of((1, 1.0, 2**50)),
-        said_of(arrays=[(1, 1.0)]),  # a table
-        said_of(arrays=[(-1, 1.0)]),
+        said_of((1, 1.0, -1)),  # a table
+        said_of((-1, 1.0, -1)),
+        said_of((0, 1.0, -1), (0, 1.0, -1)),
+        said_of((1, 1.0, 2), codec="bf16"),
     ],
 )
 def test_sums_that_were_not_asked_for_take_no_memory(said):
-    asked = SumsAsked(layout_of(1), "w", [0], [(0, 2)], row_nbytes=100)
+    asked = SumsAsked(layout_of(1), "w", [0], [(0, 2)], [0, 1], row_nbytes=100)
     with pytest.raises(ProtocolError):
         asked.sizes(said)
     assert asked.sizes(said_of((1, 1.0, 5)))[-1] == ("float32", 15)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.caller import routes
 from daskps.cluster.host.contributions import Receipt
 from daskps.cluster.runs.graph.context import GraphWork, context_of
-from daskps.cluster.runs.graph.reduced_rows import reduced_rows
-from daskps.cluster.runs.graph.sums import Sums
+from daskps.cluster.runs.graph.sums import reduce_sums, rows_given
 from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ConsistencyError
@@ -136,7 +135,7 @@ def reduce_round(
     if 0 in shards:
         noted = context.note(place, [*map(tuple, sorted(receipts))])
     # The host that owns them, not the place of an anchor: the step is forwarded.
-    found = Sums(context, place, shards, receipts).fetch()
+    found = reduce_sums(context, place, shards, receipts)
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
         raise ConsistencyError(
@@ -151,11 +150,14 @@ def reduce_round(
         sequence=place.round,
         weight=float(weighs),
     )
-    arrays = {shard: of.arrays if weighs else {} for shard, of in found.items()}
+    if not weighs:
+        found = {shard: {} for shard in found}
+    arrays = {
+        shard: {p: one.data for p, one in of.items() if one.ids is None}
+        for shard, of in found.items()
+    }
     request = routes.pieces(context.meta, arrays, step)
-    if weighs:
-        by_shard = {shard: of.rows for shard, of in found.items()}
-        request = request._replace(rows=reduced_rows(context.meta.layout, by_shard))
+    request = request._replace(rows=rows_given(context.meta.layout, found))
     if noted is not None:
         # Before the round is applied: of a round that is complete, they are there.
         noted.result()

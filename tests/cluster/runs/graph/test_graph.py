@@ -360,8 +360,17 @@ def left(value, weight=1.0):
 
 
 def sums(store, place, ranks=(0,), nodes=((0, 1),)):
-    parcels = store.sums(place, [0, 1], ranks, nodes)
-    return [[parcel.node for parcel in row] for row in parcels]
+    found = store.sums(place, [0, 1], ranks, nodes)
+    return [
+        [
+            (
+                {position: one.data for position, one in node.items()},
+                {position: one.weight for position, one in node.items()},
+            )
+            for node in row
+        ]
+        for row in found
+    ]
 
 
 def test_a_later_round_frees_what_came_before():
