@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from daskps.cluster.caller.owner_steps import take_each
 from daskps.cluster.caller.routes import route_of
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.packing import pack_array, unpack_array
-from daskps.errors import DaskPSError, LayoutError
+from daskps.errors import LayoutError
 from daskps.layout.arrays import compute_dtype
 
 if TYPE_CHECKING:
@@ -95,19 +93,8 @@ async def aggregate_into(
     try:
         return await take_each(shards, source, what, deadline, before=reduces)
     finally:
-        _drop(shards, token)
-
-
-def _drop(shards: ShardClient, token: str) -> None:
-    """Tell all hosts, without waiting, that they need keep nothing any more."""
-
-    async def tell(worker: str) -> None:
-        about = {"store": shards.meta.uid, "token": token}
-        # A host that this message does not reach drops its arrays after a while.
-        with contextlib.suppress(OSError, DaskPSError):
-            await shards.link.control(worker, "drop_aggregate", **about)
-
-    shards.link.start(lambda: asyncio.gather(*map(tell, shards.meta.hosts)))
+        # A host that this does not reach drops its arrays after a while.
+        shards.tell("drop_aggregate", token=token)
 
 
 def _by_host(

@@ -9,7 +9,7 @@ trainers find it.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,34 +35,6 @@ WAIT_SECONDS, LOST_SECONDS = 5.0, 0.5
 #: How long the host of another trainer may take to send its result, and the number of
 #: bytes for which it may take a second more.
 PEER_SECONDS, PEER_NBYTES = 2.0, 20e6
-
-
-class _Asked(NamedTuple):
-    """One all-reduce of this trainer."""
-
-    number: int
-    #: Number of the first all-reduce that the trainer may repeat once it is started
-    #: again.
-    floor: int
-    brought: Offered
-    flats: Sequence[Array]
-    parts: int
-
-    def packed(self, part: int) -> list[Any]:
-        """Return its arrays of a part, as they are sent."""
-        found = []
-        for index, flat in enumerate(self.flats):
-            start, stop = self.brought.extent(index, part, self.parts)
-            found.append(pack_array(flat[start:stop]))
-        return found
-
-    def cut(self, wholes: Sequence[Array]) -> dict[int, Sequence[Array]]:
-        """Return whole arrays as parts."""
-        extent, n = self.brought.extent, range(self.parts)
-        return {
-            part: [a[slice(*extent(i, part, self.parts))] for i, a in enumerate(wholes)]
-            for part in n
-        }
 
 
 class CallCount:
@@ -145,7 +117,7 @@ class Allreduces:
         n_shards = self._shards.meta.layout.n_shards
         parts = max(1, min(n_shards, -(-nbytes // PART_NBYTES)))
         try:
-            found = self._link.run(
+            outs = self._link.run(
                 lambda: self._reduced(brought, flats, parts, deadline)
             )
         except (ValueError, ConsistencyError):
@@ -153,32 +125,16 @@ class Allreduces:
             # up, under the same number: the arrays count where they have arrived.
             self._next()
             raise
-        outs = [np.empty_like(flat) for flat in flats]
-        for part, arrays in found.items():
-            for index, out in enumerate(outs):
-                start, stop = brought.extent(index, part, parts)
-                out[start:stop] = arrays[index]
-        self._keep(brought, outs)
+        if (host := HOSTS.get(self._link.node.address)) is not None:
+            # Other trainers find it there.
+            kept = WholeResult(self._placed(brought), [out.copy() for out in outs])
+            host.collectives.keep(self._run, self._calls.number, kept, self._least)
         self._next()
         return outs
 
     def _next(self) -> None:
         self._calls.number += 1
         self._where = None
-
-    def _keep(self, brought: Offered, outs: Sequence[Array]) -> None:
-        """Leave the result with a host, where other trainers find it."""
-        host = HOSTS.get(self._link.node.address)
-        if host is None:
-            return
-        flats = [out.copy() for out in outs]
-        floor = self._least
-        host.collectives.keep(
-            self._run,
-            self._calls.number,
-            WholeResult(self._placed(brought), flats),
-            floor,
-        )
 
     def _placed(self, brought: Offered) -> Offered:
         """Say at which clock it is where all trainers are at the same one.
@@ -192,49 +148,48 @@ class Allreduces:
 
     async def _reduced(
         self, brought: Offered, flats: Sequence[Array], parts: int, deadline: Deadline
-    ) -> dict[int, Sequence[Array]]:
+    ) -> list[Array]:
         number = self._calls.number
         if number == 0 or self._restartable or number <= self._behind:
             told = await self._tell(deadline)
             self._restartable = told["restartable"]
         floor = self._calls.first if self._restartable else number
         brought = self._placed(brought)
-        asked = _Asked(number, floor, brought, flats, parts)
-        meta = self._shards.meta
-        self._where = self._where or meta.where
-        done: dict[int, Sequence[Array]] = {}
+        self._where = self._where or self._shards.meta.where
+        outs = [np.empty_like(flat) for flat in flats]
+        about = number, floor, parts, tuple(brought)
         #: By part whether its host has its arrays, as far as this trainer knows.
         sent = dict.fromkeys(range(parts), False)
         absent: list[Sequence[int]] = []
         while sent:
             lost = self._may_be_elsewhere
-            if lost:
-                # A host that waits for others has not got the result either.
-                waits = any(sent.values())
-                found = await self._found_elsewhere(asked, deadline, waits=waits)
-                if found:
-                    return found
-            seconds = LOST_SECONDS if lost else WAIT_SECONDS
-            plan = partial(self._plan, asked, sent, min(seconds, deadline.left()))
+            # A host that waits for others has not got the result either.
+            waits = any(sent.values())
+            if lost and await self._found_elsewhere(
+                brought, outs, deadline, waits=waits
+            ):
+                return outs
+            seconds = min(LOST_SECONDS if lost else WAIT_SECONDS, deadline.left())
+            who = {"run": self._run, "rank": self._rank, "wait_seconds": seconds}
+            plan = partial(self._plan, brought, flats, sent, asked=about, **who)
             for least, rows in await self._shards.control_each(
                 "allreduce", plan, deadline
             ):
                 self._least = least
                 for part, state, without, packed in rows:
-                    if state == "done":
-                        del sent[part]
-                        absent.append(without)
-                        done[part] = self._unpacked(asked, packed)
-                    else:
+                    if state != "done":
                         sent[part] = state == "waits"
-        if any(absent) and self._may_be_elsewhere:
-            # A trainer that is in none of the parts may have got the result before it
-            # finished.
-            found = await self._found_elsewhere(asked, deadline)
-            if found:
-                return found
-        check_alike(absent)
-        return done
+                        continue
+                    del sent[part]
+                    absent.append(without)
+                    for index, out in enumerate(outs):
+                        _fill(out[_part(brought, index, part, parts)], packed[index])
+        # A trainer that is in none of the parts may have got the result before it
+        # finished.
+        left = any(absent) and self._may_be_elsewhere
+        if not left or not await self._found_elsewhere(brought, outs, deadline):
+            check_alike(absent)
+        return outs
 
     @property
     def _may_be_elsewhere(self) -> bool:
@@ -243,26 +198,26 @@ class Allreduces:
         return has_moved or self._calls.number <= self._behind
 
     def _plan(
-        self, asked: _Asked, sent: dict[int, bool], seconds: float
+        self,
+        brought: Offered,
+        flats: Sequence[Array],
+        sent: dict[int, bool],
+        **about: Any,
     ) -> dict[str, dict[str, Any]]:
         """Return the questions to the hosts, by worker."""
-        meta = self._shards.meta
-        owners, n_shards = meta.where.owners, meta.layout.n_shards
-        of: dict[str, list[tuple[int, list[Any] | None]]] = {}
+        meta, parts = self._shards.meta, about["asked"][2]
+        plan: dict[str, dict[str, Any]] = {}
         for part, is_there in sent.items():
-            worker = owners[shard_of(part, asked.parts, n_shards)]
-            packed = None if is_there else asked.packed(part)
-            of.setdefault(worker, []).append((part, packed))
-        about = asked.number, asked.floor, asked.parts, tuple(asked.brought)
-        who = {"run": self._run, "rank": self._rank, "wait_seconds": seconds}
-        return {w: {**who, "asked": about, "given": given} for w, given in of.items()}
-
-    @staticmethod
-    def _unpacked(asked: _Asked, packed: Sequence[Any]) -> list[Array]:
-        return [
-            unpack_array(data, dtype)
-            for data, (_, _, dtype) in zip(packed, asked.brought.arrays, strict=True)
-        ]
+            worker = meta.owners[shard_of(part, parts, meta.layout.n_shards)]
+            packed = None
+            if not is_there:
+                packed = [
+                    pack_array(flat[_part(brought, index, part, parts)])
+                    for index, flat in enumerate(flats)
+                ]
+            asked = plan.setdefault(worker, {**about, "given": []})
+            asked["given"].append((part, packed))
+        return plan
 
     async def _tell(self, deadline: Deadline) -> dict[str, Any]:
         told: dict[str, Any] = await self._link.within(
@@ -280,9 +235,14 @@ class Allreduces:
         return told
 
     async def _found_elsewhere(
-        self, asked: _Asked, deadline: Deadline, *, waits: bool = False
-    ) -> dict[int, Sequence[Array]] | None:
-        """Return the result where another trainer has left it with its host.
+        self,
+        brought: Offered,
+        outs: Sequence[Array],
+        deadline: Deadline,
+        *,
+        waits: bool = False,
+    ) -> bool:
+        """Get the result where another trainer has left it with its host.
 
         Hosts that have gone, or do not answer, are passed over.
 
@@ -292,15 +252,15 @@ class Allreduces:
             Where the shards' hosts wait for trainers that had the result and are past
             it, and nobody has the result any more.
         """
-        told = await self._tell(deadline)
+        told, number = await self._tell(deadline), self._calls.number
         is_lost: bool = waits and told["is_past"]
         about = {
             "store": self._shards.meta.uid,
             "run": self._run,
-            "number": asked.number,
-            "offered": tuple(asked.brought),
+            "number": number,
+            "offered": tuple(brought),
         }
-        seconds = PEER_SECONDS + sum(f.nbytes for f in asked.flats) / PEER_NBYTES
+        seconds = PEER_SECONDS + sum(out.nbytes for out in outs) / PEER_NBYTES
         for worker in told["workers"]:
             if self._shards.ways.is_gone(worker):
                 continue
@@ -312,12 +272,23 @@ class Allreduces:
                 is_lost = False
                 continue
             if packed is not None:
-                return asked.cut(self._unpacked(asked, packed))
+                for out, data in zip(outs, packed, strict=True):
+                    _fill(out, data)
+                return True
         if is_lost:
             raise ConsistencyError(
-                f"allreduce {asked.number} of run {self._run} went with the workers that "
+                f"allreduce {number} of run {self._run} went with the workers that "
                 f"had its result, and trainers that had got it are past it: trainer "
                 f"{self._rank} cannot go on from clock {self._calls.clock}. Start the run "
                 f"again; with trainers on more workers more of them keep such results"
             )
-        return None
+        return False
+
+
+def _part(brought: Offered, index: int, part: int, parts: int) -> slice:
+    """Return the elements of an array that a part has."""
+    return slice(*brought.extent(index, part, parts))
+
+
+def _fill(out: Array, packed: Any) -> None:
+    out[:] = unpack_array(packed, out.dtype.name)

@@ -184,11 +184,14 @@ class ShardClient:
         run : int
             The trainer's run.
         """
+        # The next step of that producer or trainer says the same.
+        self.tell("settle", run=run, owner=owner, floor=floor)
+
+    def tell(self, method: str, **kwargs: Any) -> None:
+        """Send a control message to every host, without waiting; it may be lost."""
 
         async def tell(worker: str) -> None:
-            settled = {"run": run, "owner": owner, "floor": floor}
-            told = self.link.control(worker, "settle", store=self.meta.uid, **settled)
-            # The next step of that producer or trainer says the same.
+            told = self.link.control(worker, method, store=self.meta.uid, **kwargs)
             with contextlib.suppress(OSError, DaskPSError):
                 await asyncio.wait_for(told, CONTROL_SECONDS)
 

@@ -10,10 +10,12 @@ Results stay until no rank can ask for them again, see :meth:`Collectives.told`.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +39,7 @@ from daskps.shards.rounds.mailbox import n_slices
 from daskps.typing import Array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 #: Number of ended runs that are remembered: their trainers may still be at work.
 REMEMBERED = 1_000
@@ -148,17 +150,24 @@ class Gathering(Reduction):
     def __init__(self, size: int, brought: Offered, first: int, nbytes: int) -> None:
         super().__init__(size, brought.op)
         self.brought, self.first, self.nbytes = brought, first, nbytes
-        self.error: Exception | None = None
-        #: The reduced arrays by index.
-        self.result: list[Array] | None = None
-        #: Called when it is done.
-        self.wakers: list[Callable[[], None]] = []
+        #: The reduced arrays by index; no caller can call it off.
+        self.answer: Future[list[Array]] = Future()
+        self.answer.set_running_or_notify_cancel()
+        self._on_loop: asyncio.Future[list[Array]] | None = None
         self._looks = config.check_finite()
 
     @property
     def done(self) -> bool:
         """Whether there is a result or an error."""
-        return self.result is not None or self.error is not None
+        return self.answer.done()
+
+    def on_loop(self) -> asyncio.Future[list[Array]]:
+        """Return the answer for all who wait on the event loop; they may not cancel it."""
+        if self._on_loop is None:
+            self._on_loop = asyncio.wrap_future(self.answer)
+            # An error that nobody waits for is not told to the log.
+            self._on_loop.add_done_callback(lambda of: of.cancelled() or of.exception())
+        return self._on_loop
 
     def check(self, rank: int, brought: Offered) -> None:
         """Refuse a description unlike the first one; the part then fails for all.
@@ -200,34 +209,27 @@ class Gathering(Reduction):
 
     def fail(self, error: Exception) -> None:
         """Give an error to all ranks."""
-        self.error = error
-        self._end()
+        self.nodes.clear()
+        self.answer.set_exception(error)
 
     def _finish(self) -> None:
         sums, op = self.take(), self.reduce
-        try:
-            self.result = [
-                narrowed(
-                    sums[index],
-                    dtype,
+        found, error = [], ""
+        for index, (name, _, dtype) in enumerate(self.brought.arrays):
+            if self._looks:
+                error = (
                     f"the {op} of what trainers bring to an allreduce"
                     f"{f' for {name[:60]!r}' if name else ''} overflows {dtype}, and all "
                     f"of it is finite; scale it down, or set the configuration value "
                     f"daskps.finite to 'allow'"
-                    if self._looks
-                    else "",
                 )
-                for index, (name, _, dtype) in enumerate(self.brought.arrays)
-            ]
-        except PushRejectedError as error:
-            self.error = error
-        self._end()
-
-    def _end(self) -> None:
+            try:
+                found.append(narrowed(sums[index], dtype, error))
+            except PushRejectedError as refused:
+                self.fail(refused)
+                return
         self.nodes.clear()
-        wakers, self.wakers = self.wakers, []
-        for wake in wakers:
-            wake()
+        self.answer.set_result(found)
 
 
 class WholeResult(NamedTuple):
@@ -339,21 +341,6 @@ class Collectives:
         """Take a rank's arrays into a part."""
         with self._lock:
             gathering.bring(rank, arrays)
-
-    def wait(self, gathering: Gathering, wake: Callable[[], None]) -> None:
-        """Call a function when a part is done, which may be at once."""
-        with self._lock:
-            if not gathering.done:
-                gathering.wakers.append(wake)
-                return
-        wake()
-
-    def wait_no_more(self, of: Sequence[Gathering], wake: Callable[[], None]) -> None:
-        """Remove a function from those that parts call."""
-        with self._lock:
-            for gathering in of:
-                if wake in gathering.wakers:
-                    gathering.wakers.remove(wake)
 
     def leave_out(self, run: int, rank: int) -> None:
         """Stop waiting for a rank of a run."""

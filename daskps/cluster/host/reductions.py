@@ -8,7 +8,6 @@ one owner leaves all shards unchanged.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.host.collectives import Collectives, Gathering, ReducedPieces
+    from daskps.cluster.host.collectives import Gathering, ReducedPieces
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.host.partial_sums import Said
@@ -229,7 +228,9 @@ async def allreduce(
             wait_seconds = 0.0
     # Not if the rank must send arrays first: nobody would wait for the rest.
     if wait_seconds and all(rank in g.present or g.done for _, g in found):
-        await _wait([gathering for _, gathering in found], held, wait_seconds)
+        answers = [gathering.on_loop() for _, gathering in found]
+        first = asyncio.FIRST_EXCEPTION
+        await asyncio.wait(answers, timeout=wait_seconds, return_when=first)
     return least, [_answer(part, rank, gathering) for part, gathering in found]
 
 
@@ -282,30 +283,11 @@ def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[A
     return arrays
 
 
-async def _wait(of: Sequence[Gathering], held: Collectives, seconds: float) -> None:
-    """Wait until all parts are done, or one has failed."""
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake() -> None:
-        loop.call_soon_threadsafe(event.set)
-
-    for gathering in of:
-        held.wait(gathering, wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not all(g.done for g in of) and not any(g.error for g in of):
-                await event.wait()
-                event.clear()
-    held.wait_no_more(of, wake)
-
-
 def _answer(
     part: int, rank: int, gathering: Gathering
 ) -> tuple[int, str, Sequence[int], Sequence[Any]]:
-    if gathering.error is not None:
-        raise gathering.error
-    if gathering.result is not None:
-        arrays = [pack_array(array) for array in gathering.result]
+    if gathering.done:
+        arrays = [pack_array(array) for array in gathering.answer.result()]
         return part, "done", sorted(gathering.absent), arrays
     return part, "waits" if rank in gathering.present else "send", (), ()
 

@@ -38,7 +38,6 @@ def test_who_finishes_while_a_host_looks_is_left_out():
     # By what was looked at before rank 1 is still there.
     part = joined(held, 7, 0, 0, brought())
     held.bring(part, 0, [np.ones(5, "f4")])
-    assert part.result is not None
     assert part.absent == {1}
 
 
@@ -53,8 +52,7 @@ def gathered(size, arrays, order, op="sum"):
         else:
             part.leave_out(rank)
         held = max(held, len(part.nodes))
-    assert part.result is not None
-    return part.result[0], held
+    return part.answer.result()[0], held
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -91,8 +89,7 @@ def test_what_a_rank_brings_again_counts_once():
     part.bring(1, [np.full(5, 2.0, "f4")])
     part.bring(1, [np.full(5, 9.0, "f4")])
     part.leave_out(1)
-    assert part.result is not None
-    assert (part.result[0] == 3).all()
+    assert (part.answer.result()[0] == 3).all()
     assert part.absent == set()
 
 
@@ -114,13 +111,13 @@ def test_what_differs_is_told_to_all(other, says):
         return joined(held, 1, 0, rank, about, size=3)
 
     part, woken = join(2, brought()), []
-    held.wait(part, lambda: woken.append(1))
+    part.answer.add_done_callback(lambda _: woken.append(1))
     with pytest.raises(ValueError, match=f"trainer 1 brings .*{says}.* trainer 2 does"):
         join(1, other)
     assert woken == [1]
-    assert isinstance(part.error, ValueError)
+    assert isinstance(part.answer.exception(), ValueError)
     # Who brings what the first one has hears of it too.
-    assert join(0, brought()).error is part.error
+    assert join(0, brought()).answer.exception() is part.answer.exception()
 
 
 def test_there_is_room_or_all_hear_that_there_is_none():
@@ -128,9 +125,9 @@ def test_there_is_room_or_all_hear_that_there_is_none():
     about = brought(shape=(10**12,), dtype="float16")
     for rank in (0, 1):
         part = joined(held, 1, 0, rank, about, size=4, part=(1, 2), room=10**9)
-        assert isinstance(part.error, errors.LayoutError)
+        assert isinstance(part.answer.exception(), errors.LayoutError)
         # Widened, and three of them: half of the elements.
-        assert "6,000,000,000,000 bytes" in str(part.error)
+        assert "6,000,000,000,000 bytes" in str(part.answer.exception())
     assert held.nbytes == 0
     small = brought(shape=(10,))
     assert not joined(held, 1, 1, 0, small, size=4, room=120).done
@@ -147,8 +144,7 @@ def test_results_stay_until_no_rank_can_ask_again():
             held.bring(part, rank, [np.ones(5, "f4")])
         held.keep(7, number, WholeResult(brought(), [np.ones(5, "f4")]), 0)
     again = joined(held, 7, 0, 1, brought())
-    assert again.result is not None
-    assert (again.result[0] == 2).all()
+    assert (again.answer.result()[0] == 2).all()
     # Rank 0 has ticked; rank 1 has not, and may be started again.
     assert held.told(7, 0, 2, (0, 1)) == 0
     assert held.find(7, 0) is not None
@@ -163,10 +159,10 @@ def test_results_stay_until_no_rank_can_ask_again():
 def test_the_end_of_a_run_wakes_who_waits_and_keeps_nothing():
     held, error, woken = Collectives(), errors.RunCancelledError("over"), []
     part = joined(held, 7, 0, 0, brought())
-    held.wait(part, lambda: woken.append(1))
+    part.answer.add_done_callback(lambda _: woken.append(1))
     held.end(7, error)
     assert woken == [1]
-    assert part.error is error
+    assert part.answer.exception() is error
     assert held.nbytes == 0
     held.keep(7, 0, WholeResult(brought(), [np.ones(5)]), 0)  # a trainer that was late
     assert held.find(7, 0) is None
