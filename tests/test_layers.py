@@ -564,7 +564,7 @@ def test_a_wrong_door_is_found(name: str, source: str) -> None:
     [
         ("cluster.caller.near", "from daskps.cluster.host.hosted import HostedShard"),
         ("cluster.directory.cuts", "from daskps.shards.cuts.cut import agree"),
-        ("cluster.runs.graph.sums", "from daskps.cluster.host import contributions"),
+        ("cluster.runs.graph.tasks", "from daskps.cluster.host import contributions"),
         ("cluster.wire.messages", "from daskps.cluster import upstream"),
     ],
 )

@@ -19,9 +19,8 @@ from daskps.cluster.caller.user_calls import (
     UserCall,
     call_directly,
 )
-from daskps.cluster.runs.epochs import epochs_of
-from daskps.cluster.runs.graph.windows import Schedule
-from daskps.cluster.runs.launch import launch
+from daskps.cluster.runs.graph.epochs import Schedule
+from daskps.cluster.runs.launch import epochs_of, launch
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.runs.spec import Launch
 from daskps.cluster.wire.deadline import Deadline

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from daskps.checkpoint import listing
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
 from daskps.cluster.caller import filling, saving
-from daskps.cluster.runs.epochs import epochs_of
+from daskps.cluster.runs.launch import epochs_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.errors import CheckpointError, ConsistencyError, DaskPSError

@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "window-past-a-decision",
-        "daskps.cluster.runs.graph.windows:Schedule.window",
+        "daskps.cluster.runs.graph.epochs:Schedule.window",
         "if self.gated:",
         "if not self.gated:",
         (
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank-without-a-batch-has-a-task",
-        "daskps.cluster.runs.graph.windows:Schedule.ranks",
+        "daskps.cluster.runs.graph.epochs:Schedule.ranks",
         "return [rank for rank, n in enumerate(self.groups) if within < n]",
         "return [rank for rank, n in enumerate(self.groups) if within <= n]",
         (

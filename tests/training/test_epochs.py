@@ -9,7 +9,7 @@ import pytest
 
 import daskps
 from daskps import TableSpec, optim
-from daskps.cluster.runs import epochs
+from daskps.cluster.runs.launch import epochs_of as open_epochs
 from daskps.training.data.rows import batches
 from tests.support import INSIDE
 
@@ -249,7 +249,7 @@ def test_a_store_that_another_run_has_trained_meanwhile(way, monkeypatch):
     """It has looked before: nothing of its epochs is trained on twice."""
 
     async def look_too_early(*args):
-        at, described = await epochs.epochs_of(*args)
+        at, described = await open_epochs(*args)
         return at._replace(first=1, clock=0), described
 
     with new_store(shards=2) as store:

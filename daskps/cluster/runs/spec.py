@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daskps.cluster.runs.graph.windows import Schedule
+    from daskps.cluster.runs.graph.epochs import Schedule
     from daskps.codecs import Codec
     from daskps.consistency import Policy
     from daskps.epochs import Epochs

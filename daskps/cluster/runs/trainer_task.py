@@ -1,16 +1,22 @@
-"""The Dask tasks of a run."""
+"""The Dask task of a trainer, which tells the directory how far it is.
+
+A task on the worker's event loop looks at the session now and then: the loop that
+trains does nothing for it, and where the scheduler is slow to answer less is told.
+The client hears of it in `launch`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.link import Link, task_link
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.runs.portable import sends_errors
-from daskps.cluster.runs.telling import telling
 from daskps.cluster.upstream import check_travels, loads, secede
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.packing import sendable
@@ -18,7 +24,14 @@ from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import RunCancelledError
 from daskps.usercode import user_code
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 logger = logging.getLogger(__name__)
+#: Seconds between two messages of a trainer, and how many of them a second reach the
+#: scheduler at most, those of all trainers together.
+PAUSE_SECONDS = 0.1
+MOST_MESSAGES = 100
 
 
 @sends_errors
@@ -101,3 +114,35 @@ def _join(link: Link, place: dict[str, Any], wait_seconds: float) -> Session:
             session.clock,
         )
     return session
+
+
+@contextmanager
+def telling(session: Session, *, watched: bool) -> Iterator[None]:
+    """Tell how far a trainer is until the block ends, if somebody watches its run."""
+    if not watched:
+        yield
+        return
+    under_way = session.link.start(lambda: _tell(session))
+    try:
+        yield
+    finally:
+        under_way.stop()
+
+
+async def _tell(session: Session) -> None:
+    pause = max(PAUSE_SECONDS, session.size / MOST_MESSAGES)
+    # They begin together, and would tell together ever after.
+    await asyncio.sleep(pause * session.rank / session.size)
+    told = 0
+    while True:
+        if session.clock > told:
+            told = session.clock
+            await session.link.directory(
+                "progress",
+                run=session.run,
+                rank=session.rank,
+                clock=told,
+                loss=session.loss_sum,
+                rows=session.rows,
+            )
+        await asyncio.sleep(pause)

@@ -12,7 +12,7 @@ from daskps.cluster.caller.row_routes import RowCut
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
 from daskps.cluster.host.partial_sums import SumsAsked, check_ids, keep_rows, reduced
 from daskps.cluster.host.reductions import sums_here
-from daskps.cluster.runs.graph.sums import rows_given
+from daskps.cluster.runs.graph.tasks import rows_given
 from daskps.errors import ProtocolError
 from daskps.init import constant
 from daskps.layout.arrays import Layout

@@ -13,7 +13,7 @@ import daskps
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.trainers import TrainerMessages
-from daskps.cluster.runs import telling
+from daskps.cluster.runs import trainer_task
 from daskps.errors import RunCancelledError
 
 
@@ -132,8 +132,8 @@ class Session:
 
 def test_news_are_told_beside_the_loop(monkeypatch: Any) -> None:
     """Only news, and only while the loop goes on."""
-    monkeypatch.setattr(telling, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(telling, "MOST_MESSAGES", 10**9)
+    monkeypatch.setattr(trainer_task, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(trainer_task, "MOST_MESSAGES", 10**9)
 
     async def turns() -> None:
         for _ in range(20):
@@ -141,7 +141,7 @@ def test_news_are_told_beside_the_loop(monkeypatch: Any) -> None:
 
     async def check() -> None:
         session: Any = Session()
-        with telling.telling(session, watched=True):
+        with trainer_task.telling(session, watched=True):
             await turns()
             assert session.heard == []
             session.clock, session.loss_sum, session.rows = 3, 1.5, 30
@@ -157,7 +157,7 @@ def test_news_are_told_beside_the_loop(monkeypatch: Any) -> None:
 def test_nobody_watches_and_nothing_is_started() -> None:
     session: Any = Session()
     session.start = None
-    with telling.telling(session, watched=False):
+    with trainer_task.telling(session, watched=False):
         pass
 
 

@@ -1,17 +1,18 @@
-"""Reports of epochs, made from the receipts of a graph run's rounds."""
+"""Rounds of a graph run, and reports of its epochs, made of the rounds' receipts."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from daskps.cluster.host.contributions import Receipt
-    from daskps.cluster.runs.graph.windows import Schedule
 
-
+#: Rounds submitted together.
+WINDOW = 16
 #: Rows whose losses tell what a rank has begun with.
 FIRST_ROWS = 64
 
@@ -26,9 +27,67 @@ def first_batches(
     return total + loss_sum, n + rows
 
 
-def _plus(one: Any, other: Any) -> Any:
-    """Return two tuples of numbers added up."""
-    return tuple(a + b for a, b in zip(one, other, strict=True))
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The ranks that deliver in each round.
+
+    Parameters
+    ----------
+    epochs : int
+        Number of epochs.
+    per_epoch : int
+        Rounds of an epoch: those of the rank with the most.
+    groups : sequence of int
+        For each rank the rounds of an epoch in which it delivers, from the first on.
+    gated : bool
+        Whether somebody decides after each epoch if there is another.
+    start : int
+        Rounds of the first epoch that there were before.
+    most : int, optional
+        After how many rounds the run ends, if before its last epoch.
+    """
+
+    epochs: int
+    per_epoch: int
+    groups: Sequence[int]
+    gated: bool
+    start: int = 0
+    most: int | None = None
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of the whole run."""
+        n = self.epochs * self.per_epoch - self.start
+        return n if self.most is None else min(n, self.most)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return the epoch of a round, from 0, and which of its rounds it is."""
+        return divmod(self.start + number, self.per_epoch)
+
+    def ranks(self, number: int) -> list[int]:
+        """Return the ranks that deliver in a round."""
+        _, within = self.place(number)
+        return [rank for rank, n in enumerate(self.groups) if within < n]
+
+    def window(self, start: int) -> range:
+        """Return the rounds to submit together from `start` on."""
+        stop = min(start + WINDOW, self.n_rounds)
+        if self.gated:
+            _, within = self.place(start)
+            stop = min(stop, start - within + self.per_epoch)
+        return range(start, stop)
+
+
+#: Sums over an epoch that a rank reports.
+_SUMMED = (
+    "rows",
+    "sent_nbytes",
+    "sent_encoded_nbytes",
+    "received_nbytes",
+    "received_encoded_nbytes",
+    "compute_seconds",
+    "delivery_seconds",
+)
 
 
 class EpochLog:
@@ -50,22 +109,20 @@ class EpochLog:
         self._clear()
 
     def _clear(self) -> None:
-        n = len(self._schedule.groups)
-        self._rows = [0] * n
-        self._n_rounds = 0
-        self._nbytes = [(0, 0, 0, 0)] * n
-        self._seconds = [(0.0, 0.0)] * n
-        #: None of ranks that have told none.
+        n, self._n_rounds = len(self._schedule.groups), 0
+        #: By rank what `_SUMMED` names; and the losses, None of ranks that told none.
+        self._sums: list[Sequence[float]] = [(0,) * len(_SUMMED)] * n
         self._losses: list[float | None] = [None] * n
 
     def add(self, receipts: Sequence[Receipt]) -> dict[str, Any] | None:
         """Enter the next round; return the epoch it has ended, or the run within it."""
         for receipt in receipts:
             rank, loss = receipt.rank, receipt.loss_sum
-            self._rows[rank] += receipt.rows
             self.moved += receipt.moved
-            self._nbytes[rank] = _plus(self._nbytes[rank], receipt.nbytes)
-            self._seconds[rank] = _plus(self._seconds[rank], receipt.seconds)
+            come = receipt.rows, *receipt.nbytes, *receipt.seconds
+            self._sums[rank] = [
+                a + b for a, b in zip(self._sums[rank], come, strict=True)
+            ]
             if loss is not None:
                 self._losses[rank] = (self._losses[rank] or 0.0) + loss
             self._first[rank] = first_batches(self._first[rank], loss, receipt.rows)
@@ -79,47 +136,32 @@ class EpochLog:
     @property
     def loss(self) -> float | None:
         """Mean loss over the rows entered of the epoch in progress."""
-        rows, told = sum(self._rows), [x for x in self._losses if x is not None]
+        rows = sum(rows for rows, *_ in self._sums)
+        told = [x for x in self._losses if x is not None]
         return sum(told) / rows if rows and told else None
 
     def end(self, epoch: int) -> dict[str, Any]:
         """Return what the ranks report of an epoch that has ended."""
         now = time.monotonic()
-        event = {
-            "epoch": epoch,
-            "reports": [
-                {
-                    "rank": rank,
-                    "rows": rows,
-                    "loss": loss,
-                    "seconds": now - self._began,
-                    "lag": 0,
-                    "clock": self.round,
-                    "first": self._first[rank],
-                    **self._spent(rank, now - self._began),
-                }
-                for rank, (rows, loss) in enumerate(
-                    zip(self._rows, self._losses, strict=True)
-                )
-            ],
-        }
+        event = {"epoch": epoch, "reports": [*self._reports(now - self._began)]}
         self._began = now
         self._clear()
         return event
 
-    def _spent(self, rank: int, seconds: float) -> dict[str, Any]:
-        """Return what a rank has sent and read in an epoch of so many seconds."""
-        sent, sent_encoded, received, received_encoded = self._nbytes[rank]
-        compute, reading = self._seconds[rank]
-        return {
-            "sent_nbytes": sent,
-            "sent_encoded_nbytes": sent_encoded,
-            "received_nbytes": received,
-            "received_encoded_nbytes": received_encoded,
-            "compute_seconds": compute,
-            "delivery_seconds": reading,
-            "waiting_seconds": max(0.0, seconds - compute - reading),
-            "retries": 0,
-            # A round reads exactly the one before.
-            "lags": [(0, self._n_rounds)],
-        }
+    def _reports(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """Give what each rank reports of an epoch of so many seconds."""
+        for rank, loss in enumerate(self._losses):
+            spent = dict(zip(_SUMMED, self._sums[rank], strict=True))
+            busy = spent["compute_seconds"] + spent["delivery_seconds"]
+            yield spent | {
+                "rank": rank,
+                "loss": loss,
+                "seconds": seconds,
+                "lag": 0,
+                "clock": self.round,
+                "first": self._first[rank],
+                "waiting_seconds": max(0.0, seconds - busy),
+                "retries": 0,
+                # A round reads exactly the one before.
+                "lags": [(0, self._n_rounds)],
+            }

@@ -27,8 +27,7 @@ from daskps.cluster.host import contributions
 from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.runs.graph.context import GraphWork, TaskContext, Weights
-from daskps.cluster.runs.graph.epochs import EpochLog
-from daskps.cluster.runs.graph.windows import WINDOW, Schedule
+from daskps.cluster.runs.graph.epochs import WINDOW, EpochLog, Schedule
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.errors import (
