@@ -9,8 +9,13 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller import owner_steps
-from daskps.cluster.caller.aggregate import aggregate, aggregate_into, check_same_layout
-from daskps.cluster.caller.owner_steps import Scaled, scale_lr
+from daskps.cluster.caller.owner_steps import (
+    Scaled,
+    aggregate,
+    aggregate_into,
+    check_same_layout,
+    scale_lr,
+)
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.upstream import dumps
 from daskps.errors import NoOptimizerError

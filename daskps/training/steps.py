@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from dask.utils import funcname
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
+    from daskps.cluster.host.contributions import RoundId
+    from daskps.cluster.runs.graph.context import TaskContext
     from daskps.combination import Combination
+    from daskps.reduction import Empty
     from daskps.training.monitoring import Monitor
     from daskps.training.row_ids import IdFunction
     from daskps.typing import Array
@@ -313,20 +316,6 @@ def _is_part(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0 or is_tree(value)
 
 
-#: Returns what the tasks of a run share on a worker, made by the function if need be.
-Shared = Callable[[Any, Callable[[], Any]], Any]
-
-
-class RowsBefore(Protocol):
-    """Reads rows of tables as they are before a round."""
-
-    def read_rows(self, targets: Sequence[Target]) -> None:
-        """Read what is too much for one call, one after the other."""
-
-    def empty(self, n: int, dtype: Any) -> Array:
-        """Return memory like ``np.empty(n, dtype)``, of which much is used again."""
-
-
 class GraphStepper(Stepper):
     """Steps of many ranks, one at a time."""
 
@@ -335,26 +324,19 @@ class GraphStepper(Stepper):
         self._arrays = self.params
 
     def __call__(
-        self,
-        part: tuple[Any, Any],
-        rank: int,
-        number: int,
-        shared: Shared,
-        *,
-        reader: RowsBefore,
-        own: partial[GraphStepper],
+        self, context: TaskContext, part: tuple[Any, Any], place: RoundId, rank: int
     ) -> Computed:
         """Compute what a rank delivers to a round, from `params` as they are.
 
-        `own` is the rank's copy of what makes these: its plan has the functions to call.
+        The plan of the rank's own copy has the functions to call.
         """
-        [self.plan] = own.args
+        [self.plan] = context.own(rank).args
         X, y = rows_of(part)
-        n = n_rows(X)
+        n, number = n_rows(X), place.round
         epoch, within = self.plan.place(number, self.plan.rounds)
         self.epoch = self.plan.first + epoch
         # Shuffled once per epoch and worker, not once per round.
-        kept: dict[int, list[list[Any]]] = shared(("batches", rank), dict)
+        kept: dict[int, list[list[Any]]] = context.shared(("batches", rank), dict)
         groups = kept.get(epoch)
         if groups is None:
             groups = self.plan.groups(n, epoch, rank)
@@ -364,10 +346,16 @@ class GraphStepper(Stepper):
         if self.plan.rows:
             first = self.take(X, y, groups[within][0])
             key = self.plan.key(number, self.plan.rounds, rank)
-            self._read(first[0], key, reader)
+            self._read(first[0], key, partial(context.read_rows, place), context.empty)
         return self.step(X, y, groups[within], first)
 
-    def _read(self, X: Any, key: tuple[int, int, int, int], reader: RowsBefore) -> None:
+    def _read(
+        self,
+        X: Any,
+        key: tuple[int, int, int, int],
+        read: Callable[[Sequence[Target]], None],
+        empty: Empty,
+    ) -> None:
         """Put the rows that a batch is about into `params`."""
         self.ids = ids_of_batch(self.meta, self.plan.rows, X, key)
         out = {}
@@ -375,7 +363,7 @@ class GraphStepper(Stepper):
             table = self.meta.layout.table_by_name[name]
             shape = (*ids.shape, table.dim)
             # Each time another: a gradient may be what was read.
-            out[name] = reader.empty(math.prod(shape), table.dtype).reshape(shape)
+            out[name] = empty(math.prod(shape), table.dtype).reshape(shape)
         targets = pulled(self.meta, (), self.ids, out)
-        reader.read_rows(targets)
+        read(targets)
         self.params = {**self._arrays, **targets[-1].finish()}

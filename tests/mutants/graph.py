@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "contribution-without-its-weight",
         "daskps.cluster.host.contributions:contribution",
-        'if reduce == "mean" and weight != 1.0:',
-        'if reduce == "mean" and weight == 1.0:',
+        "if scale != 1.0:",
+        "if scale == 1.0:",
         (
             "tests/cluster/runs/graph/test_graph.py::test_a_later_round_frees_what_came_before",
         ),
@@ -178,9 +178,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-a-batch-of-another-round",
-        "daskps.cluster.runs.graph.context:TaskContext.reader",
-        "return RowReader(partial(self._read, place), self.host.pool.empty)",
-        "return RowReader(partial(self._read, type(place)(place.run, 0, max(0, place.round - 1))), self.host.pool.empty)",
+        "daskps.cluster.runs.graph.context:TaskContext.read_rows",
+        "self._read(place, target)",
+        "self._read(type(place)(place.run, 0, max(0, place.round - 1)), target)",
         (
             "tests/training/test_graph_rows.py"
             "::test_executions_have_the_same_bits_with_rows[inside-1-mean]",

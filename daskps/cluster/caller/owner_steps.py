@@ -1,21 +1,31 @@
-"""Steps that owners make of their own weights: a user's function, or learning rates."""
+"""Work of owners: a function of their weights, learning rates, sums of contributions."""
 
 from __future__ import annotations
 
+import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from daskps.cluster.caller.routes import runs_of
-from daskps.cluster.wire.packing import unpack_error
-from daskps.errors import ContributionLostError, DaskPSError
-from daskps.layout.arrays import counted
+import numpy as np
+
+from daskps.cluster.caller.routes import route_of, runs_of
+from daskps.cluster.upstream import dumps
+from daskps.cluster.wire.packing import pack_array, unpack_array, unpack_error
+from daskps.errors import ContributionLostError, DaskPSError, LayoutError
+from daskps.layout.arrays import compute_dtype, counted
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.producer import Producer
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.typing import Array
+
+#: One contribution's rows for one host: shard, position of the piece, data.
+PartRows = list[tuple[int, int, Any]]
 
 
 class Applied(NamedTuple):
@@ -55,14 +65,10 @@ async def apply(
     PushRejectedError, ConsistencyError
         With the numbers of the shards that have applied it.
     """
-    meta = shards.meta
-    pieces = [p for i in applied.parameters for p in meta.layout.pieces_of[i]]
-    wanted = sorted({piece.shard for piece in pieces})
-    if not wanted:
-        return Version.of([])
-    touched = None if len(wanted) == meta.layout.n_shards else runs_of(wanted)
-    about = {"applied": tuple(applied), "touched": touched}
-    return await take_each(shards, source, ("apply", about, wanted), deadline)
+    layout = shards.meta.layout
+    pieces = [piece for i in applied.parameters for piece in layout.pieces_of[i]]
+    what = "apply", {"applied": tuple(applied)}, {piece.shard for piece in pieces}
+    return await _take_each(shards, source, what, deadline)
 
 
 class Scaled(NamedTuple):
@@ -107,16 +113,12 @@ async def scale_lr(
         With the numbers of the shards that have done it.
     """
     layout, indices = shards.meta.layout, scaled.indices
-    wanted = list(range(layout.n_shards))
-    n = len(layout.parameters)
+    wanted, n = set(range(layout.n_shards)), len(layout.parameters)
     # Each shard has a piece of each table.
     if indices is not None and all(i < n for i in indices):
-        wanted = sorted({piece.shard for i in indices for piece in layout.pieces_of[i]})
-    if not wanted:
-        return Version.of([])
-    touched = None if len(wanted) == layout.n_shards else runs_of(wanted)
-    about = {"scaled": tuple(scaled), "touched": touched, "run": run}
-    return await take_each(shards, source, ("scale_lr", about, wanted), deadline)
+        wanted = {piece.shard for i in indices for piece in layout.pieces_of[i]}
+    what = "scale_lr", {"scaled": tuple(scaled), "run": run}, wanted
+    return await _take_each(shards, source, what, deadline)
 
 
 async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float]:
@@ -141,10 +143,95 @@ async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float
     return found
 
 
-async def take_each(
+async def aggregate(
+    shards: ShardClient,
+    contributions: Sequence[Mapping[int, Array]],
+    reduce: Any,
+    deadline: Deadline,
+) -> dict[str, Array]:
+    """Return the reduced arrays by name, in the compute dtype of the parameters."""
+    meta = shards.meta
+    plan = partial(_by_host, meta, contributions, reduce=dumps(reduce))
+    found = await shards.control_each("aggregate", plan, deadline)
+    wanted = {index for arrays in contributions for index in arrays}
+    parameters = [p for p in meta.layout.parameters if p.index in wanted]
+    flats = {p.index: np.empty(p.size, compute_dtype(p.dtype)) for p in parameters}
+    for answers in found:
+        for shard, position, data in answers:
+            piece = meta.layout.pieces[shard][position]
+            flat = flats[piece.parameter.index]
+            flat[piece.start : piece.stop] = unpack_array(data, flat.dtype.name)
+    return {p.name: flats[p.index].reshape(p.shape) for p in parameters}
+
+
+def check_same_layout(mine: StoreMap, its: StoreMap) -> None:
+    """Refuse a store that is cut in another way.
+
+    Raises
+    ------
+    LayoutError
+        Naming both.
+    """
+    if mine.layout.to_wire() != its.layout.to_wire():
+        raise LayoutError(
+            f"store {its.name!r} has other parameters than {mine.name!r}, or other "
+            f"shards; aggregate takes into= a store of the same names, shapes, dtypes "
+            f"and number of shards"
+        )
+
+
+async def aggregate_into(
+    shards: ShardClient,
+    contributions: Sequence[Mapping[int, Array]],
+    reduce: Any,
+    *,
+    source: Producer,
+    deadline: Deadline,
+) -> Version:
+    """Leave the reduced arrays with the shards; return the versions that this led to.
+
+    Each host keeps its reduced arrays until all hosts have theirs: a failure on one
+    host, as of a function of the user's, changes no shard. Then the shards take the
+    arrays, under one number of the producer: a message that is sent again counts once.
+    """
+    meta, token = shards.meta, uuid.uuid4().hex
+    how = {"reduce": dumps(reduce), "token": token}
+
+    async def reduces() -> dict[str, str]:
+        plan = partial(_by_host, meta, contributions, **how)
+        await shards.control_each("aggregate", plan, deadline)
+        return {"token": token}
+
+    pieces = [p for of in contributions for i in of for p in meta.layout.pieces_of[i]]
+    what: Any = "take_aggregate", {}, {piece.shard for piece in pieces}
+    try:
+        return await _take_each(shards, source, what, deadline, before=reduces)
+    finally:
+        # A host that this does not reach drops its arrays after a while.
+        shards.tell("drop_aggregate", token=token)
+
+
+def _by_host(
+    meta: StoreMap, contributions: Sequence[Mapping[int, Array]], **how: Any
+) -> dict[str, dict[str, Any]]:
+    """Return the message to each host that gets a part of any contribution."""
+    where = meta.where
+    hosts: dict[str, list[PartRows]] = {
+        w: [[] for _ in contributions] for w in where.hosts
+    }
+    for rank, arrays in enumerate(contributions):
+        for shard, of in route_of(meta, tuple(arrays), ()).slices.items():
+            hosts[where.owners[shard]][rank] += [
+                (shard, position, pack_array(arrays[index][start:stop]))
+                for position, index, start, stop in of
+            ]
+    return {w: {"contributions": of, **how} for w, of in hosts.items() if any(of)}
+
+
+async def _take_each(
     shards: ShardClient,
     source: Producer,
-    what: tuple[str, Mapping[str, Any], Sequence[int]],
+    what: tuple[str, Mapping[str, Any], Set[int]],
     deadline: Deadline,
     *,
     before: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
@@ -157,7 +244,7 @@ async def take_each(
         The store.
     source : Producer
         The producer of the step.
-    what : (str, mapping, sequence of int)
+    what : (str, mapping, set of int)
         The message to the hosts, its arguments for all of them, and the shards.
     deadline : Deadline
         Its end.
@@ -176,11 +263,15 @@ async def take_each(
         The error of the first shard that has not done it, with the numbers of those
         that have.
     """
-    method, more, wanted = what
+    method, more, wanted = what[0], what[1], sorted(what[2])
+    if not wanted:
+        return Version.of([])
+    touched = None if len(wanted) == shards.meta.layout.n_shards else runs_of(wanted)
     async with source.turn_async(deadline, shards.settle, wanted) as turn:
         if not source.id:
             await source.identify(shards.link)
-        of, about = shards.with_generation, {**more, "identity": (source.id, *turn)}
+        of = shards.with_generation
+        about = {**more, "touched": touched, "identity": (source.id, *turn)}
         while True:
             try:
                 if before is not None:

@@ -220,12 +220,10 @@ class Runs:
         remember(self._ended, run.id, (run.fenced, how))
         run.notify()
         for worker in run.collecting:
-            self._hosts.spawn(
-                self._hosts.control(worker, "end_collectives", run=run.id)
-            )
+            self._hosts.spawn(self._hosts.control(worker, "end_sums", run=run.id))
         if run.graph:
             # On all workers: a task of the run may be at work on any of them.
-            self._hosts.spawn(self._hosts.broadcast("end_graph", run=run.id))
+            self._hosts.spawn(self._hosts.broadcast("end_sums", run=run.id))
 
     async def _undo(self, run: RunState) -> None:
         """End a run that could not begin everywhere: no shard has taken a step of it."""

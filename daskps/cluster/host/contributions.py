@@ -269,18 +269,18 @@ def contribution(
     layout: Layout,
     arrays: Mapping[int, Array],
     weight: float,
-    reduce: Any,
+    scale: float,
     *,
     rows: Mapping[int, KeptRows] = _NO_KEPT,
     empty: Empty = np.empty,
 ) -> Contribution:
-    """Make a contribution of a rank's arrays, without taking them over, and of rows."""
+    """Make a contribution of a rank's arrays times `scale`, copied, and of rows."""
     kept = {}
     for index, array in arrays.items():
         own = empty(len(array), array.dtype)
-        if reduce == "mean" and weight != 1.0:
+        if scale != 1.0:
             with np.errstate(all="ignore"):  # the shard checks what it applies
-                np.multiply(array, weight, out=own)
+                np.multiply(array, scale, out=own)
         else:
             np.copyto(own, array)
         own.flags.writeable = False

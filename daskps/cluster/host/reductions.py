@@ -303,12 +303,6 @@ async def reduced(
     return [pack_array(flat) for flat in whole.flats]
 
 
-@HOST.handles("end_collectives")
-async def end_collectives(host: ShardHost, run: int) -> None:
-    """Drop all all-reduces of a run."""
-    host.collectives.end(run, RunCancelledError(f"run {run} is over"))
-
-
 # -- sums of contributions to rounds of the graph -----------------------------
 
 
@@ -365,8 +359,9 @@ async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
     host.contributions.free(run, attempt, last)
 
 
-@HOST.handles("end_graph")
-async def end_graph(host: ShardHost, run: int) -> None:
-    """Drop all contributions to a run, and refuse later ones."""
+@HOST.handles("end_sums")
+async def end_sums(host: ShardHost, run: int) -> None:
+    """Drop all all-reduces of a run, or contributions to it; refuse later ones."""
+    host.collectives.end(run, RunCancelledError(f"run {run} is over"))
     host.contributions.end(run)
     host.pool.clear()

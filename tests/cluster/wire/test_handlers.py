@@ -26,7 +26,7 @@ TO_HOSTS = {
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.installing": "install",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
-    "end_collectives sums free end_graph",
+    "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint edges sees_file",
     "host.table_ids": "table_ids",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from daskps.cluster.host.contributions import RoundId
     from daskps.cluster.host.host import ShardHost
     from daskps.codecs import Codec
-    from daskps.reduction import Empty
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,8 @@ class TaskContext:
         joined = RunMembership(work.run, work.size)
         self.shards = ShardClient(self.link, self.meta, joined, rank=0, bsp=True)
         self.reduce = loads(work.reduce)
+        #: Makes memory that is used again.
+        self.empty = self.host.pool.empty
         self._finite = config.load().check_finite
         self._weights: Weights = self.shared("weights", lambda: Weights(self.meta))
 
@@ -99,11 +100,12 @@ class TaskContext:
             request = request._replace(read_codec=codec.name)
         self.shards.pull(request, Deadline(None, what))
         if codec is not None:
-            round_read(codec, target.flats, self.host.pool.empty)
+            round_read(codec, target.flats, self.empty)
 
-    def reader(self, place: RoundId) -> RowReader:
-        """Return what reads rows of the round before a place."""
-        return RowReader(partial(self._read, place), self.host.pool.empty)
+    def read_rows(self, place: RoundId, targets: Sequence[Target]) -> None:
+        """Read rows of the round before a place, by one call after the other."""
+        for target in targets:
+            self._read(place, target)
 
     def keep(self, found: Computed) -> Contribution:
         """Return what a rank delivers as it is kept; the arrays stay the caller's.
@@ -113,21 +115,18 @@ class TaskContext:
         PushRejectedError
             If one of them is too large for the run's codec.
         """
-        layout, codec, empty = self.meta.layout, self.work.codec, self.host.pool.empty
-        weight = float(found.rows)
-        if codec is None:
-            scale = weight if self.reduce == "mean" else 1.0
-            rows = {}
-            for (table, ids, at, starts), data, _ in found.of_tables:
-                item = Item(0, 0, data, ids, at)
-                kept = keep_rows(table, item, starts, scale=scale, empty=empty)
-                rows[table.index] = kept
-            return contribution(
-                layout, found.arrays, weight, self.reduce, rows=rows, empty=empty
-            )
-        words = rounded(layout, found.arrays, codec, finite=self._finite, empty=empty)
+        layout, codec, empty = self.meta.layout, self.work.codec, self.empty
+        weight, arrays = float(found.rows), found.arrays
         scale = weight if self.reduce == "mean" else 1.0
-        return Contribution(layout, weight, words, codec, scale)
+        if codec is not None:
+            words = rounded(layout, arrays, codec, finite=self._finite, empty=empty)
+            return Contribution(layout, weight, words, codec, scale)
+        rows = {}
+        for (table, ids, at, starts), data, _ in found.of_tables:
+            item = Item(0, 0, data, ids, at)
+            kept = keep_rows(table, item, starts, scale=scale, empty=empty)
+            rows[table.index] = kept
+        return contribution(layout, arrays, weight, scale, rows=rows, empty=empty)
 
     def sizes_of(
         self, found: Computed, kept: Contribution
@@ -151,19 +150,6 @@ class TaskContext:
     def step(self, **said: Any) -> Step:
         """Return what the run's one rank says."""
         return Step(run=self.work.run, rank=0, **said)
-
-
-class RowReader(NamedTuple):
-    """Reads rows of the round before one, for a batch."""
-
-    read: Callable[[Target], None]
-    #: Memory that is used again.
-    empty: Empty
-
-    def read_rows(self, targets: Sequence[Target]) -> None:
-        """Read what is too much for one call, one after the other."""
-        for target in targets:
-            self.read(target)
 
 
 class Weights:

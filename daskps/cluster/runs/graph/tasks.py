@@ -84,14 +84,7 @@ def compute_gradient(work: GraphWork, duty: Duty, part: Any, after: Any) -> Rece
         read = time.monotonic()
         # Code that takes data from the part may be the user's too.
         with user_code("the trainer"):
-            found: Computed = context.stepper(
-                part,
-                rank,
-                place.round,
-                context.shared,
-                reader=context.reader(place),
-                own=context.own(rank),
-            )
+            found: Computed = context.stepper(context, part, place, rank)
         computed = time.monotonic()
         kept = context.keep(found)
     except Exception as error:
@@ -215,7 +208,7 @@ def reduce_sums(
     )
     for one, fetched in zip(far, came, strict=True):
         found[one.worker] = one.sums(*fetched)
-    sums, empty = {}, context.host.pool.empty
+    sums, empty = {}, context.empty
     for i, shard in enumerate(shards):
         nodes = {
             span: node
@@ -257,7 +250,7 @@ def _fetch_from(context: TaskContext, place: RoundId, asked: SumsAsked) -> Fetch
         "ranks": asked.ranks,
         "nodes": asked.nodes,
     }
-    link, worker, empty = context.link, asked.worker, context.host.pool.empty
+    link, worker, empty = context.link, asked.worker, context.empty
 
     async def ask() -> Fetched:
         held = context.meta.hosts.get(worker, ())

@@ -355,7 +355,7 @@ LAYOUT = Layout.build({"w": ((6,), "float32")}, 2)
 
 def left(value, weight=1.0):
     arrays = {0: np.full(6, value, "f4")}
-    return contribution(LAYOUT, arrays, weight, "mean")
+    return contribution(LAYOUT, arrays, weight, weight)
 
 
 def sums(store, place, ranks=(0,), nodes=((0, 1),)):
