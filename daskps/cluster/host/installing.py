@@ -170,7 +170,7 @@ class _Installing:
         parts = [np.empty(0, np.int64)]
         for read in reads:
             content = self.content(read)
-            parts += [content[part.start : part.stop].copy() for part in read.parts]
+            parts += [np.array(content[p.start : p.stop]) for p in read.parts]
         return np.concatenate(parts)
 
     def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
