@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards.cuts.cut import Cut, Order, ShardReport, broken, report
+from daskps.shards.cuts.cut import Cut, CutName, Order, ShardReport, broken, report
 from daskps.shards.memory.format import RUN
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Ticket
 
 
-def begin_cut(shard: Shard, name: str, index: int) -> ShardReport:
+def begin_cut(shard: Shard, name: CutName, index: int) -> ShardReport:
     """Hold every new step from now on, or in a BSP run every round; report.
 
     The shard must have no other cut in progress.
@@ -24,7 +24,9 @@ def begin_cut(shard: Shard, name: str, index: int) -> ShardReport:
     return report(index, shard.segment, shard.floors)
 
 
-def follow_order(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[Ticket]:
+def follow_order(
+    shard: Shard, name: CutName, order: Order, ticket: Ticket
+) -> list[Ticket]:
     """Let through what the cut lacks; `ticket` is done when the shard has reached it.
 
     Its outcome says which flip to copy, or why the cut must start again.
@@ -38,12 +40,12 @@ def follow_order(shard: Shard, name: str, order: Order, ticket: Ticket) -> list[
     return shard.submit(held)
 
 
-def holds_steps(shard: Shard, name: str) -> bool:
+def holds_steps(shard: Shard, name: CutName) -> bool:
     """Return whether a cut still holds every new step."""
     return shard.cut is not None and shard.cut.name == name
 
 
-def end_cut(shard: Shard, name: str) -> list[Ticket]:
+def end_cut(shard: Shard, name: CutName) -> list[Ticket]:
     """Release what waits for a cut; twice is fine."""
     if not holds_steps(shard, name):
         return []
@@ -61,7 +63,7 @@ def settle_steps(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]
     return shard.cut.advance(shard.segment)
 
 
-def excuse_owners(shard: Shard, name: str, owners: Iterable[int]) -> list[Ticket]:
+def excuse_owners(shard: Shard, name: CutName, owners: Iterable[int]) -> list[Ticket]:
     """Wait no longer for the steps of some owners."""
     if shard.cut is None or shard.cut.name != name:
         return []

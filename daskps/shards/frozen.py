@@ -27,10 +27,9 @@ from daskps.shards.memory.areas import private
 from daskps.shards.memory.format import ROWS_SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.layout.arrays import Layout
-    from daskps.layout.tables import Table
     from daskps.shards.memory.segment import Segment
     from daskps.typing import Array
 
@@ -202,24 +201,6 @@ class BegunCopy:
     #: Whether it copies everything.
     whole: bool = False
 
-    @staticmethod
-    def needed_nbytes(
-        segment: Segment, layout: Layout, shard: int, index: int | None
-    ) -> int:
-        """Return about how many bytes a copy takes, without one; see :meth:`of`."""
-        whole = index == WHOLE
-        found = nbytes_of(spans_of(layout, shard, index))
-        found += nbytes_of(slots_of(segment)) if whole else 0
-        for table in any_tables(layout, index):
-            position = layout.table_position(shard, table.index)
-            memory = segment.tables[position - len(segment.pieces)]
-            of_row = 2 * 8 + table.row_nbytes
-            if whole and memory.any_rows is not None:
-                of_row += sum(slot.strides[0] for slot in memory.slots)
-                found += 16 * memory.any_rows.counts()["candidates"]
-            found += of_row * memory.n_rows
-        return found
-
     @classmethod
     def of(
         cls, segment: Segment, layout: Layout, shard: int, index: int | None
@@ -255,6 +236,24 @@ class BegunCopy:
         if tables is None or not segment.copy(flip, self.parts):
             return None
         return FrozenShard(self.memory, self.places, tables, counted)
+
+
+def needed_nbytes(
+    segment: Segment, layout: Layout, shard: int, index: int | None
+) -> int:
+    """Return about how many bytes a copy takes, without one; see :meth:`BegunCopy.of`."""
+    whole = index == WHOLE
+    found = nbytes_of(spans_of(layout, shard, index))
+    found += nbytes_of(slots_of(segment)) if whole else 0
+    for table in any_tables(layout, index):
+        position = layout.table_position(shard, table.index)
+        memory = segment.tables[position - len(segment.pieces)]
+        of_row = 2 * 8 + table.row_nbytes
+        if whole and memory.any_rows is not None:
+            of_row += sum(slot.strides[0] for slot in memory.slots)
+            found += 16 * memory.any_rows.counts()["candidates"]
+        found += of_row * memory.n_rows
+    return found
 
 
 def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
@@ -296,8 +295,3 @@ def nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:
     """Return how many bytes a copy of elements takes."""
     sizes = ((s.stop - s.start) * np.dtype(dtype).itemsize for s, dtype in spans)
     return sum(map(align, sizes))
-
-
-def rows_nbytes(tables: Iterable[Table], n_rows: Iterable[int]) -> int:
-    """Return how many bytes the copies of tables of any ids take, with their ids."""
-    return sum((8 + t.row_nbytes) * n for t, n in zip(tables, n_rows, strict=True))

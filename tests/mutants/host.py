@@ -111,8 +111,8 @@ MUTANTS = (
     ),
     Mutant(
         "copy-that-outlived-its-cut",
-        "daskps.cluster.host.cuts:_copy",
-        "if made is None or held != [True]:",
+        "daskps.cluster.host.cuts:_freeze",
+        "if made is None or not is_held:",
         "if made is None:",
         (
             "tests/cluster/caller/test_snapshots.py::test_copy_that_outlives_its_cut_is_made_again",

@@ -159,7 +159,7 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
     n, owners = len(any_tables(meta.layout, WHOLE)), found["where"]["owners"]
     copies = [
         (owners[shard], version, of[:n], of[n:])
-        for shard, version, *of in sorted(found["versions"])
+        for shard, version, _, *of in sorted(found["versions"])
     ]
     return WholeCut(name, copies, found["trained_by"])
 

@@ -23,11 +23,6 @@ from daskps.layout.chunks import (
     shards_of,
 )
 from daskps.layout.spans import IDS
-from daskps.shards.frozen import (
-    nbytes_of,
-    rows_nbytes,
-    spans_of,
-)
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -104,9 +99,10 @@ async def take_snapshot(
         found = await take_cut(
             shards, cut, index=index, wanted=wanted, deadline=deadline
         )
-        rows = {shard: n for shard, _, *n in found["versions"]}
+        sizes = {shard: nbytes for shard, _, nbytes, *_ in found["versions"]}
+        rows = {shard: n for shard, _, _, *n in found["versions"]}
         version = Version.of((shard, v) for shard, v, *_ in found["versions"])
-        futures = _submit(shards, index, version, rows)
+        futures = _submit(shards, index, version, sizes)
         of = meta.uid, meta.name, meta.layout, meta.owners, version
         taken = Taken(*of, futures, _by_table(meta.layout, index, rows))
         # These tasks may have to wait, too: for a thread of a busy worker.
@@ -129,16 +125,11 @@ def _submit(
     shards: ShardClient,
     index: int | None,
     version: Version,
-    rows: Mapping[int, Sequence[int]],
+    sizes: Mapping[int, int],
 ) -> dict[int, Future[CopyGroup]]:
     """Have each owner take its copies over into Dask's own memory."""
     meta, client = shards.meta, shards.link.client
     versions = dict(version.pairs)
-    tables = any_tables(meta.layout, index)
-    sizes = {
-        s: nbytes_of(spans_of(meta.layout, s, index)) + rows_nbytes(tables, rows[s])
-        for s in versions
-    }
     futures: dict[int, Future[CopyGroup]] = {}
 
     def key_of(shard: int) -> str:

@@ -20,7 +20,7 @@ from daskps.errors import LayoutError
 from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, broken
-from daskps.shards.frozen import BegunCopy, FrozenShard, HeldShard
+from daskps.shards.frozen import BegunCopy, FrozenShard, HeldShard, needed_nbytes
 from daskps.shards.steps import Ready, Step, Ticket
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedSha
     return [hosted for hosted in hosted_shards if hosted.index in wanted]
 
 
-def _attempt(cut: str, attempt: int) -> str:
-    """Return the name of an attempt, as shards know it: a message may be late."""
-    return f"{cut}/{attempt}"
-
-
 @HOST.handles("prepare_cut")
 async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
     """Take the memory for the copies, before any push has to wait for it.
@@ -60,16 +55,16 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     claim = host.snapshots.claim(store, cut)
     if claim.holds:
         return
-    missing = [
-        (hosted.shard.segment, hosted.layout, hosted.index, index)
+    missing = {
+        hosted.index: (hosted.shard.segment, hosted.layout, hosted.index, index)
         for hosted in hosted_shards
         if hosted.index not in claim.begun
-    ]
-    need = sum(BegunCopy.needed_nbytes(*of) for of in missing)
+    }
+    need = sum(needed_nbytes(*of) for of in missing.values())
 
     def allocate() -> None:
-        for segment, layout, shard, _ in missing:
-            claim.begun[shard] = BegunCopy.of(segment, layout, shard, index)
+        for shard, of in missing.items():
+            claim.begun[shard] = BegunCopy.of(*of)
 
     with host.budget.copying(need) as lack:
         if not lack:
@@ -111,7 +106,7 @@ async def begin_cut(
         claim.expired = asyncio.ensure_future(released)
 
     claim.lease = loop.call_later(lease_seconds, expire)
-    name = _attempt(cut, attempt)
+    name = cut, attempt  # a message may be late
 
     def begin(hosted: HostedShard) -> list[Any]:
         # The directory ended an earlier cut without a message.
@@ -138,8 +133,8 @@ async def copy_cut(
 ) -> list[tuple[int, ...]]:
     """Wait until each shard has reached the cut, copy it and release it.
 
-    Returns shard and version of each, and the number of rows of its tables of any ids;
-    for a copy of everything also the number of candidates.
+    Returns shard, version and bytes of each, and the number of rows of its tables of any
+    ids; for a copy of everything also the number of candidates.
     """
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
@@ -147,31 +142,24 @@ async def copy_cut(
     begun = claim.begun.keys()
     if not claim.holds and not begun >= {hosted.index for hosted in hosted_shards}:
         raise broken("no memory was taken for it")
-    lacks: dict[int, list[tuple[int, int]]] = {
-        hosted.index: [] for hosted in hosted_shards
-    }
+    lacks: dict[int, list[tuple[int, int]]] = {}
     for shard, owner, sequence in order["missing"]:
-        if shard in lacks:
-            lacks[shard].append((owner, sequence))
+        lacks.setdefault(shard, []).append((owner, sequence))
 
     async def copy(hosted: HostedShard) -> tuple[int, ...]:
-        name, lacking = _attempt(cut, attempt), tuple(lacks[hosted.index])
+        name, lacking = (cut, attempt), tuple(lacks.get(hosted.index, ()))
         what = Order(lacking, order["run"], order["rounds"])
         ready = await _reached(host, hosted, name, what)
-        made: FrozenShard
-        if claim.holds:
-            made = await _hold(host, hosted, name, ready)
-        else:
-            # Taken out: if the cut begins again meanwhile, it reads into other memory.
-            begun = claim.begun.pop(hosted.index)
-            made = await _copy(host, hosted, name, begun=begun, ready=ready)
+        # Taken out: if the cut begins again meanwhile, it reads into other memory.
+        room = None if claim.holds else claim.begun.pop(hosted.index)
+        made = await _freeze(host, hosted, name, room=room, flip=ready.flip)
         key = copy_key(store, index, hosted.index, ready.version)
         of_tables = made.n_rows
         if index == WHOLE:
             key = saved_key(cut, hosted.index, ready.version)
             of_tables = of_tables + made.n_candidates
         claim.copies[key] = made
-        return hosted.index, ready.version, *of_tables
+        return hosted.index, ready.version, made.nbytes, *of_tables
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
     versions = []
@@ -183,53 +171,49 @@ async def copy_cut(
     return versions
 
 
-async def _copy(
+async def _freeze(
     host: ShardHost,
     hosted: HostedShard,
-    name: str,
+    name: tuple[str, int],
     *,
-    begun: BegunCopy,
-    ready: Ready,
+    room: BegunCopy | None,
+    flip: int,
 ) -> FrozenShard:
-    """Copy a shard that has reached a cut, and release it."""
-    # Without the mutex: pulls go on, and pushes cannot overwrite the flip that is read.
-    read = partial(begun.read, hosted.shard.segment, ready.flip)
+    """Copy a shard that has reached a cut, and release it.
+
+    Where there is no room a save reads the shard in place; pushes wait until the cut
+    ends.
+    """
+    segment = hosted.shard.segment
+
+    def read() -> FrozenShard | None:
+        # Without the mutex: pulls go on, and pushes cannot overwrite the flip that is
+        # read.
+        if room is not None:
+            return room.read(segment, flip)
+        nbytes = needed_nbytes(segment, hosted.layout, hosted.index, WHOLE)
+        return HeldShard(segment, flip, nbytes)
+
     made = await host.run_for(hosted, read)
-    held: list[bool] = []
 
-    def end(shard: Shard) -> list[Ticket]:
-        held.append(cut_requests.holds_steps(shard, name))
-        return cut_requests.end_cut(shard, name)
+    def end(shard: Shard) -> list[Any]:
+        is_held = cut_requests.holds_steps(shard, name)
+        return [is_held, *(() if room is None else cut_requests.end_cut(shard, name))]
 
-    await host.under(hosted, end)
-    if made is None or held != [True]:
+    is_held, *_ = await host.under(hosted, end)
+    if made is None or not is_held:
         raise broken("updates ran into the copy")
+    if room is None:
+        logger.warning(
+            "daskps: worker %s has no room for a copy of shard %d of store %r, %d "
+            "bytes; pushes to it wait until it is saved",
+            *(host.worker.address, hosted.index, hosted.name, made.nbytes),
+        )
     return made
 
 
-async def _hold(
-    host: ShardHost, hosted: HostedShard, name: str, ready: Ready
-) -> HeldShard:
-    """Let a save read a shard in place until the cut ends; pushes wait as long."""
-    segment = hosted.shard.segment
-    nbytes = BegunCopy.needed_nbytes(segment, hosted.layout, hosted.index, WHOLE)
-    held = await host.run_for(hosted, partial(HeldShard, segment, ready.flip, nbytes))
-    holds = partial(cut_requests.holds_steps, name=name)
-    if not await host.under(hosted, holds):
-        raise broken("updates ran into the copy")
-    logger.warning(
-        "daskps: worker %s has no room for a copy of shard %d of store %r, %d bytes; "
-        "pushes to it wait until it is saved",
-        host.worker.address,
-        hosted.index,
-        hosted.name,
-        nbytes,
-    )
-    return held
-
-
 async def _reached(
-    host: ShardHost, hosted: HostedShard, name: str, order: Order
+    host: ShardHost, hosted: HostedShard, name: tuple[str, int], order: Order
 ) -> Ready:
     """Wait until a shard has reached the cut."""
     reached = Future[None]()
@@ -269,11 +253,11 @@ def _release(
     hosted: HostedShard, cut: str | None = None, attempt: int | None = None
 ) -> list[Ticket]:
     """End a cut, by default any that holds the shard, unless it has begun again."""
-    held = hosted.shard.cut
+    held: Any = hosted.shard.cut
     if held is None:
         return []
-    name, number = held.name.split("/")
-    if cut not in (None, name) or (attempt is not None and int(number) > attempt):
+    name, number = held.name
+    if cut not in (None, name) or (attempt is not None and number > attempt):
         return []
     return cut_requests.end_cut(hosted.shard, held.name)
 
@@ -283,9 +267,9 @@ async def excuse(
     host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
 ) -> None:
     """Stop waiting for the steps of producers that have ended."""
-    name = _attempt(cut, attempt)
     await host.each(
-        host.of(store), lambda s: cut_requests.excuse_owners(s.shard, name, producers)
+        host.of(store),
+        lambda s: cut_requests.excuse_owners(s.shard, (cut, attempt), producers),
     )
 
 

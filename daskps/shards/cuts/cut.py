@@ -12,6 +12,7 @@ the last round that all of them have completed.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
     from daskps.shards.memory.segment import Segment
 
+#: Name of a cut and number of the attempt, or any other that is told from others.
+CutName = Hashable
 #: Owner and sequence number of a step.
 StepId = tuple[int, int]
 #: Columns of a report's rows, one row per owner.
@@ -194,11 +197,11 @@ class Cut:
 
     Parameters
     ----------
-    name : str
+    name : CutName
         The name of the cut.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: CutName) -> None:
         self.name = name
         #: Steps that wait for the cut, in the order in which they came.
         self.held: list[Ticket] = []
