@@ -19,9 +19,9 @@ from typing import Any
 
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lanes import Lanes
-from daskps.cluster.caller.wires import Counters
 
 #: How many of the calls that may take a lane have to, and how many of a run of only a few
 #: tests may do without: what tests refuse and interrupt goes by message.

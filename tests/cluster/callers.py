@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import ReadSlice, Target
-from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.wire.deadline import Deadline

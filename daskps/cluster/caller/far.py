@@ -1,9 +1,8 @@
 """Calls to shards of other processes, sent again until the shards answer.
 
-A small interface hides the connections that carry them, see
-:mod:`daskps.cluster.caller.wires`. All else is here: the hosts to ask where the shards
-have moved, the number of tries, and the error of a call that is late. A call that is
-sent again is the same call: a shard that has applied it knows it.
+Here are the messages, the hosts to ask where the shards have moved, the number of tries,
+and the error of a call that is late. A call that is sent again is the same call: a shard
+that has applied it knows it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.lanes import lanes_of
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
-from daskps.cluster.caller.wires import Counters, DaskWire
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
+from daskps.cluster.wire.messages import pack_call, unpack_answers
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import NOTHING
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.caller.wires import Wire
     from daskps.cluster.wire.deadline import Deadline
     from daskps.cluster.wire.messages import Answer, Call
 
@@ -76,7 +75,6 @@ class Far:
         #: where the configuration allows none.
         self.lanes = lanes_of(link) if config.load().lane_way else None
         self._routes = None if self.lanes is None else LaneRoutes(self.lanes, meta)
-        self._wire: Wire = DaskWire(link)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: By shard that was away at the last look: the event that it waits for.
         self._waits: dict[int, str] = {}
@@ -233,7 +231,10 @@ class Far:
             self.counters.messages += 1
             self.counters.nbytes += call.nbytes
             try:
-                return await self._wire.exchange(worker, call, left)
+                sent = self.link.rpc(worker, "daskps_call", **pack_call(call))
+                seconds = None if left == float("inf") else left
+                reply = await asyncio.wait_for(sent, seconds)
+                return unpack_answers(reply, f"worker {worker}", call)
             except asyncio.CancelledError:
                 self._give_up(worker, call)
                 raise

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.lane import LaneRefusedError, reason_of
 from daskps.cluster.caller.lane_form import PATIENCE_SECONDS, SLOW_NBYTES
-from daskps.cluster.caller.wires import Counters
 from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 
 if TYPE_CHECKING:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.absent_rows import AbsentIds
+    from daskps.cluster.caller.counters import Counters
     from daskps.cluster.caller.lane_row_reads import LaneRowReads
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.caller.wires import Counters
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
     from daskps.typing import Array

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import interrupts
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import push, read
-from daskps.cluster.caller.wires import Counters
 from daskps.shards.steps import ADD, Step
 from tests.cluster.callers import Ways, call, target_in
 from tests.cluster.hosted import shared_shard

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import NearCall
 from daskps.cluster.caller.reads import TRIES, PreparedRead, Reads
 from daskps.cluster.caller.routes import push, read, route_of
 from daskps.cluster.caller.targets import ReadSlice
-from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.deadline import Deadline
 from daskps.consistency import ASP, BSP

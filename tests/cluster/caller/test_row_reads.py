@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import row_source
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.row_reads import TRIES, RowReads
 from daskps.cluster.caller.targets import Target
-from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine import pauses
 from daskps.consistency import BSP, SSP

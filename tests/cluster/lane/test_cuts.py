@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from daskps import consistency, optim
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.lane import Lane, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
@@ -26,7 +27,6 @@ from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.targets import ReadSlice, Target
-from daskps.cluster.caller.wires import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls
 from daskps.cluster.lane.connection import ANSWERED, OTHERS, Connection

@@ -18,13 +18,13 @@ import pytest
 
 from daskps.cluster import connections, upstream
 from daskps.cluster.caller import lanes
+from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
 from daskps.cluster.caller.lanes import Lanes
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.caller.targets import ReadSlice
-from daskps.cluster.caller.wires import Counters
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import (
     ANSWER,

@@ -1,20 +1,12 @@
-"""Wires, which carry a call to the host of another process, and its answers back.
-
-A wire knows nothing of calls that are late or shards that have moved; `far` does.
-"""
+"""Counts of the calls of a handle or a trainer."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
-
-from daskps.cluster.wire.messages import pack_call, unpack_answers
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.wire.messages import Answer, Call
 
 
 @dataclass(slots=True)
@@ -48,35 +40,3 @@ class Counters:
         """Count a call that a lane leaves to messages."""
         # A new dict: another thread may be looking through the old one.
         self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
-
-
-class Wire(Protocol):
-    """A carrier of calls between the processes of a cluster."""
-
-    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
-        """Return the answers of a worker's host, within so many seconds.
-
-        It raises errors of the connection, and the error with which a host refuses the
-        call.
-        """
-
-
-class DaskWire:
-    """Calls as messages over Dask's own connections.
-
-    Parameters
-    ----------
-    link : Link
-        The way to the cluster.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    async def exchange(self, worker: str, call: Call, seconds: float) -> list[Answer]:
-        """Return the answers of a worker's host; see :class:`Wire`."""
-        sent = self._link.rpc(worker, "daskps_call", **pack_call(call))
-        reply = await asyncio.wait_for(
-            sent, None if seconds == float("inf") else seconds
-        )
-        return unpack_answers(reply, f"worker {worker}", call)
