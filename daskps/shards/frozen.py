@@ -13,7 +13,7 @@ import numpy as np
 
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
-from daskps.layout.chunks import ARRAYS, WHOLE, any_tables
+from daskps.layout.chunks import ARRAYS, WHOLE
 from daskps.layout.spans import ROWS, WEIGHTS, Span, slot_area
 from daskps.shards.frozen_rows import (
     FrozenRows,
@@ -27,10 +27,10 @@ from daskps.shards.memory.areas import private
 from daskps.shards.memory.format import ROWS_SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from daskps.layout.arrays import Layout
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.memory.tables import TableMemory
     from daskps.typing import Array
 
     #: Elements to read into a copy, and their memory there.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: pushes have to wait for memory: half as many rows, and so many bytes.
 MORE_NBYTES = 2**22
 
-#: Place of a piece's elements in a copy's memory: dtype, the first, the end, the byte.
-CopyPlace = tuple[str, int, int, int]
+#: Place of a piece's elements in a copy's memory: dtype, how many, the first byte.
+CopyPlace = tuple[str, int, int]
 
 
 class FrozenShard:
@@ -117,10 +117,10 @@ class FrozenShard:
         """
         if (table := self._tables.get(span.position)) is not None:
             return table.get(span)
-        dtype, first, end, at = self._places[span.area, span.position]
-        check_span(span, first, end)
+        dtype, n, at = self._places[span.area, span.position]
+        check_span(span, n)
         size = np.dtype(dtype).itemsize
-        at += (span.start - first) * size
+        at += span.start * size
         return self._memory[at : at + (span.stop - span.start) * size].view(dtype)
 
 
@@ -169,7 +169,7 @@ class HeldShard(FrozenShard):
             found = super().get(span)
         else:
             now = segment.view(segment.record(self._flip), span)
-            check_span(span, 0, span.start + len(now))
+            check_span(span, span.start + len(now))
             found = np.empty_like(now)
             segment.payload.copy(found, now)
         self._check()
@@ -202,31 +202,26 @@ class BegunCopy:
     whole: bool = False
 
     @classmethod
-    def of(
-        cls, segment: Segment, layout: Layout, shard: int, index: int | None
-    ) -> BegunCopy:
+    def of(cls, segment: Segment, index: int | None) -> BegunCopy:
         """Take memory for a copy of a shard, or of the part that an index names.
 
         WHOLE names everything: a shard's state can be made of such a copy again.
         """
-        whole = index == WHOLE
-        spans = spans_of(layout, shard, index) + (slots_of(segment) if whole else [])
-        memory, at = private(nbytes_of(spans)), 0
+        spans, whole = _spans_of(segment, index), index == WHOLE
+        memory, at = private(_nbytes_of(spans)), 0
         parts: Parts = []
         places = {}
         for span, dtype in spans:
-            size = (span.stop - span.start) * np.dtype(dtype).itemsize
+            size = span.stop * np.dtype(dtype).itemsize
             parts.append((span, memory[at : at + size].view(dtype)))
-            places[span.area, span.position] = dtype, span.start, span.stop, at
+            places[span.area, span.position] = dtype, span.stop, at
             at += align(size)
         tables, nbytes = [], memory.nbytes
-        for table in any_tables(layout, index):
-            position = layout.table_position(shard, table.index)
-            now = segment.tables[position - len(segment.pieces)].n_rows
-            more = now // 2 + MORE_NBYTES // table.row_nbytes
+        for position, table in _any_tables(segment, index):
+            more = table.n_rows // 2 + MORE_NBYTES // table.piece.table.row_nbytes
             room = room_for(segment, position, more, whole=whole)
             tables.append(room)
-            nbytes += sum(array.nbytes for array in room.cut(now).arrays)
+            nbytes += sum(array.nbytes for array in room.cut(table.n_rows).arrays)
         return cls(memory, places, parts, tables, nbytes, whole)
 
     def read(self, segment: Segment, flip: int) -> FrozenShard | None:
@@ -238,60 +233,53 @@ class BegunCopy:
         return FrozenShard(self.memory, self.places, tables, counted)
 
 
-def needed_nbytes(
-    segment: Segment, layout: Layout, shard: int, index: int | None
-) -> int:
+def needed_nbytes(segment: Segment, index: int | None) -> int:
     """Return about how many bytes a copy takes, without one; see :meth:`BegunCopy.of`."""
-    whole = index == WHOLE
-    found = nbytes_of(spans_of(layout, shard, index))
-    found += nbytes_of(slots_of(segment)) if whole else 0
-    for table in any_tables(layout, index):
-        position = layout.table_position(shard, table.index)
-        memory = segment.tables[position - len(segment.pieces)]
-        of_row = 2 * 8 + table.row_nbytes
-        if whole and memory.any_rows is not None:
-            of_row += sum(slot.strides[0] for slot in memory.slots)
-            found += 16 * memory.any_rows.counts()["candidates"]
-        found += of_row * memory.n_rows
+    found = _nbytes_of(_spans_of(segment, index))
+    for _, table in _any_tables(segment, index):
+        of_row = 2 * 8 + table.piece.table.row_nbytes
+        if index == WHOLE and table.any_rows is not None:
+            of_row += sum(slot.strides[0] for slot in table.slots)
+            found += 16 * table.any_rows.counts()["candidates"]
+        found += of_row * table.n_rows
     return found
 
 
-def spans_of(layout: Layout, shard: int, index: int | None) -> list[tuple[Span, str]]:
-    """Return the elements of a shard that a snapshot copies, with dtypes.
-
-    All of them, or one parameter or table, or with ARRAYS no table. Elements of tables
-    of any ids are left out: their number is not known beforehand.
-    """
-    every = index in (None, WHOLE)
-    found = [
-        (Span(WEIGHTS, position, 0, p.size), p.parameter.dtype)
-        for position, p in enumerate(layout.pieces[shard])
-        if every or index in (ARRAYS, p.parameter.index)
-    ]
-    for piece in layout.table_pieces[shard]:
-        table = piece.table
-        if table.is_bounded and piece.n_rows and (every or index == table.index):
-            position = layout.table_position(shard, table.index)
-            found.append((Span(ROWS, position, 0, piece.size), table.dtype))
-    return found
-
-
-def slots_of(segment: Segment) -> list[tuple[Span, str]]:
-    """Return the slots of a shard, with dtypes, but not those of tables of any ids."""
-    found = [
-        (Span(slot_area(j), position, 0, slot.size), slot.dtype.name)
-        for position, slots in enumerate(segment.slots[0])
-        for j, slot in enumerate(slots)
-    ]
+def _any_tables(
+    segment: Segment, index: int | None
+) -> Iterator[tuple[int, TableMemory]]:
+    """Give the tables of any ids among what an index names, with their positions."""
     for position, table in enumerate(segment.tables, len(segment.pieces)):
-        if table.piece.n_rows:
-            slots = enumerate(table.slots)
-            spans = [(Span(slot_area(j), position, 0, s.size), s) for j, s in slots]
-            found += [(span, slot.dtype.name) for span, slot in spans]
-    return found
+        is_named = index in (None, WHOLE, table.piece.table.index)
+        if table.any_rows is not None and is_named:
+            yield position, table
 
 
-def nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:
+def _spans_of(segment: Segment, index: int | None) -> list[tuple[Span, str]]:
+    """Return the elements of a shard that a copy has, with dtypes.
+
+    With WHOLE all of them, slots too; else all values, with ARRAYS no table, or those of
+    one parameter or table. Elements of tables of any ids are left out: their number is
+    not known beforehand.
+    """
+    areas: list[tuple[str, int, Array]] = []
+    whole = index == WHOLE
+    for position, piece in enumerate(segment.pieces):
+        if index in (None, WHOLE, ARRAYS, piece.parameter.index):
+            slots = enumerate(segment.slots[0][position] if whole else ())
+            areas.append((WEIGHTS, position, segment.weights[0][position]))
+            areas += [(slot_area(j), position, slot) for j, slot in slots]
+    for position, table in enumerate(segment.tables, len(segment.pieces)):
+        is_named = index in (None, WHOLE, table.piece.table.index)
+        if table.any_rows is None and table.piece.n_rows and is_named:
+            rows = table.by_area if whole else {ROWS: table.rows}
+            areas += [(area, position, array) for area, array in rows.items()]
+    return [
+        (Span(area, position, 0, array.size), array.dtype.name)
+        for area, position, array in areas
+    ]
+
+
+def _nbytes_of(spans: Sequence[tuple[Span, str]]) -> int:
     """Return how many bytes a copy of elements takes."""
-    sizes = ((s.stop - s.start) * np.dtype(dtype).itemsize for s, dtype in spans)
-    return sum(map(align, sizes))
+    return sum(align(span.stop * np.dtype(dtype).itemsize) for span, dtype in spans)

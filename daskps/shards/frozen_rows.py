@@ -80,11 +80,11 @@ class FrozenRows:
         """
         if span.area in (CANDIDATES, COUNTS):
             counted: Array = self.candidates[int(span.area == COUNTS)]
-            check_span(span, 0, len(counted))
+            check_span(span, len(counted))
             return counted[span.start : span.stop]
         array = self.areas[span.area]
         width = array.shape[1]
-        check_span(span, 0, len(self) * width)
+        check_span(span, len(self) * width)
         if self.seed is None:
             return array.reshape(-1)[span.start : span.stop]
         # Sorted as it is read: one more copy of everything would take as much memory.
@@ -94,10 +94,10 @@ class FrozenRows:
         return found[start : start + span.stop - span.start]
 
 
-def check_span(span: Span, first: int, end: int) -> None:
-    """Refuse elements that are not among [first, end)."""
-    if not first <= span.start <= span.stop <= end:
-        raise IndexError(f"elements {span} of a copy that has {first} to {end}")
+def check_span(span: Span, n: int) -> None:
+    """Refuse elements that are not among the first n."""
+    if not 0 <= span.start <= span.stop <= n:
+        raise IndexError(f"elements {span} of a copy that has {n}")
 
 
 def any_table_at(segment: Segment, position: int) -> tuple[TableMemory, AnyRows]:

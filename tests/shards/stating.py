@@ -33,10 +33,10 @@ from daskps.shards.shard import Shard
 State = tuple[dict[tuple[str, str], Any], Counted]
 
 
-def copied(shards: Sequence[Shard], layout: Layout) -> list[FrozenShard]:
+def copied(shards: Sequence[Shard]) -> list[FrozenShard]:
     found = []
-    for i, shard in enumerate(shards):
-        begun = BegunCopy.of(shard.segment, layout, i, WHOLE)
+    for shard in shards:
+        begun = BegunCopy.of(shard.segment, WHOLE)
         copy = begun.read(shard.segment, shard.segment.flip)
         assert copy is not None
         found.append(copy)
@@ -45,7 +45,7 @@ def copied(shards: Sequence[Shard], layout: Layout) -> list[FrozenShard]:
 
 def state_of(shards: Sequence[Shard], layout: Layout) -> State:
     """All of a state in the order that it has on any number of shards."""
-    copies = copied(shards, layout)
+    copies = copied(shards)
     arrays: dict[tuple[str, str], list[Any]] = {}
     for i, copy in enumerate(copies):
         for (name, area), span in spans_of(shards[i].segment, copy):

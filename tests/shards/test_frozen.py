@@ -40,7 +40,7 @@ def mine(shard: Shard, ids: Any, ordinal: int = 0) -> list[int]:
 def test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile():
     shard = shard_with_rows()
     n = len(shard.segment.pieces)
-    begun = BegunCopy.of(shard.segment, LAYOUT, 1, None)
+    begun = BegunCopy.of(shard.segment, None)
     pushed(shard, 1, [(99, 5), (7, 1), *((i, 5) for i in range(100, 120))])
     copy = begun.read(shard.segment, shard.segment.flip)
     assert copy is not None
@@ -74,7 +74,7 @@ def test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile():
 def test_a_table_that_has_outgrown_its_memory_is_copied(monkeypatch):
     monkeypatch.setattr(frozen, "MORE_NBYTES", 0)
     shard = made(LAYOUT, 1)
-    begun = BegunCopy.of(shard.segment, LAYOUT, 1, EMB)
+    begun = BegunCopy.of(shard.segment, EMB)
     pushed(shard, 0, [(i, i) for i in range(50)])
     copy = begun.read(shard.segment, shard.segment.flip)
     assert copy is not None
@@ -83,9 +83,7 @@ def test_a_table_that_has_outgrown_its_memory_is_copied(monkeypatch):
 
 def test_one_table_alone_is_copied():
     shard = shard_with_rows()
-    copy = BegunCopy.of(shard.segment, LAYOUT, 1, NUM).read(
-        shard.segment, shard.segment.flip
-    )
+    copy = BegunCopy.of(shard.segment, NUM).read(shard.segment, shard.segment.flip)
     assert copy is not None
     k = len(mine(shard, range(-20, 21), 1))
     assert copy.n_rows == [k]
@@ -96,7 +94,7 @@ def test_no_copy_is_made_of_rows_that_change(monkeypatch):
     """Neither while somebody is at them nor where that was so in between."""
     shard = shard_with_rows()
     segment, flip = shard.segment, shard.segment.flip
-    begun = BegunCopy.of(segment, LAYOUT, 1, None)
+    begun = BegunCopy.of(segment, None)
     assert begun.read(segment, flip - 1) is None
     segment.header[ROWS_SEQUENCE] += 1
     assert begun.read(segment, flip) is None

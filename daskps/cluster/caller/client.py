@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller.far import Far, gather
+from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
@@ -21,7 +21,7 @@ from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.ways import Ways
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.wire.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import Tick
 from daskps.usercode import holding_interrupts

@@ -16,7 +16,7 @@ from daskps import config
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import shown
 from daskps.cluster import upstream
-from daskps.cluster.caller.far import gather, locate
+from daskps.cluster.caller.far import locate
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
@@ -24,6 +24,7 @@ from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.trial import try_out
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, label_of, make_anchor
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
 from daskps.cluster.wire.wellformed import MOST_SECONDS

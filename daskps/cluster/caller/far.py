@@ -23,12 +23,13 @@ from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.host.host import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.messages import pack_call, unpack_answers
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.lane_route import LaneRoute
@@ -371,17 +372,3 @@ async def locate(
         "locate", uid=uid, run=run, wait_seconds=wait_seconds
     )
     return found
-
-
-async def gather(*work: Awaitable[T]) -> list[T]:
-    """Await all; at the first error cancel the rest and wait until they stopped."""
-    if len(work) == 1:
-        return [await work[0]]
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -23,9 +23,9 @@ from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
 from daskps.checkpoint.zarr import nodes
 from daskps.cluster.caller.cuts import drop_cut, take_cut
-from daskps.cluster.caller.far import gather
 from daskps.cluster.caller.saved import OwnersSaid, contents
 from daskps.cluster.host.rules import Rules
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.options import pack_options
 from daskps.errors import CheckpointError, SnapshotLostError
 from daskps.layout.chunks import WHOLE, any_tables

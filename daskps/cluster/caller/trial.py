@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.storage import Storage, shown
-from daskps.cluster.caller.far import gather
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.options import pack_options
 from daskps.errors import CheckpointError
 

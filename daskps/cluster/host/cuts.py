@@ -56,15 +56,15 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     if claim.holds:
         return
     missing = {
-        hosted.index: (hosted.shard.segment, hosted.layout, hosted.index, index)
+        hosted.index: hosted.shard.segment
         for hosted in hosted_shards
         if hosted.index not in claim.begun
     }
-    need = sum(needed_nbytes(*of) for of in missing.values())
+    need = sum(needed_nbytes(segment, index) for segment in missing.values())
 
     def allocate() -> None:
-        for shard, of in missing.items():
-            claim.begun[shard] = BegunCopy.of(*of)
+        for shard, segment in missing.items():
+            claim.begun[shard] = BegunCopy.of(segment, index)
 
     with host.budget.copying(need) as lack:
         if not lack:
@@ -191,8 +191,7 @@ async def _freeze(
         # read.
         if room is not None:
             return room.read(segment, flip)
-        nbytes = needed_nbytes(segment, hosted.layout, hosted.index, WHOLE)
-        return HeldShard(segment, flip, nbytes)
+        return HeldShard(segment, flip, needed_nbytes(segment, WHOLE))
 
     made = await host.run_for(hosted, read)
 

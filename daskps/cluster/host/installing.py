@@ -27,6 +27,7 @@ from daskps.checkpoint.reading import read_file
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
 from daskps.cluster.host.saving import ThreadFiles
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
 from daskps.epochs import Epochs
@@ -231,11 +232,9 @@ async def install(
                 raise StoreClosedError(f"store {store} was undone while it was filled")
             await loop.run_in_executor(pool, made.put, *job)
 
-    tasks = []
     try:
         await loop.run_in_executor(pool, made.begin)
-        tasks = [asyncio.ensure_future(read()) for _ in range(IN_FLIGHT)]
-        await asyncio.gather(*tasks)
+        await gather(*(read() for _ in range(IN_FLIGHT)))
         await _has_memory(hosted.values())
         made.count()
     except DaskPSError:
@@ -247,9 +246,6 @@ async def install(
             MANIFEST,
         ) from error
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         pool.shutdown(wait=False, cancel_futures=True)
 
 

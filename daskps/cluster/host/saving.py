@@ -20,6 +20,7 @@ from daskps.checkpoint.digests import digest
 from daskps.checkpoint.plan import StoredChunk, chunks_written
 from daskps.checkpoint.storage import Storage, full_url
 from daskps.cluster.keys import saved_key
+from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.options import unpack_options
 from daskps.cluster.wire.packing import pack_array, unpack_array
@@ -201,7 +202,8 @@ async def write_checkpoint(
         chunks=chunks,
     )
     try:
-        claim.writing = asyncio.ensure_future(_all_of(work, pool, in_flight))
+        writing = gather(*(work.write_all(pool) for _ in range(in_flight)))
+        claim.writing = asyncio.ensure_future(writing)
         await claim.writing
         # Before this host reports the files: the manifest is written after that.
         await asyncio.get_running_loop().run_in_executor(pool, work.sync_names)
@@ -266,16 +268,3 @@ async def sees_file(
     url, options = where
     at = full_url(url), unpack_options(options)
     return await host.in_thread(lambda: Storage(*at).has(path))
-
-
-async def _all_of(work: _Writing, pool: ThreadPoolExecutor, in_flight: int) -> None:
-    """Write all chunks; after a failure begin no other."""
-    tasks = [asyncio.ensure_future(work.write_all(pool)) for _ in range(in_flight)]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        work.chunks = iter(())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

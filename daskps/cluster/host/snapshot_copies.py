@@ -72,7 +72,7 @@ class CutHere:
     lease: asyncio.TimerHandle | None = None
     expired: asyncio.Future[None] | None = None
     #: Writes the chunks of a checkpoint, as long as the cut has not been dropped.
-    writing: asyncio.Future[None] | None = None
+    writing: asyncio.Future[list[None]] | None = None
 
     def end(self) -> None:
         """Stop all that goes on for the cut."""

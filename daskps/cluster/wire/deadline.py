@@ -1,12 +1,15 @@
-"""When a call must have ended."""
+"""The time when a call must have ended, and the wait for several calls at once."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Collection
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -66,3 +69,17 @@ def silence(workers: Collection[str]) -> str:
     named, n = ", ".join(sorted(workers)[:3]), len(workers)
     more = f" and {n - 3} more" if n > 3 else ""
     return f"{named}{more} to answer, of which one is stopped, or busy"
+
+
+async def gather(*work: Awaitable[T]) -> list[T]:
+    """Await all; at the first error cancel the rest and wait until they stopped."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -271,7 +271,7 @@ async def test_a_host_gives_no_edges_that_it_has_not(c, s, a):
     made = await daskps.create({"w": np.arange(6.0), "b": np.ones(2)}, client=c)
     host = HOSTS[a.address]
     span = Span(WEIGHTS, 0, 0, 6)
-    memory, places = np.arange(6.0).view(np.uint8), {(WEIGHTS, 0): ("float64", 0, 6, 0)}
+    memory, places = np.arange(6.0).view(np.uint8), {(WEIGHTS, 0): ("float64", 6, 0)}
     copy = FrozenShard(memory, places)
     host.snapshots.claim(made.uid, "cut").copies["key"] = copy
 
