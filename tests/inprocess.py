@@ -31,7 +31,8 @@ from tornado.ioloop import IOLoop
 from daskps.cluster import upstream
 from daskps.cluster.caller.link import Link, using
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.keys import Anchor, store_of_anchor
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import unpack_reply
@@ -294,11 +295,9 @@ class WayIn(Link):
     def __init__(self, site: Any, is_worker: bool) -> None:
         super().__init__(site)
         self.reach = None  # no way to a worker here is ever cut
+        self.has_directory = True
         if is_worker:
             self.is_worker, self.owner = True, ("worker", site.address)
-
-    async def ensure(self) -> None:
-        """Do nothing: directory and hosts are there."""
 
 
 class Cluster:

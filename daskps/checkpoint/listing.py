@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"ckpt-(\d{12,})-[0-9a-f]{8}")
 #: After so many seconds no process goes on writing a folder that has no manifest.
 ABANDONED_SECONDS: Final = 86_400.0
+#: Bytes for which a save or a restore may take one second more by default: a slow disk.
+SAVED_NBYTES_A_SECOND = 1e7
 
 
 class Entry(NamedTuple):
@@ -39,6 +41,30 @@ class Entry(NamedTuple):
     error: CheckpointError | None = None
     #: Whether its storage did not give it: it may be whole.
     is_unread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTarget:
+    """The place where checkpoints of a store go.
+
+    Raises
+    ------
+    CheckpointError
+        For the URL of one checkpoint.
+    """
+
+    #: The folder that has them all.
+    url: str
+    #: Options of its file system; they may be secrets.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if is_one(self.url):
+            raise not_within(self.url)
+
+    def folder(self, name: str) -> str:
+        """Return the URL of one of them."""
+        return f"{self.url.rstrip('/')}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

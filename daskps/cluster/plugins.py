@@ -27,8 +27,8 @@ from daskps.cluster.host import (
     table_ids,
     warming,
 )
-from daskps.cluster.host.host import HOSTS, ShardHost
-from daskps.cluster.host.node import WorkerNode
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.node import HOSTS, WorkerNode
 from daskps.cluster.keys import is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.machine import HERE, Machine

@@ -15,6 +15,7 @@ files: the directory must be as trusted as a Python path.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import sys
@@ -24,13 +25,15 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from daskps.kernels.source import content_name
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
+#: Raised whenever the generated code or `intrinsics.py` changes its meaning.
+_FORMAT = 5
 #: How long a process waits for what another compiles, in seconds: many times what it
 #: takes. The process that compiles may have been stopped; then each one compiles
 #: itself.
@@ -38,6 +41,37 @@ _PATIENCE = 60.0
 _EVERY = 0.02
 
 _warned: set[str] = set()
+
+
+def content_name(source: str) -> str:
+    """Return the module name of a generated source.
+
+    Parameters
+    ----------
+    source : str
+        The text without its name in it.
+
+    Returns
+    -------
+    str
+        "daskps_" and 32 hexadecimal digits: a hash of the text and of the versions
+        of Python, NumPy and Numba and the name of the CPU. Compiled code for one of
+        them is of no use to another.
+    """
+    # Numba's own dependency, without type hints.
+    import llvmlite.binding  # type: ignore[import-untyped]
+    import numba
+
+    about = (
+        _FORMAT,
+        sys.implementation.cache_tag,
+        sys.version_info[:3],
+        np.__version__,
+        numba.__version__,
+        llvmlite.binding.get_host_cpu_name(),
+        source,
+    )
+    return f"daskps_{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}"
 
 
 def load(source: str, cache_dir: str | None) -> ModuleType:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: A larger index is built when one of so many entries is in use. Of 10 M rows one id took
+#: Rows that a push looks at for those whose time is over, at least, and beside two for each
+#: id that it names; it forgets so many at a time, as the log takes.
+SWEPT: Final = 64
+#: Entries of the log of words that an id takes which comes or goes, at most about.
+WORDS_OF_AN_ID: Final = 40
+SWEPT_WORDS: Final = SWEPT * WORDS_OF_AN_ID
 #: 37 ns to find then, and 54 to 65 with two of three in use.
 _FULL: Final = 2
 #: Up to so many entries the next index is twice as large, then half as large again.

@@ -26,9 +26,8 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.checkpoint.listing import FoundCheckpoint
+    from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
     from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
-    from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.layout.tables import TableShape
     from daskps.typing import Array
 

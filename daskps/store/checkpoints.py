@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dask.utils import format_bytes
 
 from daskps.checkpoint import listing
+from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
-from daskps.cluster.caller.saving import CheckpointTarget
 from daskps.cluster.wire.options import pack_options
 from daskps.store.repr import TableList
 from daskps.tracebacks import entrance

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps.checkpoint.listing import sweep
+from daskps.checkpoint.listing import SAVED_NBYTES_A_SECOND, CheckpointTarget, sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import saving
 from daskps.cluster.caller.routes import load_rules
@@ -248,7 +248,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
         ...     daskps.restore(folder)["w"].pull()
         array([0., 0.])
         """
-        target = saving.CheckpointTarget(full_url(url), options_of(storage_options))
+        target = CheckpointTarget(full_url(url), options_of(storage_options))
         by_default = timeout is DEFAULT
 
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
@@ -257,7 +257,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
                 cut = await saving.take(shards, deadline)
             left = deadline.remaining()
             if by_default and left is not None:
-                left += _nbytes(shards.meta.layout, cut) / saving.SAVED_NBYTES_A_SECOND
+                left += _nbytes(shards.meta.layout, cut) / SAVED_NBYTES_A_SECOND
             write = partial(
                 saving.write,
                 shards,
@@ -315,7 +315,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
             raise not_deleted(name)
 
 
-def _sweep(target: saving.CheckpointTarget) -> None:
+def _sweep(target: CheckpointTarget) -> None:
     """Remove what others have begun to save and not finished for a day."""
     # The new checkpoint is written already: an error here does not undo it.
     with contextlib.suppress(CheckpointError):

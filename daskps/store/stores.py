@@ -12,11 +12,11 @@ from dask.utils import format_bytes
 
 from daskps import config
 from daskps.checkpoint import listing
+from daskps.checkpoint.listing import SAVED_NBYTES_A_SECOND
 from daskps.checkpoint.storage import full_url, options_of
 from daskps.cluster.caller import creation
-from daskps.cluster.caller.finding import find_named
+from daskps.cluster.caller.finding import ensure_directory, find_named
 from daskps.cluster.caller.link import current_link
-from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.store.arguments import checked_name
 from daskps.store.blueprints import Wanted, blueprint, restored
@@ -396,7 +396,7 @@ def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
 
     async def rows() -> list[StoreInfo]:
         async with scheduler_named(link, "the list of stores"):
-            await link.ensure()
+            await ensure_directory(link)
             found = await link.directory("list")
         return StoreList(StoreInfo(**row) for row in found)
 

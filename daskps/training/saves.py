@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.checkpoint import listing
+from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
 from daskps.cluster.caller import filling, saving
 from daskps.cluster.runs.launch import epochs_of
@@ -150,9 +151,7 @@ class Saves:
 
     def __init__(self, shards: ShardClient, where: Checkpoints) -> None:
         self._shards, self._where = shards, where
-        self._target = saving.CheckpointTarget(
-            where.url, options_of(where.storage_options)
-        )
+        self._target = CheckpointTarget(where.url, options_of(where.storage_options))
         #: How many were written and left out, and where in its epochs the store was at
         #: the last one.
         self.n_saved = self.n_skipped = 0

@@ -27,7 +27,7 @@ from distributed import get_worker
 
 import daskps
 from daskps import optim
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from tests.benchmarks import clusters
 from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.report import Verdict

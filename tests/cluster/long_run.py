@@ -38,7 +38,7 @@ def of_scheduler(dask_scheduler: Any) -> dict[str, int]:
 def of_worker(dask_worker: Any) -> dict[str, int]:
     """Return what a worker keeps for others, and how large its shards are."""
     # Pickled by value where this module is the program: with a copy of what it names.
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
 
     shards = HOSTS[dask_worker.address].shards.values()
     return {

@@ -10,7 +10,7 @@ import numpy as np
 import daskps
 from daskps import init, optim
 from daskps.checkpoint.digests import digest
-from daskps.checkpoint.listing import FoundCheckpoint
+from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.checkpoint.texts import from_bytes
 from daskps.cluster.caller import creation, saving
@@ -72,7 +72,7 @@ def link_of(store: Any) -> Any:
 def save(store: Any, to: Path, **training: Any) -> tuple[Path, Manifest]:
     """Save a store; return the folder of the checkpoint and what its manifest says."""
     of, deadline = saving.TrainingState(**training), Deadline(30, "a save")
-    target, shards = saving.CheckpointTarget(str(to)), shards_of(store)
+    target, shards = CheckpointTarget(str(to)), shards_of(store)
     name, manifest = link_of(store).run(
         lambda: saving.save(shards, target, deadline, of)
     )

@@ -442,7 +442,7 @@ def test_store_deleted_during_its_adoption(machine, workers, monkeypatch):
 
 def held(client, uid):
     def shards(dask_worker):
-        from daskps.cluster.host.host import HOSTS
+        from daskps.cluster.host.node import HOSTS
 
         return [i for of, i in HOSTS[dask_worker.address].shards if of == uid]
 
@@ -841,7 +841,7 @@ def test_rounds_killed_at_more_random_moments(machine, workers, rng, by_message,
 
 
 def no_shared_blocks(dask_worker):
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
 
     host: Any = HOSTS[dask_worker.address]
     host.shared_blocks = lambda sizes: []

@@ -301,7 +301,7 @@ sys.stdin.read()
 
 def held(client):
     def shards(dask_worker):
-        from daskps.cluster.host.host import HOSTS
+        from daskps.cluster.host.node import HOSTS
 
         return sorted({uid for uid, _ in HOSTS[dask_worker.address].shards})
 

@@ -16,7 +16,7 @@ import daskps
 from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller import link
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.wire.handlers import HOST
 from daskps.shards.memory.format import N_PRODUCERS, RUN
 from tests.seams import bound_link, left_behind

@@ -22,7 +22,7 @@ from daskps import ArraySpec, optim
 from daskps.cluster.directory import stores
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.keys import anchor_key, label_of
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin

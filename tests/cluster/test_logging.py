@@ -143,7 +143,7 @@ def test_fail_over_is_a_warning():
 
 
 def drop_behind_its_back(uid, dask_worker):
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
 
     hosted_shards = HOSTS[dask_worker.address].shards
     for key in [key for key in hosted_shards if key[0] == uid]:

@@ -12,7 +12,7 @@ import pytest
 from distributed.comm.core import CommClosedError, connect
 
 import daskps
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_answers
 from daskps.errors import LayoutError
 from daskps.shards.steps import READ, Step

@@ -16,7 +16,7 @@ import daskps
 from daskps import optim
 from daskps.checkpoint import local_files, storage
 from daskps.checkpoint.arrays import stored_arrays
-from daskps.checkpoint.listing import FoundCheckpoint
+from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.rules import StoredRule
 from daskps.cluster.caller import creation, saving
@@ -395,7 +395,7 @@ def test_a_save_that_is_cancelled_frees_its_copies(here, tmp_path, monkeypatch):
 
     async def cancelled() -> Any:
         args = (
-            saving.CheckpointTarget(str(tmp_path)),
+            CheckpointTarget(str(tmp_path)),
             Deadline(None, "a save"),
             saving.TrainingState(),
         )
@@ -514,7 +514,7 @@ def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
 
 
 def test_options_are_told_to_nobody(here, tmp_path):
-    target = saving.CheckpointTarget("memory://x", {"key": "S3CRET"})
+    target = CheckpointTarget("memory://x", {"key": "S3CRET"})
     source = FoundCheckpoint("memory://x", {"key": "S3CRET"}, "", None)  # type: ignore[arg-type]  # its repr is all
     assert "S3CRET" not in repr(target) + repr(source)
     assert Path(tmp_path).exists()

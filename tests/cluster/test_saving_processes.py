@@ -16,6 +16,7 @@ from distributed.utils import get_mp_context
 
 import daskps
 from daskps import optim
+from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.machine import blocks
@@ -145,7 +146,7 @@ def test_a_stopped_owner_is_named_and_the_next_save_works(tmp_path):
     """Stopped before the cut, and between the cut and the files; pushes go on."""
     with local_cluster(n_workers=2, threads=1) as client:
         s = filled(2)
-        link, target = link_of(s), saving.CheckpointTarget(str(tmp_path))
+        link, target = link_of(s), CheckpointTarget(str(tmp_path))
         how: Any = {"training": saving.TrainingState()}
         victim = s.placement[1]
         pid = client.run(os.getpid, workers=[victim])[victim]
@@ -185,7 +186,7 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatc
         victim = s.placement[2]
         os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
         about: Any = {"deadline": deadline, "training": saving.TrainingState()}
-        target = saving.CheckpointTarget(str(tmp_path))
+        target = CheckpointTarget(str(tmp_path))
         said = f"no checkpoint .* worker {victim}, .* shard [23], .*; save again"
         with pytest.raises(daskps.CheckpointError, match=said):
             link.run(lambda: saving.write(shards_of(s), cut, target, **about))

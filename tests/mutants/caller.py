@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "version-of-another-shard",
-        "daskps.cluster.caller.routes:at_least",
+        "daskps.cluster.caller.targets:at_least",
         "return dict(min_version.pairs).get(shard, 0)",
         "return int(min_version)",
         (

@@ -304,7 +304,7 @@ def fork(case: dict[str, Any], bound: dict[int, Any]) -> int:
     child = os.fork()
     if not child:
         if case.get("past"):
-            publication.PAST_NBYTES = 0
+            publication.PAST_NBYTES = 0  # type: ignore[attr-defined]
         if "label" in case:
             die_at(case, bound)
         else:

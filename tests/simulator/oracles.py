@@ -7,7 +7,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.node import HOSTS
 from daskps.errors import DaskPSError, IllegalStateError
 from daskps.shards.memory.format import (
     GENERATION,

@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import daskps
 from daskps import optim
 from daskps.checkpoint import local_files
-from daskps.checkpoint.listing import find
+from daskps.checkpoint.listing import CheckpointTarget, find
 from daskps.checkpoint.manifest import MANIFEST, sealed
 from daskps.cluster.caller import creation, saving
 from daskps.errors import (
@@ -684,4 +684,4 @@ def test_secrets_are_in_no_event(faulty, monkeypatch):
         store.save("fault://ckpts", storage_options=OPTIONS)
     assert [of for _, _, of in events if of.get("action") == "store-saved"] or events
     assert SECRET not in repr(events)
-    assert SECRET not in repr(saving.CheckpointTarget("fault://x", OPTIONS))
+    assert SECRET not in repr(CheckpointTarget("fault://x", OPTIONS))

@@ -9,8 +9,8 @@ import pytest
 
 import daskps
 from daskps import config, kernels, optim
+from daskps.kernels.past import PAST_NBYTES
 from daskps.shards.memory.format import RANK_FLOOR
-from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.store import values
 from tests.seams import session_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.collectives import Offered, WholeResult, check_alike
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.reductions import shard_of
 from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.errors import ConsistencyError, DaskPSError

@@ -17,6 +17,7 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import shown
 from daskps.cluster import upstream
 from daskps.cluster.caller.far import locate
+from daskps.cluster.caller.finding import ensure_directory
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from daskps.checkpoint.listing import FoundCheckpoint
+    from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
     from daskps.checkpoint.manifest import Manifest
-    from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
@@ -126,7 +126,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
 async def _create(
     link: Link, plan: Blueprint, uid: str, seconds: float | None
 ) -> StoreMap:
-    await link.ensure()
+    await ensure_directory(link)
     settings = config.load()
     client = link.client
     wait = min(settings.register_timeout_seconds, MOST_SECONDS)

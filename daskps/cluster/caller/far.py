@@ -21,7 +21,7 @@ from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.lanes import lanes_of
 from daskps.cluster.caller.liveness import Liveness, check_located
 from daskps.cluster.caller.routes import Reply, Request, joined
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.messages import pack_call, unpack_answers
@@ -225,7 +225,9 @@ class Far:
                 and HOSTS[worker].worker.loop is self.link.loop
             ):
                 self.counters.local_calls += 1
-                return await HOSTS[worker].call(call._replace(read_codec=""))
+                plain = call._replace(read_codec="")
+                answers: list[Answer] = await HOSTS[worker].call(plain)
+                return answers
             if self._ways.is_gone(worker):
                 # Dask would try to connect for a while.
                 raise OSError(f"the process of worker {worker} has died")

@@ -22,9 +22,9 @@ from daskps.layout.slots import marked
 
 if TYPE_CHECKING:
     from daskps.checkpoint.arrays import Slots
+    from daskps.checkpoint.listing import CheckpointTarget
     from daskps.checkpoint.manifest import Manifest
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.saving import CheckpointTarget
     from daskps.cluster.caller.shard_map import StoreMap
 
 logger = logging.getLogger(__name__)

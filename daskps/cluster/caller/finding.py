@@ -1,16 +1,41 @@
-"""Finding a named store, also one that is still to be created."""
+"""Finding the directory, and a named store, also one that is still to be created."""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
+from daskps.cluster import upstream
 from daskps.cluster.caller.far import WAIT_SECONDS
 from daskps.cluster.caller.shard_map import StoreMap
-from daskps.errors import StoreNotFoundError
+from daskps.cluster.plugins import DirectoryPlugin
+from daskps.cluster.wire.messages import identity
+from daskps.errors import ProtocolError, StoreNotFoundError
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
+
+logger = logging.getLogger(__name__)
+
+
+async def ensure_directory(link: Link) -> None:
+    """Give the scheduler its directory and the workers their hosts, once."""
+    if link.has_directory:
+        return
+    try:
+        await upstream.register(link.client, DirectoryPlugin())
+    except ValueError:
+        # The scheduler takes no pickles (distributed.scheduler.pickle: false);
+        # it was started with --preload daskps.preload, or `hello` says so.
+        logger.info("the scheduler refuses plugins", exc_info=True)
+    except ImportError as error:
+        raise ProtocolError(
+            f"the scheduler at {link.node.scheduler.addr} cannot import daskps "
+            f"({error}); install the same daskps on scheduler, workers and client"
+        ) from error
+    await link.directory("hello", **identity())
+    link.has_directory = True
 
 
 async def find_named(
@@ -38,7 +63,7 @@ async def find_named(
     StoreNotFoundError
         If there is none of that name when the wait is over.
     """
-    await link.ensure()
+    await ensure_directory(link)
     wait = float("inf") if wait_seconds is None else wait_seconds
     end = time.monotonic() + wait
     while True:

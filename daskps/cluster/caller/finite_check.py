@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daskps.shards.memory.publication import PAST_NBYTES
+from daskps.kernels.past import PAST_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

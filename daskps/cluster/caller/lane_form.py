@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.routes import at_least
+from daskps.cluster.caller.targets import ReadSlice, at_least
 from daskps.cluster.lane.channel import BUFFER_NBYTES
 from daskps.cluster.lane.forms import ID, LEAST, say_form
 from daskps.cluster.lane.frames import APPLIED, HEAD_NBYTES
@@ -27,7 +27,6 @@ from daskps.shards.steps import UNREAD
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.messages import Call
     from daskps.cluster.wire.read_words import ReadWords
     from daskps.typing import Array

@@ -24,13 +24,10 @@ from daskps.cluster import upstream
 from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.liveness import Reach
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.plugins import DirectoryPlugin
 from daskps.cluster.wire.deadline import Deadline, silence
-from daskps.cluster.wire.messages import identity
 from daskps.cluster.wire.packing import unpack_reply
-from daskps.errors import ProtocolError
 from daskps.tracebacks import shown
 
 if TYPE_CHECKING:
@@ -59,7 +56,8 @@ class Link(SyncMethodMixin):
         self.pid = os.getpid()
         self.loop: Any = node.loop
         self.pool = node.rpc
-        self._ensured = False
+        #: Whether the cluster is known to have a directory and hosts.
+        self.has_directory = False
         self._in_process = config.load().process_way
         if isinstance(node, Worker):
             self.is_worker, self._asynchronous = True, False
@@ -180,24 +178,6 @@ class Link(SyncMethodMixin):
             f"{self.node} was closed, or has lost its scheduler for too long; open the "
             f"store again with another client"
         )
-
-    async def ensure(self) -> None:
-        """Give the scheduler its directory and the workers their hosts, once."""
-        if self._ensured:
-            return
-        try:
-            await upstream.register(self.client, DirectoryPlugin())
-        except ValueError:
-            # The scheduler takes no pickles (distributed.scheduler.pickle: false);
-            # it was started with --preload daskps.preload, or `hello` says so.
-            logger.info("the scheduler refuses plugins", exc_info=True)
-        except ImportError as error:
-            raise ProtocolError(
-                f"the scheduler at {self.node.scheduler.addr} cannot import daskps "
-                f"({error}); install the same daskps on scheduler, workers and client"
-            ) from error
-        await self.directory("hello", **identity())
-        self._ensured = True
 
     async def within(
         self,

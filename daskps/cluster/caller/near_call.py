@@ -24,8 +24,8 @@ from daskps.cluster.wire.encoding import widened_step
 from daskps.config import cache_dir
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.kernels import finite
+from daskps.kernels.past import PAST_NBYTES
 from daskps.shards.deputy import NotHereError
-from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.steps import Ready, Ticket
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from daskps.checkpoint import listing
 from daskps.checkpoint.storage import shown
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.filling import check_fits
-from daskps.cluster.caller.saving import SAVED_NBYTES_A_SECOND, CheckpointTarget
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.options import unpack_options
@@ -167,7 +166,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     """Make the store that replaces a lost one, from its last checkpoint."""
     lost = StoreMap(turn["store"])
     url, packed = turn["where"]
-    target = CheckpointTarget(url, unpack_options(packed))
+    target = listing.CheckpointTarget(url, unpack_options(packed))
     found = await asyncio.to_thread(
         listing.find_last, target.url, lost.lineage, target.options
     )
@@ -197,7 +196,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     )
     seconds = config.deadline()
     if seconds is not None:
-        seconds += manifest.nbytes / SAVED_NBYTES_A_SECOND
+        seconds += manifest.nbytes / listing.SAVED_NBYTES_A_SECOND
     meta = await creation.create(link, plan, seconds)
     logger.info(
         "daskps: store %r was restored from %s, at version %d",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import codecs
-from daskps.cluster.caller.targets import ReadSlice, Target
+from daskps.cluster.caller.targets import ReadSlice, Target, at_least
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import (
@@ -295,15 +295,6 @@ def read(
     """Return the call that reads `target`, from the shards it touches."""
     route = route_of(meta, (), target.shards)
     return Request(route, step._replace(wait=READ), {}, target, min_version)
-
-
-def at_least(shard: int, min_version: int | None) -> int:
-    """Return the version a shard must have reached for a pull to proceed."""
-    if min_version is None:
-        return 0
-    if isinstance(min_version, Version):
-        return dict(min_version.pairs).get(shard, 0)
-    return int(min_version)
 
 
 def push(

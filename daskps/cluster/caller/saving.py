@@ -36,38 +36,13 @@ from daskps.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from daskps.checkpoint.listing import CheckpointTarget
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.epochs import Epochs
     from daskps.layout.tables import Table
 
 T = TypeVar("T")
-#: Bytes for which a save or a restore may take one second more by default: a slow disk.
-SAVED_NBYTES_A_SECOND = 1e7
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointTarget:
-    """The place where checkpoints of a store go.
-
-    Raises
-    ------
-    CheckpointError
-        For the URL of one checkpoint.
-    """
-
-    #: The folder that has them all.
-    url: str
-    #: Options of its file system; they may be secrets.
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if listing.is_one(self.url):
-            raise listing.not_within(self.url)
-
-    def folder(self, name: str) -> str:
-        """Return the URL of one of them."""
-        return f"{self.url.rstrip('/')}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from daskps.cluster import upstream
 from daskps.cluster.caller.cuts import drop_cut, take_cut
 from daskps.cluster.caller.link import task_link
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.snapshot_copies import CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from daskps.cluster.wire.read_words import CODED
+from daskps.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.rows import RowsAsked
     from daskps.shards.row_reads import RowsRead
     from daskps.typing import Array
+
+
+def at_least(shard: int, min_version: int | None) -> int:
+    """Return the version a shard must have reached for a pull to proceed."""
+    if min_version is None:
+        return 0
+    if isinstance(min_version, Version):
+        return dict(min_version.pairs).get(shard, 0)
+    return int(min_version)
 
 
 def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:

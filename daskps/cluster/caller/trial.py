@@ -15,8 +15,8 @@ from daskps.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from daskps.checkpoint.listing import CheckpointTarget
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.saving import CheckpointTarget
 
 
 async def try_out(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.folder import WayClosed
 
@@ -90,7 +90,8 @@ class Ways:
         With `by_owner` only their owner counts.
         """
         if self.is_near(worker):
-            return HOSTS[worker]
+            host: NearShards = HOSTS[worker]
+            return host
         return None if by_owner else self._mapped_of(worker)
 
     def find_shard(

@@ -58,8 +58,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Hosts of this process by worker address; threads of the process call them directly.
-HOSTS: dict[str, ShardHost] = {}
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.

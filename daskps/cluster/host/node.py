@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import connections, upstream
-from daskps.cluster.lane.connection import TAKE_SECONDS
+from daskps.cluster.wire.deadline import TAKE_SECONDS
 from daskps.cluster.wire.packing import unpack_reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from distributed import Worker
+
+#: By worker address the hosts of this process, each a
+#: :class:`~daskps.cluster.host.host.ShardHost`: threads of the process call them directly.
+HOSTS: dict[str, Any] = {}
 
 
 class GivenLanes(Protocol):

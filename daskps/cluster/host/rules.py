@@ -11,10 +11,10 @@ from daskps import config
 from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
 from daskps.kernels import row_merge, row_writes
+from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.slots import Master, OfWeights, PerRow
 from daskps.optim import BoundFunction, Rule, WithMaster, bind
-from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds import words
 from daskps.usercode import user_code
 

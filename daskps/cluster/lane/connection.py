@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from daskps.cluster.lane.channel import flat
 from daskps.cluster.lane.frames import HEAD_NBYTES, unpack_head
 from daskps.cluster.lane.served import ServedChannel, views_of
+from daskps.cluster.wire.deadline import TAKE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +38,6 @@ SMALL_NBYTES = 65_536
 #: Seconds without a byte, in the middle of a frame, after which the host gives up a
 #: caller.
 PATIENCE_SECONDS = 30.0
-#: The same for a caller that takes no byte of an answer: others may wait for its
-#: memory.
-TAKE_SECONDS = 5.0
 #: The host may end a lane without a frame for so long, to give one to another caller.
 IDLE_SECONDS = 1.0
 #: Least bytes of a frame that a caller must send or take in a second.

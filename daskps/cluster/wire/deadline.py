@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: How long a host waits for a caller that takes no byte of an answer: others may wait
+#: for its memory.
+TAKE_SECONDS = 5.0
+
 
 class Deadline:
     """When a call must have ended, and what to say if it has not.

@@ -18,6 +18,7 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels import index_probe
+from daskps.kernels.index_memory import SWEPT, SWEPT_WORDS
 from daskps.kernels.row_index import NoRoomError, RowIndex
 from daskps.kernels.row_moves import scatter
 from daskps.kernels.words_log import WordsLog
@@ -40,12 +41,6 @@ WORDS_ROOM: Final = 3
 READY: Final = 4
 SIDE_ROOM: Final = 5
 SWITCHED: Final = 7
-#: Rows that a push looks at for those whose time is over, at least, and beside two for each
-#: id that it names; it forgets so many at a time, as the log takes.
-SWEPT: Final = 64
-#: Entries of the log of words that an id takes which comes or goes, at most about.
-WORDS_OF_AN_ID: Final = 40
-SWEPT_WORDS: Final = SWEPT * WORDS_OF_AN_ID
 #: Of fewer ids a look-up is no more work than to see whether they are the same; what was
 #: found of more is too much memory to keep.
 FEWEST_LOOKED: Final = 256

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from daskps.kernels import index_probe
+from daskps.kernels.index_memory import SWEPT_WORDS, WORDS_OF_AN_ID
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
 from daskps.layout.slots import slot_dtype, width
 from daskps.layout.spans import ROWS, WEIGHTS, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.limits import MOST_PUSHED_ROWS, MOST_REMOVED_ROWS
-from daskps.shards.arrays.any_rows import SWEPT_WORDS, WORDS_OF_AN_ID
 from daskps.shards.memory import feed
 from daskps.shards.memory.format import HEADER_WORDS, Record
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from daskps.errors import PushRejectedError
 from daskps.kernels import finite
+from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import (
     PieceBuffers,
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Item
     from daskps.typing import Array
 
-#: Shards with so many bytes of weights write them past the caches, which do not hold
-#: both buffers, a gradient and what readers copy. With a pull after each push 4 MiB
-#: gained a little, 2 MiB lost as much, 8 MiB and more gained a quarter.
-PAST_NBYTES = 4 * 2**20
 #: Ids that are taken away by what takes none.
 _NONE = np.empty(0, np.int64)
 

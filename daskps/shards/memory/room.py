@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from daskps.kernels import index_probe
+from daskps.kernels.index_memory import SWEPT_WORDS, WORDS_OF_AN_ID
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.buckets import n_buckets
 from daskps.layout.slots import width
@@ -19,8 +20,6 @@ from daskps.layout.tables import UnboundedTable
 from daskps.shards.arrays.any_rows import (
     LOG_ROOM,
     SIDE_ROOM,
-    SWEPT_WORDS,
-    WORDS_OF_AN_ID,
     WORDS_ROOM,
 )
 from daskps.shards.memory import areas

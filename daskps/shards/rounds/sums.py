@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
+from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.optim import Bound, BoundFunction
 from daskps.reduction import REDUCTIONS
 from daskps.shards.arrays.operations import overflows
-from daskps.shards.memory.publication import PAST_NBYTES
 from daskps.shards.rounds.words import SLICES
 from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING
 

@@ -211,7 +211,7 @@ def test_bound_handle_pushes_as_its_task(counted, client):
 
 
 def producers_of(uid, dask_worker):
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
     from daskps.shards.memory.format import N_PRODUCERS
 
     hosted_shards = HOSTS[dask_worker.address].shards.items()

@@ -25,7 +25,7 @@ from daskps import optim
 from daskps.cluster.caller import routes, snapshots
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.host import cuts, snapshot_copies
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.keys import copy_key
 from daskps.cluster.wire.deadline import Deadline
@@ -63,7 +63,7 @@ def left(client):
         client.run(
             lambda dask_worker: (
                 __import__("daskps.cluster.host.host")
-                .cluster.host.host.HOSTS[dask_worker.address]
+                .cluster.host.node.HOSTS[dask_worker.address]
                 .snapshots.nbytes
             )
         ).values()

@@ -126,7 +126,7 @@ def test_on_another_loop_than_that_of_the_hosts():
 
 def held(uid):
     """Bytes of the segments of a store on this worker."""
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
 
     host = HOSTS[get_worker().address]
     return sum(

@@ -777,7 +777,7 @@ def test_hundred_outstanding_pushes(way, where):
 
 
 def producers_of(uid, dask_worker):
-    from daskps.cluster.host.host import HOSTS
+    from daskps.cluster.host.node import HOSTS
     from daskps.shards.memory.format import N_PRODUCERS
 
     hosted_shards = HOSTS[dask_worker.address].shards.items()

@@ -27,7 +27,7 @@ from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.move import Move
 from daskps.cluster.host import leaving
 from daskps.cluster.host.adoption import _Taker
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.folder import folder_of
 from daskps.cluster.machine.membership import Membership
 from daskps.cluster.machine.registry import Role

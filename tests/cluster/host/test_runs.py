@@ -11,7 +11,7 @@ from distributed.comm.core import CommClosedError
 
 import daskps
 from daskps.cluster.directory import runs
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.upstream import dumps
 from daskps.errors import LayoutError, NotEnoughWorkersError, RunCancelledError
 from daskps.shards.memory.format import RUN

@@ -23,7 +23,7 @@ from daskps.cluster.caller import far, lane_call, lane_form, lanes
 from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.link import Link
 from daskps.cluster.host import lane_forms
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from tests.cluster.forks import child
 from tests.seams import shards_of
 from tests.support import local_cluster, store, until

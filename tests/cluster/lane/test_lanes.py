@@ -27,9 +27,9 @@ from daskps.cluster.caller import lane, lane_call, lane_form, lanes
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES
 from daskps.cluster.caller.link import _LINKS, link_of
-from daskps.cluster.host.host import HOSTS
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lanes import most_lanes
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.lane.channel import Channel
 from daskps.cluster.lane.frames import CALL, FORM, Head, pack_head, pack_text
 from daskps.cluster.lane.served import ServedChannel

@@ -19,11 +19,13 @@ import numpy as np
 
 import daskps
 from daskps import errors, optim
+from daskps.checkpoint.listing import CheckpointTarget
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import runs
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import warming
-from daskps.cluster.host.host import HOSTS, ShardHost
+from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
@@ -128,7 +130,7 @@ async def live(c, folder):
         for name in params:
             await tables[name].pull_changed()
         deadline, said = Deadline(20, "a save"), saving.TrainingState()
-        target = saving.CheckpointTarget(str(folder))
+        target = CheckpointTarget(str(folder))
         name, _ = await saving.save(shards_of(tables), target, deadline, said)
         source = source_of(folder / name)
         link = shards_of(tables).link

@@ -13,7 +13,7 @@ from distributed import Client
 import daskps
 from daskps import optim
 from daskps.cluster.caller import routes
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.wire.messages import (
     PROTOCOL,
     Call,

@@ -15,6 +15,7 @@ from daskps.cluster.caller.allreduce import CallCount
 from daskps.cluster.caller.producer import Producer
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import StoreMap
+from daskps.cluster.caller.targets import at_least
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_call
 from daskps.cluster.wire.packing import pack_error, unpack_error
@@ -73,9 +74,9 @@ def test_a_tick_goes_to_all_shards(meta: StoreMap) -> None:
 
 def test_a_read_waits_for_the_versions_of_its_shards_alone() -> None:
     version = Version.of([(1, 5), (2, 3)])
-    assert [routes.at_least(shard, version) for shard in range(3)] == [0, 5, 3]
-    assert routes.at_least(0, 5) == 5
-    assert routes.at_least(0, None) == 0
+    assert [at_least(shard, version) for shard in range(3)] == [0, 5, 3]
+    assert at_least(0, 5) == 5
+    assert at_least(0, None) == 0
 
 
 def test_a_call_that_waits_on_ticks_no_second_time(meta: StoreMap) -> None:

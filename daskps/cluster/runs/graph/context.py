@@ -17,7 +17,7 @@ from daskps.cluster.caller.routes import whole
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.caller.targets import sizes_of
 from daskps.cluster.host.contributions import Contribution, contribution
-from daskps.cluster.host.host import HOSTS
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.partial_sums import keep_rows
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire.deadline import Deadline
