@@ -25,7 +25,7 @@ from distributed.core import Status
 import daskps
 from daskps import RowGrad, TableSpec, codecs, config, optim
 from daskps.cluster.caller import lane, lanes
-from daskps.cluster.directory import adopters
+from daskps.cluster.directory.move import Move
 from daskps.cluster.machine.folder import folder_of
 from tests.cluster import killing_owners
 from tests.seams import push_as_another, session_of, shards_of
@@ -387,13 +387,13 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
 
 def held_back(client, monkeypatch):
     """Have the directory ask nobody to adopt before an event is set."""
-    adopt, go_on = adopters.adopt, asyncio.Event()
+    adopt, go_on = Move.adopt, asyncio.Event()
 
     async def later(*args, **more):
         await go_on.wait()
         return await adopt(*args, **more)
 
-    monkeypatch.setattr(adopters, "adopt", later)
+    monkeypatch.setattr(Move, "adopt", later)
     return lambda: client.loop.add_callback(go_on.set)
 
 

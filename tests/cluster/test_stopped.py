@@ -20,7 +20,8 @@ import pytest
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import adopters, candidates, move
+from daskps.cluster.directory import candidates, move
+from daskps.cluster.directory.move import Move
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.sweeping import sweep_abandoned
 from daskps.cluster.runs import launch
@@ -168,17 +169,17 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def hurry(patch, departures, question="look"):
+def hurry(patch, moves, question="look"):
     """Have seconds pass between two questions in no time; return those that have."""
-    ask, now, passed = getattr(adopters, question), move.time_now, []
+    ask, now, passed = getattr(Move, question), move.time_now, []
 
     async def later(*args, **more):
         found = await ask(*args, **more)
         passed.append(4.0)
-        asyncio.get_running_loop().call_soon(departures.worker_came)
+        asyncio.get_running_loop().call_soon(moves.worker_came)
         return found
 
-    patch.setattr(adopters, question, later)
+    patch.setattr(Move, question, later)
     patch.setattr(move, "time_now", lambda: now() + sum(passed))
     return passed
 
@@ -193,7 +194,7 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
     with pytest.MonkeyPatch.context() as patch:
         # The worker that comes for the dead one would be asked, and adopt it.
         patch.setattr(candidates, "ANSWER_SECONDS", 1000.0)
-        passed = hurry(patch, book(machine).departures)
+        passed = hurry(patch, book(machine).moves)
         os.kill(pid_of(machine, a), signal.SIGKILL)
         # Longer than a shard without a sign is kept for.
         until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
@@ -254,7 +255,7 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            passed = hurry(patch, book(machine).departures, "adopt")
+            passed = hurry(patch, book(machine).moves, "adopt")
             removed(machine, a)
             until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
             why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
@@ -286,7 +287,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         os.kill(pid, signal.SIGSTOP)
         try:
             if is_lost:
-                patch.setattr(adopters, "adopt", silent)
+                patch.setattr(Move, "adopt", silent)
             with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
                 removed(client, a)
                 until(lambda: entry.lost if is_lost else entry.away)
@@ -301,7 +302,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         s.close()
 
 
-async def silent(context, entry, worker, shards, **more):
+async def silent(move, worker, shards):
     why = {"sight": "unknown", "why": "", "silent": True}
     return [{"shard": shard, **why} for shard in shards]
 
@@ -367,7 +368,7 @@ def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
     victim = next(w for w in s.placement if w != at)
     entry.memory_share = 1e-12
     with pytest.MonkeyPatch.context() as patch:
-        hurry(patch, book(machine).departures)
+        hurry(patch, book(machine).moves)
         patch.setattr(launch.logger, "warning", lambda of, *a: said.append(of % a))
         os.kill(pid_of(machine, victim), signal.SIGKILL)
         trainer.join()
@@ -383,6 +384,6 @@ def test_a_run_says_what_it_waits_for_and_ends(machine, workers):
     # It is whole, and somebody may have room again. Asked as when a worker comes: the
     # next question by itself is due by the clock that went ahead.
     entry.memory_share = 0.5
-    machine.loop.add_callback(book(machine).departures.worker_came)
+    machine.loop.add_callback(book(machine).moves.worker_came)
     assert s.snapshot().version > 3
     s.close()

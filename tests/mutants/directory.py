@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "stray-is-forgotten",
-        "daskps.cluster.directory.adopters:adopt",
+        "daskps.cluster.directory.move:Move.adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
         ("tests/cluster/directory/test_departures.py::test_who_broke_off_is_a_stray",),
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "generation-stays",
-        "daskps.cluster.directory.adopters:adopt",
+        "daskps.cluster.directory.move:Move.adopt",
         "rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]",
         "rows = [[*row, entry.generations[row[0]]] for row in entry.rows_of(shards)]",
         (
@@ -108,8 +108,8 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-is-told-once-of-a-runs-end",
-        "daskps.cluster.directory.adopters:adopt",
-        "context.hosts.spawn(_end_run(context, entry, worker, run))",
+        "daskps.cluster.directory.move:Move.adopt",
+        "self._hosts.spawn(self._end_run(by, run))",
         "pass",
         (
             "tests/cluster/directory/test_departures.py::"
@@ -172,9 +172,9 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-who-has-just-adopted-them",
-        "daskps.cluster.directory.departures:Departures.on_leaving",
-        "return [entry.uid for entry in entries if entry.without_owner]",
-        "return [entry.uid for entry in entries if entry.away]",
+        "daskps.cluster.directory.move:ShardMoves.on_leaving",
+        "return [e.uid for e in self.stores.values() if e.without_owner]",
+        "return [e.uid for e in self.stores.values() if e.away]",
         (
             "tests/cluster/host/test_leaving.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
         ),

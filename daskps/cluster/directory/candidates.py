@@ -21,9 +21,10 @@ from daskps.errors import LayoutError
 from daskps.layout.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from daskps.cluster.directory.adopters import MoveContext
+    from distributed import Scheduler
+
     from daskps.cluster.directory.entry import StoreEntry
 
 #: How long an adopter is waited for alone: it may have to compile an update rule.
@@ -88,16 +89,24 @@ class Candidates:
 
     Parameters
     ----------
-    context : MoveContext
-        Knows the workers and what they hold already.
+    scheduler : Scheduler
+        Knows the workers.
+    stores : mapping of str to StoreEntry
+        All stores, which take their memory.
     entry : StoreEntry
         The store.
     worker : str
         The worker that left the shards.
     """
 
-    def __init__(self, context: MoveContext, entry: StoreEntry, worker: str) -> None:
-        self._scheduler, self._stores = context.scheduler, context.stores
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stores: Mapping[str, StoreEntry],
+        entry: StoreEntry,
+        worker: str,
+    ) -> None:
+        self._scheduler, self._stores = scheduler, stores
         self._entry, self._machine = entry, get_address_host(worker)
         self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}
 

@@ -11,11 +11,10 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
-from daskps.cluster.directory.adopters import MoveContext
 from daskps.cluster.directory.cuts import Cuts
-from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.epochs import EpochCounts
+from daskps.cluster.directory.move import ShardMoves
 from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
@@ -69,8 +68,7 @@ class Directory:
         self.epochs = EpochCounts(self.hosts, self.runs, self.stores.entry)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
-        context = MoveContext(scheduler, self.hosts, self.runs, self.stores)
-        self.departures = Departures(context)
+        self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
         self.recoveries = Recoveries(self.hosts, self.stores)
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
@@ -141,14 +139,14 @@ class Directory:
             kept.leave()
         self.runs.store_gone(entry, StoreClosedError(f"store {entry.name!r} {why}"))
         self.cuts.store_gone(entry)
-        self.departures.store_gone(entry)
+        self.moves.store_gone(entry)
         self.recoveries.store_gone(entry)
         for worker in {entry.owners[i] for i in entry.without_owner}:
             self.orphans.worker_left(worker)
 
     def worker_came(self, worker: str) -> None:
         """Ask a new worker what it can do for shards that are away or may be."""
-        self.departures.worker_came()
+        self.moves.worker_came()
         self.readiness.worker_came(worker)
         self.orphans.worker_came(worker)
 
@@ -160,7 +158,7 @@ class Directory:
         worker, reason : str
             Its address, and why it left.
         """
-        self.departures.worker_left(worker, reason)
+        self.moves.worker_left(worker, reason)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)

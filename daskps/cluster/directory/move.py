@@ -1,4 +1,19 @@
-"""The shards of one store that one worker left, until others have them."""
+"""Moves of shards from workers that left to others, as the directory leads them.
+
+The memory of a shard outlives its process where other processes of the machine can map
+it. `ShardMoves` hears of workers that die, leave or come, and begins a :class:`Move` for
+each store and worker that left. The move alone acts: it asks workers of that machine to
+adopt the shards, makes those that have them the owners, and says what is away or lost.
+`candidates` chooses the workers that it asks, `verdict` decides what is due; both are
+data, and send nothing. Also of a lost shard somebody is asked now and then. A shard's
+generation rises with its owner, so what was meant for the former one is refused and sent
+again.
+
+Copies of shards and rebalancing will be moves, too: they differ in the worker that is
+asked, and in what it is asked for, where it now maps memory that is there. What follows
+from its answer stays: `_install` names the owner, raises the generation with it, and
+tells the mailboxes of runs.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +22,34 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from distributed.core import Status
+
 from daskps import config
-from daskps.cluster.directory import adopters
 from daskps.cluster.directory.candidates import Candidates
+from daskps.cluster.directory.run import rounds_lost
 from daskps.cluster.directory.verdict import Due, Verdict
-from daskps.errors import ShardLostError
+from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.cluster.wire.reports import Sight
+from daskps.errors import DaskPSError, ProtocolError, ShardLostError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.cluster.directory.adopters import MoveContext
-    from daskps.cluster.directory.entry import StoreEntry
+    from distributed import Scheduler
+
+    from daskps.cluster.directory.entry import Hosts, StoreEntry
+    from daskps.cluster.directory.runs import Runs
 
 logger = logging.getLogger(__name__)
+#: How long an adopter may take to end a run, and when one that has not is asked again.
+END_SECONDS, LATER_SECONDS = 5.0, 1.0
+#: Ends the message about a shard that no other process of its machine can map.
+_WAS_PRIVATE = (
+    "; its memory was private, so that nobody could adopt it: daskps.ways.machine is "
+    "false there or where the store was created, or the worker's log says why it shares "
+    "none"
+)
 
 
 def time_now() -> float:
@@ -28,43 +57,160 @@ def time_now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def lose_shards(
-    context: MoveContext,
-    entry: StoreEntry,
-    shards: list[int],
-    left_by: tuple[str, str],
-    *,
-    level: int = logging.WARNING,
-) -> None:
-    """Mark shards as lost with a worker that left for a reason, and tell everybody."""
-    worker, reason = left_by
-    entry.settle(shards)
-    entry.lost |= dict.fromkeys(shards, left_by)
-    context.hosts.tell(
-        "shards-lost", entry, shards=shards, worker=worker, reason=reason
-    )
-    error = ShardLostError(entry.name, shards[0], worker, reason)
-    context.runs.fence_all(entry, error)
-    lost = counted(len(shards), "shard")
-    logger.log(
-        level, "daskps: store %r lost %s with worker %s", entry.name, lost, worker
-    )
+class ShardMoves:
+    """The moves of all shards whose worker left, and the workers that come and go.
 
-
-class Move:
-    """One move: which worker is asked when, what it says, and the new owners."""
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Knows the workers.
+    hosts : Hosts
+        The way to them.
+    runs : Runs
+        The runs, some of which end where a shard is away or lost.
+    stores : mapping of str to StoreEntry
+        All stores.
+    """
 
     def __init__(
         self,
-        context: MoveContext,
+        scheduler: Scheduler,
+        hosts: Hosts,
+        runs: Runs,
+        stores: Mapping[str, StoreEntry],
+    ) -> None:
+        self.scheduler, self.hosts, self.runs = scheduler, hosts, runs
+        self.stores = stores
+        self._open: set[Move] = set()
+
+    @DIRECTORY.handles("leaving")
+    def on_leaving(self, worker: str) -> list[str]:
+        """Hear that a worker closes, and return of which stores others may have shards.
+
+        It lets go of those when it knows, and frees what it has of other stores. A
+        shard that it has adopted just now may have no owner yet, as far as the
+        directory knows.
+        """
+        self.worker_left(worker, "was closed", in_order=True)
+        # Also what was given up is looked for: a worker may have hung for long.
+        self.worker_came()
+        return [e.uid for e in self.stores.values() if e.without_owner]
+
+    @DIRECTORY.handles("awaits")
+    def awaits_shards(self, worker: str) -> bool:
+        """Return whether shards of workers that died may have an owner again.
+
+        Then their memory must outlast a worker that closes, were it the last of its
+        machine: one may come that adopts them. The worker itself has not died, even if
+        its connection has ended first.
+        """
+        for move in self._open:
+            move.in_order |= move.worker == worker
+        return any(move.is_open and not move.in_order for move in self._open)
+
+    @DIRECTORY.handles("removed")
+    def on_removed(self, worker: str, names: Sequence[str]) -> None:
+        """Hear what memory went with a worker that was the last of its machine."""
+        gone, why = set(names), "was closed, as were all others of its machine"
+        for entry in self.stores.values():
+            shards = {row[0] for row in entry.segments if row[1] in gone}
+            if shards := shards - entry.lost.keys():
+                self._give_up(entry, shards)
+                for owner in {entry.owners[i] for i in shards}:
+                    of = [i for i in sorted(shards) if entry.owners[i] == owner]
+                    # Most likely somebody has closed the cluster.
+                    self.lose(entry, of, (owner, why), level=logging.INFO)
+
+    def worker_left(self, worker: str, reason: str, *, in_order: bool = False) -> None:
+        """Look for new owners of what a worker held, or mark it as lost.
+
+        One that leaves in order has yet to let go of it, and others may leave with it.
+        """
+        for entry in self.stores.values():
+            entry.nbytes.pop(worker, None)
+            held = {i for i, w in enumerate(entry.owners) if w == worker}
+            if not (shards := sorted(held - entry.without_owner)):
+                continue
+            shared = {row[0] for row in entry.segments}
+            running = self.scheduler.status == Status.running
+            if entry.ready and running and shared.issuperset(shards):
+                self._begin(entry, (worker, reason), shards, in_order)
+            else:
+                why = reason + _WAS_PRIVATE * (entry.ready and running)
+                self.lose(entry, shards, (worker, why))
+
+    def _begin(
+        self,
         entry: StoreEntry,
         left_by: tuple[str, str],
         shards: list[int],
+        in_order: bool,
     ) -> None:
-        self.entry = entry
+        """Look for new owners of shards that other processes can map."""
+        self.runs.fence_all(
+            entry, rounds_lost(left_by[0]), lambda run: not run.survives(shards)
+        )
+        move = Move(self, entry, left_by, shards, in_order=in_order)
+        self._open.add(move)
+        work = self.hosts.spawn(move.run())
+        work.add_done_callback(lambda _: self._open.remove(move))
+
+    def worker_came(self) -> None:
+        """Hear that a worker came, which may find what others did not."""
+        for move in self._open:
+            move.look_now()
+
+    def store_gone(self, entry: StoreEntry) -> None:
+        """Look for nobody any more for a store that has ended."""
+        self._give_up(entry, ())
+
+    def _give_up(self, entry: StoreEntry, shards: Iterable[int]) -> None:
+        for move in self._open:
+            if move.entry is entry:
+                move.give_up(shards)
+
+    def lose(
+        self,
+        entry: StoreEntry,
+        shards: list[int],
+        left_by: tuple[str, str],
+        *,
+        level: int = logging.WARNING,
+    ) -> None:
+        """Mark shards as lost with a worker that left for a reason, and tell everybody."""
+        worker, reason = left_by
+        entry.settle(shards)
+        entry.lost |= dict.fromkeys(shards, left_by)
+        self.hosts.tell(
+            "shards-lost", entry, shards=shards, worker=worker, reason=reason
+        )
+        error = ShardLostError(entry.name, shards[0], worker, reason)
+        self.runs.fence_all(entry, error)
+        lost = counted(len(shards), "shard")
+        logger.log(
+            level, "daskps: store %r lost %s with worker %s", entry.name, lost, worker
+        )
+
+
+class Move:
+    """One move: which worker is asked when, what it says, and the new owners.
+
+    `in_order` says whether the worker that left has closed in order.
+    """
+
+    def __init__(
+        self,
+        moves: ShardMoves,
+        entry: StoreEntry,
+        left_by: tuple[str, str],
+        shards: list[int],
+        *,
+        in_order: bool,
+    ) -> None:
+        self.entry, self.in_order = entry, in_order
         self.worker, self._reason = left_by
-        self._context, self._hosts = context, context.hosts
-        self._candidates = Candidates(context, entry, self.worker)
+        self._moves, self._hosts, self._runs = moves, moves.hosts, moves.runs
+        self._candidates = Candidates(moves.scheduler, moves.stores, entry, self.worker)
         settings, now = config.load(), time_now()
         #: The verdict on each shard that has no owner yet.
         self._left = {
@@ -78,6 +224,10 @@ class Move:
         self._news = asyncio.Event()
         why = f"{self._reason}; no other worker of its machine runs or is paused"
         entry.set_away(shards, why)
+        if in_order:
+            # It has yet to let go of them.
+            for verdict in self._left.values():
+                verdict.asked(now)
 
     async def run(self) -> None:
         """Ask until all shards have an owner, or nobody wants them any more."""
@@ -95,11 +245,6 @@ class Move:
         """Whether some of its shards have no owner yet, and are not lost."""
         return not self._left.keys() <= self.entry.lost.keys()
 
-    def wait(self) -> None:
-        """Ask nobody for a moment."""
-        for verdict in self._left.values():
-            verdict.asked(time_now())
-
     def look_now(self) -> None:
         """Ask again at once, or stop."""
         for verdict in self._left.values():
@@ -113,7 +258,7 @@ class Move:
         self.look_now()
 
     def _is_known(self) -> bool:
-        return self._context.stores.get(self.entry.uid) is self.entry
+        return self._moves.stores.get(self.entry.uid) is self.entry
 
     # -- questions -----------------------------------------------------------
 
@@ -131,27 +276,96 @@ class Move:
 
     async def _ask(self, question: str, by: str, shards: list[int]) -> None:
         """Have a worker adopt shards, or look for them."""
-        about = self._context, self.entry, by, shards
         try:
-            if question == "adopt":
-                answers = await adopters.adopt(*about, left_by=self.worker)
-            else:
-                answers = await adopters.look(*about)
+            put = self.adopt if question == "adopt" else self.look
+            answers = await put(by, shards)
         finally:
             self._candidates.end_question(question, by, shards)
-        self._hear(by, answers)
-        if taken := [answer for answer in answers if "name" in answer]:
-            self._install(by, taken)
-
-    # -- answers -------------------------------------------------------------
-
-    def _hear(self, by: str, answers: list[dict[str, Any]]) -> None:
-        """Take in what a worker says of shards."""
         for shard, (sight, why) in self._candidates.hear(by, answers).items():
             if shard in self._left:
                 self._left[shard].see(sight, time_now())
                 self._wait_for(shard, why)
         self._news.set()
+        if taken := [answer for answer in answers if "name" in answer]:
+            self._install(by, taken)
+
+    async def adopt(self, by: str, shards: Sequence[int]) -> list[dict[str, Any]]:
+        """Ask a worker to adopt shards; return what became of each.
+
+        Where it has them, and with them a run that cannot go on, it has ended that run
+        or will be asked to until it has.
+        """
+        entry, runs = self.entry, self._runs
+        about = {
+            "name": entry.name,
+            "layout": entry.layout,
+            "rules": entry.rules,
+            "cluster": entry.cluster,
+        }
+        rounds = runs.rounds_of(entry)
+        rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
+        more: dict[str, Any] = {"store": entry.uid, "about": about}
+        more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
+        # Until it has answered it may have done so: it is told when the store ends, and
+        # has no room for others.
+        entry.strays.add(by)
+        need = sum(entry.sizes[shard] for shard in shards)
+        entry.charge(by, need)
+        try:
+            found = await self._answers(by, "adopt", shards, **more)
+            if not any(answer.get("silent") for answer in found):
+                entry.strays.discard(by)
+            taken = [answer for answer in found if "name" in answer]
+            if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
+                runs.fence_all(entry, rounds_lost(self.worker), lambda run: run.bsp)
+            for run in {a["run"] for a in taken}:
+                if not await self._try_end_run(by, run):
+                    self._hosts.spawn(self._end_run(by, run))
+            return found
+        finally:
+            entry.charge(by, -need)
+
+    async def look(self, by: str, shards: Sequence[int]) -> list[dict[str, Any]]:
+        """Ask a worker what it sees of the memory of shards."""
+        about = {"cluster": self.entry.cluster, "rows": self.entry.rows_of(shards)}
+        return await self._answers(by, "look", shards, **about)
+
+    async def _answers(
+        self, by: str, method: str, shards: Sequence[int], **more: Any
+    ) -> list[dict[str, Any]]:
+        try:
+            return list(await self._hosts.control(by, method, **more))
+        except ProtocolError as error:
+            # A worker that has just come gets its host in a moment.
+            said = {"why": str(error), "silent": False}
+        except Exception as error:  # noqa: BLE001 - told to the callers that wait
+            said = {"why": f"{by}: {error!r}", "silent": isinstance(error, OSError)}
+        return [{"shard": i, "sight": Sight.UNKNOWN, **said} for i in shards]
+
+    async def _try_end_run(self, by: str, run: int) -> bool:
+        """Have an adopter end a run that has ended while nobody held its shards."""
+        if not run or (how := self._runs.how_over(run)) is None:
+            return True
+        about = {"store": self.entry.uid, "run": run, **how}
+        try:
+            asked = self._hosts.control(by, "end_run", **about)
+            await asyncio.wait_for(asked, END_SECONDS)
+        except (OSError, DaskPSError) as error:
+            logger.info("daskps: %s keeps run %d: %r", by, run, error)
+            return False
+        return True
+
+    async def _end_run(self, by: str, run: int) -> None:
+        """Ask an adopter to end a run until it has, however long that takes.
+
+        Else its shards would stay in a run that is over, and take no other step.
+        """
+        while self.entry.uid in self._moves.stores and self._hosts.has_worker(by):
+            await asyncio.sleep(LATER_SECONDS)
+            if await self._try_end_run(by, run):
+                return
+
+    # -- answers -------------------------------------------------------------
 
     def _wait_for(self, shard: int, why: str) -> None:
         """Note what keeps a shard from an owner, for callers that wait for it."""
@@ -170,7 +384,7 @@ class Move:
         shards = entry.install(by, taken)
         for row in taken:
             self._left.pop(row["shard"], None)
-            if row["mailbox"] and (run := self._context.runs.open.get(row["run"])):
+            if row["mailbox"] and (run := self._runs.open.get(row["run"])):
                 run.mailbox_moved(row["shard"], row["mailbox"])
         hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
         logger.info(
@@ -196,11 +410,10 @@ class Move:
                 self._say_away(shards, why)
             elif due is Due.END_RUNS:
                 about = self.entry.name, shards[0], self.worker, why, True
-                self._context.runs.fence_all(self.entry, ShardLostError(*about))
+                self._runs.fence_all(self.entry, ShardLostError(*about))
             else:
                 why = why.replace("; ", "; nobody could adopt it: ", 1)
-                left_by = self.worker, why
-                lose_shards(self._context, self.entry, shards, left_by)
+                self._moves.lose(self.entry, shards, (self.worker, why))
 
     def _say_away(self, shards: list[int], why: str) -> None:
         """Say that shards have been away for a while, also to callers that wait."""
@@ -208,7 +421,7 @@ class Move:
         self._hosts.tell(
             "shards-away", entry, shards=shards, worker=self.worker, reason=why
         )
-        self._context.runs.shards_away(entry, shards, why)
+        self._runs.shards_away(entry, shards, why)
         logger.warning(
             "daskps: %s of store %r %s: %s",
             counted(len(shards), "shard"),

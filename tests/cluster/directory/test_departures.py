@@ -12,9 +12,8 @@ import pytest
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
-from daskps.cluster.directory.adopters import END_SECONDS, MoveContext
-from daskps.cluster.directory.departures import Departures
 from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.move import END_SECONDS, ShardMoves
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
 
@@ -64,8 +63,7 @@ class Cluster:
         )
         self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
-        context = MoveContext(scheduler, hosts, runs, self.stores)
-        self.departures = Departures(context)
+        self.moves = ShardMoves(scheduler, hosts, runs, self.stores)
 
     status = Status.running
 
@@ -107,7 +105,7 @@ class Cluster:
     # -- what a test does ----------------------------------------------------
 
     def die(self) -> None:
-        self.departures.worker_left(DEAD, "died")
+        self.moves.worker_left(DEAD, "died")
 
     def told(self) -> list[tuple[float, str]]:
         return [(at, what) for at, what, _ in self.events]
@@ -121,7 +119,7 @@ def look_after(cluster: Cluster, until: float, then: Callable[[], Any] = int) ->
         await asyncio.sleep(until)
         then()
         cluster.stores.clear()
-        cluster.departures.store_gone(cluster.entry)
+        cluster.moves.store_gone(cluster.entry)
         await asyncio.sleep(60.0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others
@@ -204,7 +202,7 @@ def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
         await asyncio.sleep(30.0)
         check()
         cluster.workers |= Cluster(ONE).workers
-        cluster.departures.worker_came()
+        cluster.moves.worker_came()
         await asyncio.sleep(12.0)
 
     virtual.run(watch())

@@ -21,7 +21,6 @@ from distributed import Client
 
 import daskps
 from daskps import config, optim
-from daskps.cluster.directory import adopters
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.move import Move
@@ -140,7 +139,7 @@ def test_who_has_just_adopted_a_shard_lets_go_of_it():
         made.stores[uid] = StoreEntry(uid, uid, *more)
     made.stores["away"].set_away([0], "left")
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
-    assert made.departures.on_leaving("tcp://heir") == ["away", "lost"]
+    assert made.moves.on_leaving("tcp://heir") == ["away", "lost"]
 
 
 @pytest.mark.parametrize(
@@ -159,12 +158,11 @@ def test_memory_of_the_dead_is_awaited_until_it_is_lost(
         made = Directory(scheduler)
         more: Any = ("C", False, {}, (left_by[0],), {}, 1.0, b"", {})
         entry = made.stores["s"] = StoreEntry("s", "s", *more)
-        move = Move(made.departures._context, entry, left_by, [0])
-        made.departures._moves[move] = in_order
+        made.moves._open.add(Move(made.moves, entry, left_by, [0], in_order=in_order))
         if is_lost:
             entry.lost[0] = left_by
         who = left_by[0] if itself else "tcp://127.0.0.1:2"
-        return made.departures.awaits_shards(who)
+        return made.moves.awaits_shards(who)
 
     assert asyncio.run(asked()) == (waits and not itself)
 
@@ -215,18 +213,18 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
     made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
     await made.push({"w": np.ones(6)})
     wanted = (await made.pull())["w"]
-    heirs, adopt = dict[str, Any](), adopters.adopt
+    heirs, adopt = dict[str, Any](), Move.adopt
     taken_over, may_hear = asyncio.Event(), asyncio.Event()
 
-    async def late(context, entry, by, *args, **more):
-        found = await adopt(context, entry, by, *args, **more)
+    async def late(move, by, shards):
+        found = await adopt(move, by, shards)
         if any("name" in answer for answer in found) and not heirs:
             heirs[by] = found
             taken_over.set()
             await may_hear.wait()
         return found
 
-    monkeypatch.setattr(adopters, "adopt", late)
+    monkeypatch.setattr(Move, "adopt", late)
     await a.close()
     await asyncio.wait_for(taken_over.wait(), PATIENCE)
     [heir] = [w for w in (b, d) if w.address in heirs]

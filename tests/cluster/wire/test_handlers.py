@@ -39,7 +39,7 @@ TO_THE_DIRECTORY = {
     "directory.epochs": "epochs trained_by",
     "directory.stores": "create commit grew await_store find list delete close",
     "directory.recoveries": "recover recovering recovery_failed",
-    "directory.departures": "leaving awaits removed",
+    "directory.move": "leaving awaits removed",
     "directory.producers": "producer ended",
     "directory.runs": "open_run close_run fence_run",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
