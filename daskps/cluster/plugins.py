@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler, Worker
     from distributed.scheduler import WorkerState
 
-EXTENSION = "daskps-directory"
+_EXTENSION = "daskps-directory"
 #: Modules that serve messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
@@ -119,10 +119,10 @@ class DirectoryPlugin(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Make the directory, then give every worker, also later ones, its host."""
-        if EXTENSION not in scheduler.extensions:
+        if _EXTENSION not in scheduler.extensions:
             keep = partial(HERE.keep, scheduler.id)
-            scheduler.extensions[EXTENSION] = Directory(scheduler, keep)
-        self._directory: Directory = scheduler.extensions[EXTENSION]
+            scheduler.extensions[_EXTENSION] = Directory(scheduler, keep)
+        self._directory: Directory = scheduler.extensions[_EXTENSION]
         self._scheduler = scheduler
         await scheduler.register_worker_plugin(
             None,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from daskps.cluster.wire.deadline import Deadline
 
 #: How much longer than asked for the directory may take to say that it timed out.
-MARGIN_SECONDS = 1.0
+_MARGIN_SECONDS = 1.0
 
 
 async def take_cut(
@@ -61,7 +61,7 @@ async def take_cut(
         shards=wanted,
         index=index,
     )
-    margin = None if seconds is None else seconds + MARGIN_SECONDS
+    margin = None if seconds is None else seconds + _MARGIN_SECONDS
     found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
     if "waited_for" in found:
         raise deadline.error(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: How long an answer by lane may take to come in full, even if bytes keep coming.
-MOST_SECONDS = 20.0
+_MOST_SECONDS = 20.0
 
 
 class Fetched(NamedTuple):
@@ -64,7 +64,7 @@ class Fetch:
         self._lane = lane
         try:
             slow = self.nbytes / SLOW_NBYTES
-            lane.begin(PATIENCE_SECONDS + slow, MOST_SECONDS + slow)
+            lane.begin(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
             lane.fetch(self.what, self.about)
         except (OSError, ProtocolError) as error:
             self._fall_back(lanes, lane, error)

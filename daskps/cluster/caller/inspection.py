@@ -17,7 +17,7 @@ from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import DaskPSError, StoreNotFoundError
 
 #: How long one host may take to answer before its shards are shown without counters.
-HOST_SECONDS = 5.0
+_HOST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ async def _counters(
         return [{"shard": s, "worker": worker, "error": lost.get(s)} for s in shards]
     try:
         async with (
-            asyncio.timeout(HOST_SECONDS),
-            connection(worker, HOST_SECONDS) as host,
+            asyncio.timeout(_HOST_SECONDS),
+            connection(worker, _HOST_SECONDS) as host,
         ):
             reply = await host.daskps_control(method="stats", store=meta.uid)
         rows: list[dict[str, Any]] = unpack_reply(reply, f"worker {worker}")
     except (OSError, DaskPSError) as error:
-        text = str(error) or f"no answer within {HOST_SECONDS:g} s"
+        text = str(error) or f"no answer within {_HOST_SECONDS:g} s"
         return [{"shard": s, "worker": worker, "error": text} for s in shards]
     return rows

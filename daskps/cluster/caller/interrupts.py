@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 #: How long to wait for a call that was interrupted.
-STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 #: How soon Ctrl-C is seen at the latest.
 LOOK_SECONDS = 0.2
 #: Made when the main thread first needs it; it ends with the process's last client.
@@ -68,7 +68,7 @@ def shielded(work: Callable[[], T], stop: Callable[[], None]) -> T:
         if not future.cancel():
             stop()
             # Until it ends the work may read or fill the caller's arrays.
-            concurrent.futures.wait([future], STOP_SECONDS)
+            concurrent.futures.wait([future], _STOP_SECONDS)
         raise
 
 

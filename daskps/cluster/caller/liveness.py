@@ -42,7 +42,7 @@ MOST_QUESTIONS = 100
 #: answer this client then, the scheduler, and this client once more: 9 s in all.
 SILENT_SECONDS, FIRST_SECONDS, SCHEDULER_SECONDS, AGAIN_SECONDS = 1.0, 4.0, 2.0, 2.0
 #: How long a worker that cannot be reached is not called again.
-BARRED_SECONDS = 60.0
+_BARRED_SECONDS = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -256,7 +256,7 @@ class Reach:
         error = WorkerUnreachableError(worker, scheduler, why)
         logger.info("%s", error)
         loop = asyncio.get_running_loop()
-        self._barred[worker] = loop.time() + BARRED_SECONDS, error
+        self._barred[worker] = loop.time() + _BARRED_SECONDS, error
         self._forget(worker)
         for scope in [scope for scope, late in self._late.items() if late == worker]:
             scope.reschedule(loop.time())

@@ -24,7 +24,7 @@ MOST_TASKS = 1024
 #: Arguments of `end` for a push that is given up before it has left.
 _UNSENT = {"is_answered": False, "is_sent": False}
 #: A function that gets identity and floor once given-up pushes are below the floor.
-Announce = Callable[[int, int], None]
+_Announce = Callable[[int, int], None]
 
 
 def producer_of(link: Link, uid: str, task: tuple[Any, float] | None) -> Producer:
@@ -121,7 +121,7 @@ class Producer:
             return range(first, self._next)
 
     def give_up(
-        self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
+        self, numbers: Iterable[int], announce: _Announce, shards: Collection[int]
     ) -> None:
         """Give up those pushes that have had no turn."""
         for number in sorted(self._open.intersection(numbers)):
@@ -130,7 +130,7 @@ class Producer:
     def turn(
         self,
         deadline: Deadline,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int] = (),
         number: int = -1,
     ) -> HeldTurn:
@@ -160,7 +160,7 @@ class Producer:
     async def turn_async(
         self,
         deadline: Deadline,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int] = (),
         number: int = -1,
     ) -> AsyncIterator[Turn]:
@@ -214,7 +214,7 @@ class Producer:
     def end(
         self,
         number: int,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int] = (),
         *,
         is_answered: bool,
@@ -291,7 +291,7 @@ class HeldTurn:
         self,
         producer: Producer,
         turn: Turn,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int],
     ) -> None:
         self._producer, self._turn, self._announce = producer, turn, announce
@@ -356,7 +356,7 @@ class Repeated:
         return [self._turn.number] * n
 
     def give_up(
-        self, numbers: Iterable[int], announce: Announce, shards: Collection[int]
+        self, numbers: Iterable[int], announce: _Announce, shards: Collection[int]
     ) -> None:
         """Do nothing: the caller sends the push again."""
 
@@ -364,7 +364,7 @@ class Repeated:
     def turn(
         self,
         deadline: Deadline,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int] = (),
         number: int = -1,
     ) -> Iterator[Turn]:
@@ -382,7 +382,7 @@ class Repeated:
     async def turn_async(
         self,
         deadline: Deadline,
-        announce: Announce,
+        announce: _Announce,
         shards: Collection[int] = (),
         number: int = -1,
     ) -> AsyncIterator[Turn]:

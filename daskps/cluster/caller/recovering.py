@@ -43,9 +43,9 @@ ASK_SECONDS = 5.0
 #: How often the process that restores a store says that it still does.
 SAY_SECONDS = 2.0
 #: Number of tries of a restore during which workers die.
-MOST_TRIES = 5
+_MOST_TRIES = 5
 #: How long a host may take to say the version of its shards.
-VERSION_SECONDS = 2.0
+_VERSION_SECONDS = 2.0
 
 
 async def after_loss(
@@ -151,7 +151,7 @@ async def _say_on(link: Link, uid: str, token: int, work: asyncio.Future[None]) 
 
 async def _try_to_restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     """Restore a store; where one of its new owners dies meanwhile, on others."""
-    for left in reversed(range(MOST_TRIES)):
+    for left in reversed(range(_MOST_TRIES)):
         try:
             await _restore(link, uid, turn)
         except ShardLostError as error:
@@ -220,7 +220,7 @@ async def _newest_version(link: Link, uid: str, hosts: list[str]) -> int:
     async def ask(worker: str) -> int:
         try:
             asked = link.control(worker, "versions", store=uid)
-            rows = await asyncio.wait_for(asked, VERSION_SECONDS)
+            rows = await asyncio.wait_for(asked, _VERSION_SECONDS)
         except (OSError, DaskPSError):
             return 0
         return max((version for _, version in rows), default=0)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Number of runs for which a lane may get a form.
-FEW_RANGES = 8
+_FEW_RANGES = 8
 
 
 def push_region(
@@ -117,6 +117,6 @@ def read_runs(
         by_shard = {shard: tuple(of) for shard, of in slices.items()}
         request = read(meta, Target(by_shard, [flat], finish))
         # A read that is made once in this way needs no form of its own on lanes.
-        calls.append(request._replace(given=len(part) > FEW_RANGES))
+        calls.append(request._replace(given=len(part) > _FEW_RANGES))
     first, *rest = calls
     return first._replace(rest=tuple(rest))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
 
 #: The end of a slice that has all words of a piece, however many they are.
-MOST_WORDS = 2**62
+_MOST_WORDS = 2**62
 #: The step of a read outside runs.
 _OUTSIDE = Step()
 #: Position of a piece in its shard, name of the array, and start and stop in the array.
@@ -383,7 +383,7 @@ def route_of(
 def _in_words(route: Route) -> Route:
     """Return a route whose arrays are a codec's words of pieces, of any length."""
     slices = {
-        shard: tuple((p, (shard, p), 0, MOST_WORDS) for p, *_ in of)
+        shard: tuple((p, (shard, p), 0, _MOST_WORDS) for p, *_ in of)
         for shard, of in route.slices.items()
     }
     return Route(route.where, slices, route.touched)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_ROUTES = 8
 
 Key = TypeVar("Key")
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StoreMap:
         return self.where.hosts
 
 
-class Prepared(Generic[Key, Made]):
+class Prepared(Generic[Key, _Made]):
     """Objects prepared for the present places of the shards; dropped when one moves.
 
     Threads: any may use it.
@@ -150,16 +150,16 @@ class Prepared(Generic[Key, Made]):
 
     def __init__(self, meta: StoreMap, most: int = MOST_ROUTES) -> None:
         self._meta, self._most = meta, most
-        self._known: dict[Key, Made] = {}
+        self._known: dict[Key, _Made] = {}
         #: Where the shards were when these were made.
         self._where = meta.where
         self._lock = threading.Lock()
 
-    def find(self, key: Key) -> Made | None:
+    def find(self, key: Key) -> _Made | None:
         """Return the object kept under a key, unless a shard has moved since."""
         return self._known.get(key) if self._where is self._meta.where else None
 
-    def keep(self, key: Key, made: Made, where: ShardMap) -> None:
+    def keep(self, key: Key, made: _Made, where: ShardMap) -> None:
         """Keep an object that was made while the shards were `where`."""
         with self._lock:
             if self._where is not self._meta.where:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Then others are asked too; only one of them can have the memory.
 ANSWER_SECONDS = 15.0
 #: Workers of other addresses that are asked: a machine may have several.
-MOST_FAR = 3
+_MOST_FAR = 3
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Candidates:
         found = [w for status in both for w in known if known[w].status == status]
         near = [w for w in found if get_address_host(w) == self._machine]
         far = [w for w in found if get_address_host(w) != self._machine]
-        return dict.fromkeys(near, True) | dict.fromkeys(far[:MOST_FAR], False)
+        return dict.fromkeys(near, True) | dict.fromkeys(far[:_MOST_FAR], False)
 
     # -- questions -----------------------------------------------------------
 

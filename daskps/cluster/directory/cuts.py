@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 #: Longest that pushes wait for one attempt; then it starts again, and they go on.
 HOLD_SECONDS = 5.0
 #: To which comes the time to copy a host's shards, at the very worst.
-COPY_NBYTES_PER_SECOND = 256 * 2**20
+_COPY_NBYTES_PER_SECOND = 256 * 2**20
 #: How much later a host releases its shards by itself.
-LEASE_SECONDS = 3.0
+_LEASE_SECONDS = 3.0
 #: How long a step may be in coming before the directory asks whether its producer
 #: has ended: what a task pushed last may still be on its way when the task is over.
 GRACE_SECONDS = 0.2
@@ -46,7 +46,7 @@ PAUSE_SECONDS = 0.01
 #: Between two tries to tell a host that a cut is over.
 DROP_SECONDS = 0.2
 #: How long a release is waited for; a silent host hears of it when it wakes.
-RELEASE_SECONDS = 0.5
+_RELEASE_SECONDS = 0.5
 
 
 @dataclass(eq=False, slots=True)
@@ -214,7 +214,7 @@ class Cuts:
             # Also what has come since, of rows of any ids.
             hold = (
                 HOLD_SECONDS
-                + max(entry.nbytes.values(), default=0) / COPY_NBYTES_PER_SECOND
+                + max(entry.nbytes.values(), default=0) / _COPY_NBYTES_PER_SECOND
             )
             await entry.wait_for_owners()
             self._entry(entry.uid)
@@ -231,12 +231,12 @@ class Cuts:
                     cut.waits_for = f"a cut that nothing disturbs ({error})"
                 logger.info("daskps: a cut of %s starts again: %r", entry.name, error)
             work = self._everywhere(cut, "drop_cut", attempt=cut.attempt)
-            await asyncio.wait({self._hosts.spawn(work)}, timeout=RELEASE_SECONDS)
+            await asyncio.wait({self._hosts.spawn(work)}, timeout=_RELEASE_SECONDS)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _attempt(self, cut: OpenCut, hold: float) -> list[tuple[int, ...]]:
         about = {"index": cut.index, "attempt": cut.attempt}
-        lease = {"lease_seconds": hold + LEASE_SECONDS}
+        lease = {"lease_seconds": hold + _LEASE_SECONDS}
         rows = await self._everywhere(cut, "begin_cut", **about, **lease)
         reports = [unpack_report(row) for of in rows for row in of]
         if {r.shard for r in reports} != set(cut.shards):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 
-class Keeping(Protocol):
+class _Keeping(Protocol):
     """Keeps shared memory on the scheduler's machine until it is left."""
 
     def leave(self) -> Any:
@@ -54,11 +54,11 @@ class Directory:
     """
 
     def __init__(
-        self, scheduler: Scheduler, keep: Callable[[], Keeping | None] = lambda: None
+        self, scheduler: Scheduler, keep: Callable[[], _Keeping | None] = lambda: None
     ) -> None:
         self._keep = keep
         #: By store.
-        self._kept: dict[str, Keeping] = {}
+        self._kept: dict[str, _Keeping] = {}
         self.hosts = Hosts(scheduler)
         self.producers = Producers(scheduler)
         self.stores = Stores(

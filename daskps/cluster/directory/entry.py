@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Under which the scheduler keeps our events; see docs/observability.md.
-TOPIC = "daskps"
+_TOPIC = "daskps"
 
 
 @dataclass
@@ -292,7 +292,7 @@ class Hosts:
         Never once per step: the log is short and goes to everyone who subscribed.
         """
         event = {"action": action, "store": entry.name, "uid": entry.uid, **more}
-        self._scheduler.log_event(TOPIC, event)
+        self._scheduler.log_event(_TOPIC, event)
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:
         """Run something in the background and log how it fails."""

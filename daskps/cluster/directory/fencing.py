@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: How long shards that are a round behind may take to catch up.
 SETTLE_SECONDS = 0.5
 #: How long steps of the run wait where not all of its shards can be reached.
-REFUSE_SECONDS = 0.75
+_REFUSE_SECONDS = 0.75
 #: How long the task that ends a run waits for the next thing to be done; the rest is
 #: done without it.
 END_SECONDS = 1.0
@@ -127,7 +127,7 @@ class Ending:
 
         Their trainers need not wait for that.
         """
-        await asyncio.sleep(REFUSE_SECONDS)
+        await asyncio.sleep(_REFUSE_SECONDS)
         await self._every("hold", reason=self._reason)
 
     # -- hosts ---------------------------------------------------------------

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 #: Between two tries.
 PAUSE_SECONDS = 0.5
 #: Tries until the next worker comes or goes.
-MOST_TRIES = 120
+_MOST_TRIES = 120
 #: How long a worker may take to answer.
 ANSWER_SECONDS = 15.0
 
@@ -71,7 +71,7 @@ class Orphans:
 
     async def _look(self, machine: str) -> None:
         try:
-            for turn in range(MOST_TRIES):
+            for turn in range(_MOST_TRIES):
                 near = self._near(machine)
                 if not near or machine not in self._due:
                     return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: A worker that has just come gets its host in a moment: how often it is asked, and
 #: the time in between.
-MOST_TRIES = 20
+_MOST_TRIES = 20
 PAUSE_SECONDS = 0.25
 
 
@@ -62,7 +62,7 @@ class Readiness:
 
     async def _ask(self, worker: str, entry: StoreEntry) -> None:
         about = {"layout": entry.layout, "rules": entry.rules}
-        for _ in range(MOST_TRIES):
+        for _ in range(_MOST_TRIES):
             is_known = self._stores.get(entry.uid) is entry
             if not is_known or worker not in self._scheduler.workers:
                 return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class _Loaded:
     """The checkpoint that a store was restored from, for those who used it."""
 
     #: Its URL, without what may be secret, and when it was written, in seconds.
@@ -38,7 +38,7 @@ class Successors:
 
     def note(
         self, lost: StoreEntry, entry: StoreEntry, said: Mapping[str, Any] | None
-    ) -> Loaded:
+    ) -> _Loaded:
         """Note that a store takes the place of another one, and what it was loaded from.
 
         Raises
@@ -46,8 +46,8 @@ class Successors:
         ProtocolError
             For what says that of no store.
         """
-        check(Loaded, said or {}, "what a store was restored from")
-        of = Loaded(**(said or {}))
+        check(_Loaded, said or {}, "what a store was restored from")
+        of = _Loaded(**(said or {}))
         shard = min(lost.lost)
         worker, reason = lost.lost[shard]
         error = StoreRestoredError(

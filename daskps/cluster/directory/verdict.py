@@ -18,7 +18,7 @@ SAY_SECONDS = 5.0
 #: next one comes within a second; then every second; rarely once a shard is lost.
 FIRST_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.05, 1.0, 10.0
 #: The share of its absence that may pass between two questions.
-PATIENCE = 0.125
+_PATIENCE = 0.125
 
 
 class Due(enum.Enum):
@@ -109,5 +109,5 @@ class Verdict:
     def _pause(self, now: float) -> float:
         if self.is_lost and now > self._found_at:
             return LOST_SECONDS
-        since = (now - self._left_at) * PATIENCE
+        since = (now - self._left_at) * _PATIENCE
         return min(max(FIRST_SECONDS, since), PAUSE_SECONDS, self._lost_after / 4)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: How often a host looks for a block that another process may be about to rename.
-FIND_TRIES = 3
+_FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
 LOCK_SECONDS = 0.5
 
@@ -112,7 +112,7 @@ async def look(
 
 def _look(members: Membership, where: str, address: BlockAddress) -> tuple[Sight, str]:
     """Return the state of a shard's memory here, and the process that keeps it."""
-    for _ in range(FIND_TRIES):
+    for _ in range(_FIND_TRIES):
         # A worker that adopts the shard just now renames the block.
         with contextlib.suppress(WayClosed, FileNotFoundError):
             block = members.attach(members.find(address))

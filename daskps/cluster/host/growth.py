@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 #: The host tells the directory of a shard that has grown by one part of so many.
-TOLD_SHARE = 8
+_TOLD_SHARE = 8
 
 
 class Budget:
@@ -80,7 +80,7 @@ async def _tell_of(
     grown = {
         hosted: nbytes
         for hosted, nbytes in zip(hosted_shards, sizes, strict=True)
-        if nbytes > hosted.told_nbytes + hosted.told_nbytes // TOLD_SHARE
+        if nbytes > hosted.told_nbytes + hosted.told_nbytes // _TOLD_SHARE
     }
     if not grown:
         return

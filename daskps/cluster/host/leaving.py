@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS = 1.0
 #: How long it may take to hear that no other host can have them; Dask would try for
 #: longer to reach a scheduler that has ended.
-LATE_SECONDS = 0.3
+_LATE_SECONDS = 0.3
 #: How long other processes may keep a shard locked; a worker that adopts waits longer.
 LOCK_SECONDS = 1.0
 #: Seconds between two tries to get at a shard.
@@ -50,11 +50,11 @@ async def leave(host: ShardHost, reason: str) -> None:
             logger.info("%s %s, with %s", where, reason, n)
             await _let_go(host, await _ask(host))
         # Also if the stream to the scheduler has ended: at SIGTERM Dask ends it first.
-        keeps = bool(await _tell(host, "awaits", LATE_SECONDS))
+        keeps = bool(await _tell(host, "awaits", _LATE_SECONDS))
     finally:
         removed = host.close(reason, keeps=keeps)
     if removed:
-        await _tell(host, "removed", LATE_SECONDS, names=removed)
+        await _tell(host, "removed", _LATE_SECONDS, names=removed)
 
 
 async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: The file of a folder that carries the locks.
-REGISTRY = "registry"
+_REGISTRY = "registry"
 #: Byte of the registry on which every member holds a shared lock.
 PRESENT_AT = 0
 #: Byte on which the cluster's scheduler holds a shared lock while it has stores.
@@ -70,13 +70,13 @@ def open_folder(path: str) -> int:
 def open_registry(folder_fd: int, create: bool = False) -> int:
     """Open the file with the locks; its locks of this process go when it is closed."""
     flags = _FILE | os.O_CREAT if create else _FILE
-    return os.open(REGISTRY, flags, 0o600, dir_fd=folder_fd)
+    return os.open(_REGISTRY, flags, 0o600, dir_fd=folder_fd)
 
 
 def has_its_name(fd: int, folder_fd: int) -> bool:
     """Whether an open registry is the one that the folder has now."""
     try:
-        status = os.stat(REGISTRY, dir_fd=folder_fd, follow_symlinks=False)
+        status = os.stat(_REGISTRY, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return (status.st_dev, status.st_ino) == inode_of(fd)
@@ -161,10 +161,10 @@ def remove_without_members(
     try:
         if not has_its_name(fd, folder_fd) or not only_if():
             return None
-        names = [name for name in os.listdir(folder_fd) if name != REGISTRY]
+        names = [name for name in os.listdir(folder_fd) if name != _REGISTRY]
         removed = [name for name in names if unlink(name, folder_fd)]
         # From here on others make a new one.
-        unlink(REGISTRY, folder_fd)
+        unlink(_REGISTRY, folder_fd)
         with suppress(OSError):
             os.rmdir(path)
         return removed

@@ -8,7 +8,7 @@ Two words of the segment's header pass the turn on. ``HOLDER`` is the process th
 the lock last and stays when it is released; ``WANTED`` is a process that waits. A
 process that finds itself the last holder while another one waits puts its own number
 there, as the next to wait, and lets somebody else have the lock first, for
-:data:`GRACE` seconds at most: the process that waited may have died.
+:data:`_GRACE` seconds at most: the process that waited may have died.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Seconds that a waiter spins before it sleeps.
-SPIN = 100e-6
+_SPIN = 100e-6
 #: Seconds that the last holder waits for its successor.
-GRACE = 2e-3
+_GRACE = 2e-3
 #: Another object in each forked child; asking the system for it takes longer.
 _process = object()
 
@@ -115,7 +115,7 @@ class FileLock:
         """
         if self._is_turn_of_other():
             start = time.perf_counter()
-            self._pass_on(min(seconds, GRACE))
+            self._pass_on(min(seconds, _GRACE))
             self._wait(start, seconds)
         elif not self._try():
             self._wait(time.perf_counter(), seconds)
@@ -164,12 +164,12 @@ class FileLock:
         """Let another process have the lock, and be the next one that waits."""
         words, pid = self._words, self._pid
         words[WANTED] = pid
-        pause, end = Pause(SPIN), time.perf_counter() + seconds
+        pause, end = Pause(_SPIN), time.perf_counter() + seconds
         while words[HOLDER] == pid and time.perf_counter() < end:
             pause()
 
     def _wait(self, start: float, seconds: float) -> None:
-        words, pause = self._words, Pause(SPIN)
+        words, pause = self._words, Pause(_SPIN)
         while not self._try():
             if words[WANTED] == 0:
                 words[WANTED] = self._pid

@@ -25,11 +25,11 @@ _nbytes_of = attrgetter("nbytes")
 #: Smaller arrays come from malloc's own lists, which are faster.
 SMALLEST = 65_536
 #: Memory is made in whole pages: arrays of nearly one length take each other's place.
-PAGE = 4096
+_PAGE = 4096
 #: Most bytes kept for later, where a worker's memory limit does not say more.
 LEAST_LIMIT = 64 * 2**20
 #: Share of a worker's memory limit that may be kept for later.
-SHARE = 0.05
+_SHARE = 0.05
 
 
 class BufferPool:
@@ -53,7 +53,7 @@ class BufferPool:
         nbytes = n * dtype.itemsize
         if nbytes < SMALLEST:
             return np.empty(n, dtype)
-        length = align(nbytes, PAGE)
+        length = align(nbytes, _PAGE)
         memory = self._take(length)
         if memory is None:
             memory = np.empty(length, np.uint8)
@@ -91,4 +91,4 @@ class BufferPool:
 
 def limit_of(memory_limit: int | None) -> int:
     """Return what may be kept for later on a worker of this memory limit."""
-    return max(LEAST_LIMIT, int(SHARE * (memory_limit or 0)))
+    return max(LEAST_LIMIT, int(_SHARE * (memory_limit or 0)))

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: When it is said that a run cannot begin yet, as a shard is away.
 SAY_SECONDS = 5.0
-Listener = Callable[[dict[str, Any]], Awaitable[Any]]
+_Listener = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 async def launch(
-    link: Link, spec: Launch, listen: Listener, began: Callable[[int], None]
+    link: Link, spec: Launch, listen: _Listener, began: Callable[[int], None]
 ) -> list[Any]:
     """Run the trainers to their end.
 
@@ -187,7 +187,7 @@ async def _first_error(work: asyncio.Future[Any], watch: asyncio.Future[Any]) ->
 class _News:
     """Tells a listener all that the directory says of a run, each event once."""
 
-    def __init__(self, link: Link, run: int, listen: Listener) -> None:
+    def __init__(self, link: Link, run: int, listen: _Listener) -> None:
         self.link, self.run, self.listen = link, run, listen
         self._seen, self._clock, self._slowest = 0, 0, 0
         self._telling = asyncio.Lock()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: By key: bytes of a result, and the workers that hold it.
 DataPlaces: TypeAlias = Mapping[Any, tuple[int, Sequence[str]]]
 #: How often data is sent anew because a worker died under it.
-MOST_TRIES = 5
+_MOST_TRIES = 5
 
 
 class DataLostError(RunCancelledError):
@@ -174,7 +174,7 @@ async def sent(
             await send(await workers_of(link, only))
         except OSError:
             # The scheduler may have yet to hear of that.
-            if tries > MOST_TRIES:
+            if tries > _MOST_TRIES:
                 raise
             await asyncio.sleep(0.1 * tries)
         else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: wait; on a machine at a load of 28 it came after more than 2 s.
 LAST_WORDS_SECONDS = 10.0
 #: How often in a row a trainer whose data went with its worker is given new data.
-MOST_RESTARTS = 5
+_MOST_RESTARTS = 5
 
 
 class WorkerLosses:
@@ -131,7 +131,7 @@ class Trainers:
                 if isinstance(error, KilledWorker):
                     workers += error.allowed_failures
                 losses.add(await self._clock(rank), workers)
-                if losses.in_a_row > MOST_RESTARTS:
+                if losses.in_a_row > _MOST_RESTARTS:
                     raise RunCancelledError(
                         f"trainer {rank} lost {losses.in_a_row} workers in a row at "
                         f"clock {losses.clock}; see in the workers' logs what ends "

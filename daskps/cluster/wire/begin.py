@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: Characters of the name of a codec.
-MOST_NAME = 200
+_MOST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,5 @@ def check_begin(begin: Mapping[str, Any]) -> None:
         min(epochs) < 0 or epochs[0] + epochs[2] > MOST
     ):
         raise ProtocolError(f"a run that begins at epochs {tuple(epochs)}")
-    if len(name := begin["codec"][0]) > MOST_NAME:
+    if len(name := begin["codec"][0]) > _MOST_NAME:
         raise ProtocolError(f"a run with codec {name!r:.60}")

@@ -90,7 +90,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[dict[str, Any], frozenset
 
 
 @dataclass(frozen=True)
-class LayoutWire:
+class _LayoutWire:
     """A layout as it travels."""
 
     parameters: Sequence[tuple[str, Sequence[int], str]]
@@ -118,7 +118,7 @@ def layout_of(wire: Mapping[str, Any]) -> Layout:
     ProtocolError, LayoutError
         For what is none, or one of a size that no store has.
     """
-    check(LayoutWire, wire, "the layout of a store")
+    check(_LayoutWire, wire, "the layout of a store")
     check_shards(wire["shards"])
     parameters, tables = wire["parameters"], wire.get("tables", ())
     check_parameters(parameters, len(parameters), wire["shards"], tables)

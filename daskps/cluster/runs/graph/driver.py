@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: How often a round is begun anew before that is an error.
-MOST_TRIES = 5
+_MOST_TRIES = 5
 #: Seconds between two reports of progress.
-PROGRESS_SECONDS = 0.1
+_PROGRESS_SECONDS = 0.1
 #: Errors for which a round is begun anew: a contribution or a part of the data went
 #: with a worker, or a task ran again when its round was long complete.
-RETRIED = (ContributionLostError, ClockError, CancelledError)
+_RETRIED = (ContributionLostError, ClockError, CancelledError)
 #: So many shards of one worker have a reduction each; more of them have one together.
-MOST_REDUCTIONS = 8
-EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
+_MOST_REDUCTIONS = 8
+_EpochListener = Callable[[dict[str, Any]], Awaitable[bool]]
 
 
 class GraphDriver:
@@ -83,7 +83,7 @@ class GraphDriver:
         *,
         homes: DataHomes,
         schedule: Schedule,
-        listen: EpochListener,
+        listen: _EpochListener,
     ) -> None:
         self.link, self.client, self.listen = link, link.client, listen
         self.work, self.schedule = work, schedule
@@ -122,7 +122,7 @@ class GraphDriver:
             try:
                 await self._window(self._ledger.round)
                 self._tries = 0
-            except RETRIED as error:
+            except _RETRIED as error:
                 await self._begin_anew(error)
         await self.listen({"moved": self._ledger.moved})
         return []
@@ -156,7 +156,7 @@ class GraphDriver:
 
     async def _progress(self, clock: int) -> None:
         now = time.monotonic()
-        if now - self._told >= PROGRESS_SECONDS:
+        if now - self._told >= _PROGRESS_SECONDS:
             self._told = now
             await self._tell(clock)
 
@@ -195,7 +195,7 @@ class GraphDriver:
         await self._enter(now)
         self._release()
         self._tries = self._tries + 1 if self._ledger.round == before else 0
-        if self._tries > MOST_TRIES:
+        if self._tries > _MOST_TRIES:
             owner = self.meta.owners[shard]
             lost = RoundLostError(self.meta.name, shard, owner, str(error))
             raise lost from error
@@ -278,7 +278,7 @@ class WindowGraph:
         for host, shards in self.hosts.items():
             each = [[i] for i in shards]
             reductions = {}
-            for together in each if len(each) <= MOST_REDUCTIONS else [shards]:
+            for together in each if len(each) <= _MOST_REDUCTIONS else [shards]:
                 key = reduction_key(self.label, _numbers(place), together[0])
                 anchors = [self.anchors[i] for i in together]
                 reductions[key] = (reduce_round, self.work, place, anchors, keys)
