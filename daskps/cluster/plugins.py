@@ -29,7 +29,7 @@ from daskps.cluster.host import (
 )
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS, WorkerNode
-from daskps.cluster.keys import is_ours, place_of_gradient
+from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
@@ -90,7 +90,7 @@ class HostPlugin(WorkerPlugin):
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
             _log_from_info_on(worker)
-            upstream.shorten_failures()
+            upstream.shorten_failures(OURS)
             exits.quicken(worker)
         # Now, and not with its first shard: with its last member goes what is there,
         # also memory of a worker that has died and that this one could adopt.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import cache, partial
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -36,7 +36,6 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 from distributed.utils import thread_state  # type: ignore[attr-defined]  # not declared as exported
 
 from daskps import config
-from daskps.cluster.keys import OURS
 from daskps.errors import ProtocolError
 from daskps.usercode import holding_interrupts, user_code
 
@@ -438,6 +437,10 @@ class _Shortened(logging.Filter):
     Dask logs "Compute Failed" with key, state, task, error and all frames on a line.
     """
 
+    def __init__(self, ours: str) -> None:
+        super().__init__()
+        self._ours = ours
+
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite the record of a failure; return whether it is worth a line."""
         args = record.args
@@ -447,7 +450,7 @@ class _Shortened(logging.Filter):
         name = key[0] if isinstance(key, tuple) else key
         # Not at its begin only: Dask joins the names of tasks that it fuses. An
         # error that nobody should ever see keeps its frames.
-        if OURS not in str(name) or error.startswith("IllegalState"):
+        if self._ours not in str(name) or error.startswith("IllegalState"):
             return True
         # Another trainer's error ended the run of this one; or the worker is closing,
         # and nobody is left to hear what came of the task.
@@ -462,12 +465,12 @@ def _is_long(args: object) -> TypeGuard[tuple[Any, ...]]:
     return isinstance(args, tuple) and len(args) >= 4
 
 
-_SHORTENED = _Shortened()
+_shortened = cache(_Shortened)
 
 
-def shorten_failures() -> None:
-    """Have this process's workers log the failures of our tasks in one line."""
-    _worker.logger.addFilter(_SHORTENED)  # once, however often this is called
+def shorten_failures(ours: str) -> None:
+    """Have this process's workers log the failures of tasks so named in one line."""
+    _worker.logger.addFilter(_shortened(ours))  # once, however often this is called
 
 
 def current_task() -> tuple[Any, float] | None:

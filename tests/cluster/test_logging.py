@@ -14,10 +14,11 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.cluster import upstream
+from daskps.cluster.keys import OURS
 from tests.support import gen_cluster, local_cluster, store, until
 
 #: Filters what Dask's own logs say of our tasks.
-SHORTENED = upstream._SHORTENED
+SHORTENED = upstream._shortened(OURS)
 
 
 def count(trainer, part):

@@ -94,11 +94,10 @@ def apply(update: RowUpdate, target: RowBuffers, flip: int, stores: Stores) -> b
 def write(update: RowUpdate, data: Any, made: list[Any]) -> None:
     """Update copies of rows and slots."""
     rows, *slots = made
-    if update.binding is not None:
+    binding: Any = update.binding
+    if binding is not None:
         for k, g in enumerate(data):
-            update.binding.inplace(
-                rows[k], g, tuple(s[k] for s in slots), update.scalars
-            )
+            binding.inplace(rows[k], g, tuple(s[k] for s in slots), update.scalars)
     elif update.replace:
         rows[:] = data
     else:

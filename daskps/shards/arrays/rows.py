@@ -9,7 +9,7 @@ untouched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from daskps.kernels.row_writes import add, assign
 
 if TYPE_CHECKING:
     from daskps.kernels.dense import FixedRows
-    from daskps.optim import Bound
     from daskps.typing import Array
 
 #: Bits of an undo word that count entries; the flip is above them.
@@ -42,6 +41,13 @@ def entries_of(word: int) -> int:
     return word & _ENTRIES
 
 
+class RowRule(Protocol):
+    """An update rule, bound to the dtype of a table."""
+
+    def fixed_rows(self, table: TableRows, log: UndoLog, /) -> FixedRows:
+        """Return what updates rows of one table by the rule."""
+
+
 class RowBuffers(NamedTuple):
     """The arrays of a table piece: its rows and slots, and the log of both."""
 
@@ -50,7 +56,7 @@ class RowBuffers(NamedTuple):
     #: The undo word, which is that of the log.
     undo: memoryview[int]
     #: By rule the object that updates these rows by it.
-    made: dict[Bound, FixedRows]
+    made: dict[RowRule, FixedRows]
 
     @property
     def room(self) -> int:
@@ -74,7 +80,7 @@ class RowUpdate(NamedTuple):
     #: The row of `data` that is meant for each, None for one after the other.
     at: Array | None = None
     #: None for a plain `+=` or, with `replace`, an assignment.
-    binding: Bound | None = None
+    binding: RowRule | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
     #: Whether NaN and infinity are looked for in the pass.
