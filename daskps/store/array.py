@@ -128,14 +128,10 @@ class ParameterArray(ReadableArray):
         >>> store["w"].pull()
         array([1., 2., 3.])
         """
-        try:
-            if (region := self._region) is not None:
-                make = region.placing(ADD, delta, "delta")
-                return self._store._do(make, timeout, "an add", producer=True)
-            return self._store.add({self.name: delta}, timeout=timeout)
-        except BaseException as error:
-            hide(error)
-            raise
+        if (region := self._region) is not None:
+            make = region.placing(ADD, delta, "delta")
+            return self._store._do(make, timeout, "an add", producer=True)
+        return self._store.add({self.name: delta}, timeout=timeout)
 
     def assign(self, value: Any, *, timeout: Any = DEFAULT) -> Any:
         """Replace the parameter, as :meth:`ParameterStore.assign`.
@@ -166,14 +162,10 @@ class ParameterArray(ReadableArray):
         >>> store["w"].pull()
         array([7., 7., 7.])
         """
-        try:
-            if (region := self._region) is not None:
-                make = region.placing(ASSIGN, value, "value")
-                return self._store._do(make, timeout, "an assign", producer=True)
-            return self._store.assign({self.name: value}, timeout=timeout)
-        except BaseException as error:
-            hide(error)
-            raise
+        if (region := self._region) is not None:
+            make = region.placing(ASSIGN, value, "value")
+            return self._store._do(make, timeout, "an assign", producer=True)
+        return self._store.assign({self.name: value}, timeout=timeout)
 
     def region(self, start: int, stop: int) -> ParameterArray:
         """Return a view of some elements, which has all verbs.

@@ -175,25 +175,21 @@ class ReadableArray:
             raise
 
     def __getitem__(self, index: Any) -> Any:
-        try:
-            width = int(np.prod(self.shape[1:], dtype=np.int64))
-            named, what = named_rows(index, self.shape), "rows"
-            if named is not None:
-                (rows, inner), runs = named, runs_of_rows(named[0])
-                n = len(rows)
-            else:
-                low, high, inner = split_index(index, self.shape)
-                n, runs, what = high - low, [(low, high)], "a slice"
-            flat = np.empty(n * width, self.dtype)
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        named, what = named_rows(index, self.shape), "rows"
+        if named is not None:
+            (rows, inner), runs = named, runs_of_rows(named[0])
+            n = len(rows)
+        else:
+            low, high, inner = split_index(index, self.shape)
+            n, runs, what = high - low, [(low, high)], "a slice"
+        flat = np.empty(n * width, self.dtype)
 
-            def finish() -> Any:
-                return flat.reshape((n, *self.shape[1:]))[inner]
+        def finish() -> Any:
+            return flat.reshape((n, *self.shape[1:]))[inner]
 
-            runs = [(a * width, b * width) for a, b in runs]
-            return self._read(runs, flat, finish, what=what)
-        except BaseException as error:
-            hide(error)
-            raise
+        runs = [(a * width, b * width) for a, b in runs]
+        return self._read(runs, flat, finish, what=what)
 
     def _read(
         self,

@@ -236,11 +236,7 @@ class ParameterTable(RowSet):
         >>> store["seen"].pull([5, 9]).ravel()
         array([2, 1])
         """
-        try:
-            return self._store.add({self.name: RowGrad(ids, deltas)}, timeout=timeout)
-        except BaseException as error:
-            hide(error)
-            raise
+        return self._store.add({self.name: RowGrad(ids, deltas)}, timeout=timeout)
 
     def assign(self, ids: Any, values: Any, *, timeout: Any = DEFAULT) -> Any:
         """Replace rows; optimizer state stays.
@@ -274,13 +270,7 @@ class ParameterTable(RowSet):
         >>> store["emb"].pull(3).tolist()
         [7.0, 7.0]
         """
-        try:
-            return self._store.assign(
-                {self.name: RowGrad(ids, values)}, timeout=timeout
-            )
-        except BaseException as error:
-            hide(error)
-            raise
+        return self._store.assign({self.name: RowGrad(ids, values)}, timeout=timeout)
 
     def to_dask_array(self, *, timeout: Any = DEFAULT) -> Any:
         """Copy the table at one moment into a dask array on the owners.

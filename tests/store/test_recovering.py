@@ -17,7 +17,7 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller import creation
 from daskps.cluster.caller.link import using
-from daskps.cluster.directory import lease
+from daskps.cluster.directory import entry
 from daskps.errors import CheckpointError, ShardLostError, StoreRestoredError
 from tests.inprocess import Site, WayIn, cluster
 from tests.seams import left_behind
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.leaky
 @pytest.fixture
 def here(monkeypatch) -> Any:
     # Who is lost is lost at once where memory is private.
-    monkeypatch.setattr(lease, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(entry, "AGAIN_SECONDS", 0.0)
     with cluster(4) as made:
         yield made
         # What a call has left behind ends before its event loop.

@@ -19,7 +19,6 @@ from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.readiness import Readiness
-from daskps.cluster.directory.recoveries import Recoveries
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.stores import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
@@ -69,7 +68,7 @@ class Directory:
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
-        self.recoveries = Recoveries(self.hosts, self.stores)
+        self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
         # Any part may serve messages.

@@ -1,40 +1,70 @@
-"""Stores that have lost a shard, and who restores them from their last checkpoint.
+"""Stores that have lost a shard: the turn to restore each, and what has its place.
 
 The directory sees no files: it gives one of those who ask the turn to restore the store
-under another uid, and the others wait. The restored store takes the place of the lost one
-in one act, when it is complete (:meth:`Stores.on_commit`); from then on whoever names the
-lost one hears what has become of it.
+under another uid, by a lease, and the others wait. The restored store takes the place of
+the lost one in one act, when it is complete (:meth:`Stores.on_commit`); from then on
+whoever names the lost one hears what has become of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
+from daskps.cluster.directory.placement import StoreRequest, held_bytes, reserve
 from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.errors import ConsistencyError
+from daskps.cluster.wire.wellformed import check
+from daskps.errors import ConsistencyError, LayoutError, StoreRestoredError
+from daskps.layout.placement import place
 
 if TYPE_CHECKING:
-    from daskps.cluster.directory.entry import Hosts, StoreEntry
-    from daskps.cluster.directory.stores import Stores
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The checkpoint that a store was restored from, for those who used it."""
+
+    #: Its URL, without what may be secret, and when it was written, in seconds.
+    checkpoint: str
+    saved: int
+    version: int
+    #: How many versions came after it at least.
+    lost: int
+
+
 class Recoveries:
-    """The turns to restore stores.
+    """The turns to restore stores, and the stores that others have the place of.
 
     Parameters
     ----------
     hosts : Hosts
         Tells events.
-    stores : Stores
+    stores : mapping of str to StoreEntry
         All stores.
+    entry, free : callable
+        Return a store by its uid, and free it for a reason.
     """
 
-    def __init__(self, hosts: Hosts, stores: Stores) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        stores: Mapping[str, StoreEntry],
+        entry: Callable[[str], StoreEntry],
+        free: Callable[[str, str], object],
+    ) -> None:
         self._hosts, self._stores = hosts, stores
+        self._entry, self._free = entry, free
+        self._known: dict[str, StoreRestoredError] = {}
+
+    # -- turns ---------------------------------------------------------------
 
     @DIRECTORY.handles("recover")
     async def on_recover(
@@ -54,7 +84,7 @@ class Recoveries:
         clock = asyncio.get_running_loop().time
         deadline = clock() + wait_seconds
         while True:
-            entry, now = self._stores.entry(uid), clock()
+            entry, now = self._entry(uid), clock()
             if not (entry.ready and entry.lost and entry.recover_from):
                 return {"state": "whole"}
             lease = entry.lease
@@ -108,12 +138,12 @@ class Recoveries:
     def on_recovering(self, uid: str, token: int) -> None:
         """Hear that whoever restores a store is at it."""
         now = asyncio.get_running_loop().time()
-        self._stores.entry(uid).lease.renew(token, now)
+        self._entry(uid).lease.renew(token, now)
 
     @DIRECTORY.handles("recovery_failed")
     def on_recovery_failed(self, uid: str, token: int, why: str) -> None:
         """Hear that whoever restores a store has given up."""
-        entry = self._stores.entry(uid)
+        entry = self._entry(uid)
         entry.lease.check(token)
         self._undo(entry)
         entry.lease.fail(why, asyncio.get_running_loop().time())
@@ -138,4 +168,103 @@ class Recoveries:
         """Free what somebody has begun to make in the place of a store."""
         made, entry.lease.made = entry.lease.made, ""
         if made:
-            self._stores.free(made, "was undone: another one restores it")
+            self._free(made, "was undone: another one restores it")
+
+    # -- what has the place of others -----------------------------------------
+
+    def note(
+        self, lost: StoreEntry, entry: StoreEntry, said: Mapping[str, Any] | None
+    ) -> Loaded:
+        """Note that a store takes the place of another one, and what it was loaded from.
+
+        Raises
+        ------
+        ProtocolError
+            For what says that of no store.
+        """
+        check(Loaded, said or {}, "what a store was restored from")
+        of = Loaded(**(said or {}))
+        shard = min(lost.lost)
+        worker, reason = lost.lost[shard]
+        error = StoreRestoredError(
+            *(lost.name, shard, worker, reason),
+            checkpoint=of.checkpoint,
+            saved=of.saved,
+            version=of.version,
+            lost=of.lost,
+            uid=entry.uid,
+        )
+        remember(self._known, lost.uid, error)
+        return of
+
+    def latest(self, uid: str) -> str:
+        """Return the uid of what has the place of a store now, or its own."""
+        while uid in self._known:
+            uid = self._known[uid].uid
+        return uid
+
+    def error(self, uid: str) -> StoreRestoredError:
+        """Return what to say of a store that others have the place of: the last one."""
+        error = self._known[uid]
+        while error.uid in self._known:
+            error = self._known[error.uid]
+        return StoreRestoredError(*error.args)
+
+
+def reserve_again(
+    scheduler: Scheduler,
+    wanted: StoreRequest,
+    workers: list[str],
+    *,
+    lost: StoreEntry,
+    stores: Iterable[StoreEntry],
+) -> StoreEntry:
+    """Reserve what takes the place of a store that has lost a shard.
+
+    Where there is no room for it beside what is left of that store, the caller has to
+    :func:`drop_rest` first: then its `nbytes` are empty.
+    """
+    owners = place(wanted.shards or len(workers), workers)
+    wanted = replace(
+        wanted,
+        placement=_placement(lost, owners),
+        name=lost.name,
+        session=lost.session,
+        memory_share=lost.memory_share,
+        machine=bool(lost.cluster),
+        recover_from=lost.recover_from,
+    )
+    held = held_bytes(stores)
+    try:
+        entry = reserve(scheduler, wanted, workers, held)
+    except LayoutError:
+        held.subtract(lost.nbytes)
+        entry = reserve(scheduler, wanted, workers, held)
+        lost.nbytes.clear()
+    entry.origin = lost.origin or lost.uid
+    # As they were asked for once: those may be back that are gone now.
+    entry.asked_servers = lost.asked_servers
+    entry.asked_placement = lost.asked_placement
+    lost.lease.made = entry.uid
+    return entry
+
+
+def _placement(
+    lost: StoreEntry, owners: Sequence[str]
+) -> list[tuple[list[str], Sequence[int]]]:
+    """Return what is placed on which of the owners: where none is left, on all."""
+    rows = (
+        ([worker for worker in on if worker in owners], indices)
+        for on, indices in lost.asked_placement
+    )
+    return [row for row in rows if row[0]]
+
+
+async def drop_rest(hosts: Hosts, lost: StoreEntry) -> None:
+    """Free what is left of a store that another one takes the place of."""
+    why = "made room to restore the store from its last checkpoint"
+    having, rest = lost.hosts, set(range(len(lost.owners))) - lost.without_owner
+    lost.lost |= {shard: (lost.owners[shard], why) for shard in rest}
+    dropping = (hosts.control(w, "drop", store=lost.uid) for w in having)
+    # One that dies meanwhile has freed it too.
+    await asyncio.gather(*dropping, return_exceptions=True)

@@ -15,7 +15,7 @@ from daskps.cluster.directory.placement import (
     held_bytes,
     reserve,
 )
-from daskps.cluster.directory.successors import Successors, drop_rest, reserve_again
+from daskps.cluster.directory.recoveries import Recoveries, drop_rest, reserve_again
 from daskps.cluster.keys import anchor_key, holder_of, store_of_anchor
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
@@ -65,7 +65,8 @@ class Stores(dict[str, StoreEntry]):
         #: By what keys call them.
         self._labelled: dict[str | None, StoreEntry] = {}
         self._freed: dict[str, str] = {}
-        self._successors = Successors()
+        #: The turns to restore those that have lost a shard.
+        self.recoveries = Recoveries(hosts, self, self.entry, self.free)
         #: Set when a store gets a name, and then replaced.
         self._named = asyncio.Event()
 
@@ -173,7 +174,7 @@ class Stores(dict[str, StoreEntry]):
             If its turn is over, or the other one is gone or whole again.
         """
         lost = self._lost(*replaces)
-        loaded = self._successors.note(lost, entry, said)
+        loaded = self.recoveries.note(lost, entry, said)
         # Or it would be undone with that.
         lost.lease.made = ""
         entry.client = lost.client
@@ -228,9 +229,9 @@ class Stores(dict[str, StoreEntry]):
         """Return a store, or say what became of it."""
         if uid in self:
             return self[uid]
-        if (latest := self._successors.latest(uid)) != uid:
+        if (latest := self.recoveries.latest(uid)) != uid:
             if latest in self:
-                raise self._successors.error(uid)
+                raise self.recoveries.error(uid)
             uid = latest
         if uid in self._freed:
             raise StoreClosedError(f"{self._freed[uid]}; create it again")
@@ -260,7 +261,7 @@ class Stores(dict[str, StoreEntry]):
     @DIRECTORY.handles("delete")
     async def on_delete(self, uid: str, wait_seconds: float = FREE_SECONDS) -> None:
         """Free a store on all its hosts."""
-        uid = self.entry(self._successors.latest(uid)).uid
+        uid = self.entry(self.recoveries.latest(uid)).uid
         freeing = self.free(uid, "was deleted", "store-deleted")
         await _settled(freeing, wait_seconds)
 
@@ -269,7 +270,7 @@ class Stores(dict[str, StoreEntry]):
         self, uid: str, undo: bool = False, wait_seconds: float = FREE_SECONDS
     ) -> None:
         """Free a session store, or with `undo` any; closing it twice is fine."""
-        uid = uid if undo else self._successors.latest(uid)
+        uid = uid if undo else self.recoveries.latest(uid)
         entry = self.get(uid)
         if entry is not None and (entry.session or undo):
             await _settled(self.free(uid, "was closed"), wait_seconds)

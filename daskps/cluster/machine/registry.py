@@ -23,6 +23,8 @@ from daskps.cluster.machine.folder import (
     check_file,
     has_its_name,
     inode_of,
+    mark_joined,
+    mark_kept,
     open_folder,
     open_registry,
     remove_without_members,
@@ -30,7 +32,6 @@ from daskps.cluster.machine.folder import (
     unlock,
 )
 from daskps.cluster.machine.leases import DeferredEnds
-from daskps.cluster.machine.marks import mark_joined, mark_kept
 
 
 class Role(Enum):

@@ -23,9 +23,10 @@ from daskps.cluster.machine.folder import (
     open_folder,
     open_registry,
     remove_without_members,
+    seconds_alone,
     try_lock,
+    was_kept,
 )
-from daskps.cluster.machine.marks import seconds_alone, was_kept
 from daskps.cluster.machine.registry import is_in, locked
 
 #: Seconds that a folder without members stays at least, where nothing says that its

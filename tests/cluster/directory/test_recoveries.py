@@ -19,8 +19,11 @@ from hypothesis.stateful import (
 )
 
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.lease import AGAIN_SECONDS, LEASE_SECONDS
+from daskps.cluster.directory.entry import (
+    AGAIN_SECONDS,
+    LEASE_SECONDS,
+    StoreEntry,
+)
 from daskps.cluster.keys import anchor_key, label_of
 from daskps.cluster.wire.messages import identity
 from daskps.errors import (

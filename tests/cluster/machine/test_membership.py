@@ -17,7 +17,7 @@ from typing import Any
 import dask
 import pytest
 
-from daskps.cluster.machine import folder, marks, sweeping
+from daskps.cluster.machine import folder, sweeping
 from daskps.cluster.machine import registry as module
 from daskps.cluster.machine.block_files import SPARED_DESCRIPTORS
 from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
@@ -224,7 +224,7 @@ def test_workers_without_a_scheduler_here_may_be_away_for_a_while(
 ) -> None:
     now, path = [1000.0], Path(folder_of(tmp_path, "a"))
     monkeypatch.setattr(
-        marks, "time", SimpleNamespace(monotonic_ns=lambda: int(now[0] * 1e9))
+        folder, "time", SimpleNamespace(monotonic_ns=lambda: int(now[0] * 1e9))
     )
 
     def sweep_after(seconds: float) -> tuple[bool, bool]:
