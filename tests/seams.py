@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import ParameterStore
 from daskps.cluster.caller.producer import Producer
-from daskps.shards.reads import ASK as REFERRED
+from daskps.shards.reader import ASK as REFERRED
 from daskps.shards.steps import ASK
 
 if TYPE_CHECKING:

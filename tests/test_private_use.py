@@ -20,7 +20,7 @@ ALLOWED = {
     "benchmarks": 1,
     "checkpoint": 3,
     "cluster": 14,
-    "cluster/caller": 14,
+    "cluster/caller": 13,
     "cluster/directory": 4,
     "cluster/host": 6,
     "cluster/lane": 61,

@@ -24,7 +24,7 @@ from daskps.shards.frozen_rows import (
 )
 from daskps.shards.installing import Counted
 from daskps.shards.memory.areas import private
-from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.reader import RowsAtRest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +139,7 @@ class HeldShard(FrozenShard):
 
     def __init__(self, segment: Segment, flip: int, nbytes: int) -> None:
         self._segment, self._flip, self._nbytes = segment, flip, nbytes
-        self._sequence = segment.header[ROWS_SEQUENCE]
+        self._rest = RowsAtRest(segment)
         tables = [
             held_rows(segment, flip, position)
             for position, table in enumerate(segment.tables, len(segment.pieces))
@@ -178,8 +178,8 @@ class HeldShard(FrozenShard):
     def _check(self) -> None:
         """Raise if the shard has changed since the cut."""
         segment = self._segment
-        now = segment.flip, segment.writing, segment.header[ROWS_SEQUENCE]
-        if now != (self._flip, self._flip, self._sequence) or self._sequence & 1:
+        now = segment.flip, segment.writing
+        if now != (self._flip, self._flip) or not self._rest.holds():
             raise ConsistencyError(
                 "a shard went on while a save without room for copies held it: a run "
                 "began or ended, or another snapshot was taken; save again"

@@ -16,9 +16,8 @@ from daskps.kernels.id_hash import hashes
 from daskps.kernels.row_moves import gather
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
 from daskps.shards.memory.areas import untouched
-from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE
 from daskps.shards.memory.undo import settle
-from daskps.shards.row_reads import not_any, table_at
+from daskps.shards.reader import RowsAtRest, not_any, table_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,12 +166,11 @@ def copy_all_rows(
         The copies; None where rows were being changed, or the flip is not the
         last one.
     """
-    header = segment.header
-    sequence = header[ROWS_SEQUENCE]
-    if sequence & 1 or header[FLIP] != flip:
+    rest = RowsAtRest(segment)
+    if rest.flip != flip or not rest.holds():
         return None
     found = [_copy_all(segment, one) for one in wanted]
-    return found if header[ROWS_SEQUENCE] == sequence else None
+    return found if rest.holds() else None
 
 
 def _copy_all(segment: Segment, wanted: FrozenRows) -> FrozenRows:

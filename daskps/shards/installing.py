@@ -21,7 +21,7 @@ from daskps.optim.factors import of_word, to_word
 from daskps.shards.frozen_rows import any_table_at
 from daskps.shards.memory.format import EPOCH, PER_EPOCH, TICKS, VERSION
 from daskps.shards.memory.growth import reserve
-from daskps.shards.row_reads import table_at
+from daskps.shards.reader import table_at
 from daskps.shards.run_record import epochs_of
 
 if TYPE_CHECKING:

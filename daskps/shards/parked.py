@@ -19,7 +19,8 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.reads import ASK, BSP, NOT_YET, find_outcome
+from daskps.shards.reader import ASK, BSP, NOT_YET
+from daskps.shards.reads import find_outcome
 from daskps.shards.steps import READ, Ready
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.shards.memory.format import FLIP, ROWS_SEQUENCE, WRITING
 from daskps.shards.memory.undo import settle
-from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked, table_at
+from daskps.shards.reader import RowsAtRest, RowsRead, ShardReader, table_at
 
 if TYPE_CHECKING:
     from daskps.shards.memory.format import Record
@@ -61,21 +60,18 @@ def changes(segment: Segment, asked: ChangesAsked) -> Changed | None:
     None where rows were being changed, for more rows than come with an answer, and where
     only the owner of the shard can say.
     """
-    header = segment.header
-    sequence, flip = header[ROWS_SEQUENCE], header[FLIP]
-    if sequence & 1:
+    rest = RowsAtRest(segment)
+    if not rest.holds():
         return None
-    table, record = table_at(segment, asked.position), segment.record(flip)
+    table, record = table_at(segment, asked.position), segment.record(rest.flip)
     version = record.version
     ids = _changed(table, record, asked)
     if ids is None or len(ids) > asked.most:
         return None
     found = _with_rows(table, asked.position, Changed(version, complete=True, ids=ids))
-    if not copy_rows(segment, flip, [_read(asked.position, found)]):
-        return None
-    # The record is that of the flip until the one after the next is written.
-    is_whole = header[ROWS_SEQUENCE] == sequence and header[WRITING] <= flip + 1
-    return found if is_whole else None
+    wanted = [_read(asked.position, found)]
+    is_read = ShardReader(segment).read_at(rest.flip, (), wanted)
+    return found if is_read and rest.holds() else None
 
 
 def changes_locked(segment: Segment, asked: ChangesAsked) -> Changed:
@@ -95,7 +91,8 @@ def changes_locked(segment: Segment, asked: ChangesAsked) -> Changed:
     if ids is None or len(ids) > asked.most:
         return found
     found = _with_rows(table, asked.position, found)
-    copy_rows_locked(segment, segment.flip, [_read(asked.position, found)])
+    wanted = [_read(asked.position, found)]
+    ShardReader(segment).read_at(segment.flip, (), wanted, locked=True)
     return found
 
 

@@ -92,7 +92,7 @@ class Readable(Handle):
                 known = self._at_hand()
             if known is not None and rows is not None:
                 if names == () and isinstance(rows, dict) and timeout is DEFAULT:
-                    of_tables = known.reads.rows.pull(rows, out)
+                    of_tables = known.rows.pull(rows, out)
                     if of_tables is not None:
                         return of_tables
                 known = None

@@ -154,7 +154,7 @@ class RowSet:
             found = ((flat >= 0) & (flat < table.rows)).reshape(shape)
             return self._at_once(found, timeout, what)
         if (known := self._store._at_hand()) is not None:
-            there = known.reads.rows.contains(table, flat)
+            there = known.rows.contains(table, flat)
             if there is not None:
                 return there.reshape(shape)
 

@@ -130,9 +130,7 @@ class ParameterTable(RowSet):
             known = self._store._at_hand() if timeout is DEFAULT else None
             if known is not None:
                 of = self._table
-                found = known.reads.rows.pull_table(
-                    of, ids, out, until=self._end_of_pull
-                )
+                found = known.rows.pull_table(of, ids, out, until=self._end_of_pull)
                 if found is not None:
                     return found
             name = self.name

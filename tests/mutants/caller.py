@@ -102,18 +102,18 @@ MUTANTS = (
     ),
     Mutant(
         "read-that-an-update-ran-into",
-        "daskps.cluster.caller.reads:PreparedRead.read",
-        "if looks.is_whole(flip):",
-        "if looks is not None:",
+        "daskps.shards.reader:ShardReader.read",
+        "if self.read_at(flip, outs, rows):",
+        "if self.read_at(flip, outs, rows) or flip:",
         (
             "tests/cluster/caller/test_near.py::test_a_read_that_updates_ran_into_is_repeated",
         ),
     ),
     Mutant(
         "read-of-one-buffer-where-both-hold-weights",
-        "daskps.cluster.caller.reads:PreparedRead.read",
-        "pieces = mixed(flip) if side == MIXED else whole[side]",
-        "pieces = whole[side]",
+        "daskps.shards.reader:ShardReader._find",
+        "if side != MIXED:",
+        "if True:",
         (
             "tests/cluster/caller/test_near.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
         ),

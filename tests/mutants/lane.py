@@ -27,9 +27,9 @@ MUTANTS = (
     ),
     Mutant(
         "torn-rows-by-lane",
-        "daskps.cluster.host.shard_row_reads:ShardRowRead.read",
-        "return (version if is_logged(sequence, header[ROWS_SEQUENCE]) else ASK), at",
-        "return version, at",
+        "daskps.shards.reader:ShardReader._copy_rows",
+        "return is_still or is_logged(sequence, header[ROWS_SEQUENCE])",
+        "return True",
         (f"{ROWS}::test_a_read_that_an_update_runs_into_is_left_to_the_shard",),
     ),
     Mutant(
@@ -204,9 +204,9 @@ MUTANTS = (
     ),
     Mutant(
         "torn-copy-is-answered",
-        "daskps.cluster.host.shard_reads:ShardRead.read",
-        "if looks.is_whole(flip):",
-        "if looks.is_whole(flip) or flip:",
+        "daskps.cluster.host.lane_answers:FormAnswers._copy",
+        "if version < 0:",
+        "if version == -1:",
         (f"{CALLS}::test_a_read_that_an_update_runs_into_begins_again",),
     ),
     Mutant(
@@ -366,22 +366,22 @@ MUTANTS = (
     Mutant(
         "one-shard-of-an-answer-is-looked-at",
         "daskps.cluster.host.lane_answers:FormAnswers._read_straight.is_whole",
-        "return all(read.is_whole(flip) for read, flip in looked)",
-        "return any(read.is_whole(flip) for read, flip in looked)",
+        "if not read.holds(flip):",
+        "if not read.holds(flip) and read is shown[0][0]:",
         (f"{TAIL}::test_an_answer_that_updates_run_into_does_not_end",),
     ),
     Mutant(
         "torn-shard-is-sent-again",
-        "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic() < self._segment.copied_until:",
-        "if flip > seen + 1:",
+        "daskps.cluster.host.lane_answers:FormAnswers._read_straight",
+        "copies |= time.monotonic() < segment.copied_until",
+        "pass",
         (f"{TAIL}::test_after_an_answer_without_an_end_copies_are_sent_for_a_while",),
     ),
     Mutant(
         "weights-are-sent-while-others-push",
-        "daskps.cluster.host.shard_reads:ShardRead.look",
-        "if flip > seen + 1 or time.monotonic() < self._segment.copied_until:",
-        "if time.monotonic() < self._segment.copied_until:",
+        "daskps.cluster.host.lane_answers:FormAnswers._read_straight",
+        "copies |= flip > self._seen[i] + 1",
+        "pass",
         (f"{TAIL}::test_where_others_push_between_two_reads_a_copy_is_sent",),
     ),
     Mutant(

@@ -26,9 +26,9 @@ MUTANTS = (
     ),
     Mutant(
         "copy-that-a-writer-ran-into-is-good",
-        "daskps.shards.reads:copy_parts",
-        "return ready if segment.writing <= ready.flip + 1 else None",
-        "return ready if segment.writing <= ready.flip + 2 else None",
+        "daskps.shards.reader:ShardReader.read_at",
+        "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
+        "return header[WRITING] <= flip + 2 and header[FLIP] >= flip",
         (
             "tests/shards/test_shard.py"
             "::test_a_copy_is_good_while_one_publication_is_under_way",

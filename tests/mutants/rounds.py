@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "finished-rank-is-waited-for",
-        "daskps.shards.reads:TrainerReads.find_slowest",
+        "daskps.shards.reader:Visibility.find_slowest",
         "if words[at + LIVE]",
         "if True",
         (
@@ -303,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-beyond-the-bound",
-        "daskps.shards.reads:TrainerReads.find_bound",
+        "daskps.shards.reader:Visibility.find_bound",
         "if words[POLICY] == SSP and lag > words[STALENESS]:",
         "if words[POLICY] == SSP and lag > words[STALENESS] + 1:",
         (
@@ -312,39 +312,39 @@ MUTANTS = (
     ),
     Mutant(
         "staleness-of-one-more",
-        "daskps.shards.reads:TrainerReads.find_bound",
+        "daskps.shards.reader:Visibility.find_bound",
         "lag = clock - self.find_slowest(flip, clock)",
         "lag = clock - self.find_slowest(flip, clock) - 1",
         ("tests/shards/test_reads.py::test_ssp_never_reads_more_than_s_clocks_ahead",),
     ),
     Mutant(
         "read-ahead-of-its-round",
-        "daskps.shards.reads:TrainerReads.find_bound",
+        "daskps.shards.reader:Visibility.find_bound",
         "if ahead > 0:",
         "if ahead > 1:",
         ("tests/shards/test_reads.py::test_in_rounds_it_is_exactly_that_of_the_clock",),
     ),
     Mutant(
         "read-of-half-a-copy",
-        "daskps.shards.reads:TrainerReads.is_whole",
+        "daskps.shards.reader:ShardReader.read_at",
         "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
         "return header[FLIP] >= flip",
         (
-            "tests/shards/test_reads.py::test_a_copy_is_whole_until_a_second_publication_begins",
+            "tests/shards/test_reads.py::test_a_copy_is_whole_until_a_second_publication_begins[copied]",
         ),
     ),
     Mutant(
         "copy-of-a-flip-to-come",
-        "daskps.shards.reads:TrainerReads.is_whole",
+        "daskps.shards.reader:ShardReader.read_at",
         "return header[WRITING] <= flip + 1 and header[FLIP] >= flip",
         "return header[WRITING] <= flip + 1",
         (
-            "tests/shards/test_reads.py::test_a_copy_of_a_flip_that_was_taken_back_is_not_whole",
+            "tests/shards/test_reads.py::test_a_copy_of_a_flip_that_was_taken_back_is_not_whole[copied]",
         ),
     ),
     Mutant(
         "read-of-another-generation",
-        "daskps.shards.reads:LatestReads.find_flip",
+        "daskps.shards.reader:Visibility.find_flip",
         "if header[GATE] == CLOSED or header[GENERATION] != self._generation:",
         "if header[GATE] == CLOSED:",
         (
@@ -353,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-of-a-shard-that-is-freed",
-        "daskps.shards.reads:LatestReads.find_flip",
+        "daskps.shards.reader:Visibility.find_flip",
         "if header[GATE] == CLOSED or header[GENERATION] != self._generation:",
         "if header[GENERATION] != self._generation:",
         (

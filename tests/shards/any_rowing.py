@@ -18,10 +18,11 @@ from daskps.shards.memory.format import GENERATION, N_PRODUCERS
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.undo import settle
-from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
+from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept
+from tests.shards.making import copy_rows, copy_rows_locked
 from tests.shards.rowing import AddingRows
 
 #: An array, a table of any ids with a rule and one of integers without.

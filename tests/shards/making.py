@@ -11,7 +11,7 @@ from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import GENERATION, N_APPLIED, N_DUPLICATES
 from daskps.shards.memory.segment import Segment
-from daskps.shards.reads import copy_parts
+from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step, Ticket
 from tests.invariants import validate
@@ -191,6 +191,23 @@ def bsp(n_ranks, reduce="sum", **kwargs) -> Shard:
     shard = make(**kwargs)
     shard.begin_run(RUN, BSP(), n_ranks, reduce)
     return shard
+
+
+def copy_parts(segment: Segment, ready: Ready, parts: Any) -> Ready | None:
+    """Copy (dtype, start, stop, out) of a shard; None where an update ran into it."""
+    asked = [(part[:3], i, slice(0, part[2] - part[1])) for i, part in enumerate(parts)]
+    outs = [out for *_, out in parts]
+    return ready if ShardReader(segment, asked).read_at(ready.flip, outs) else None
+
+
+def copy_rows(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
+    """Copy rows without the lock; return whether they are whole."""
+    return ShardReader(segment).read_at(flip, (), wanted)
+
+
+def copy_rows_locked(segment: Segment, flip: int, wanted: Sequence[RowsRead]) -> bool:
+    """Copy rows under the lock; return whether that flip's are still there."""
+    return ShardReader(segment).read_at(flip, (), wanted, locked=True)
 
 
 def seen(shard: Shard, ticket: Ticket):

@@ -11,10 +11,11 @@ from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS, N_RANKS
 from daskps.shards.memory.segment import Segment
-from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
+from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
 from tests.invariants import validate
+from tests.shards.making import copy_rows, copy_rows_locked
 
 #: An array, a table with a rule and one of integers without; indices in this order.
 W, EMB, NUM = 0, 1, 2

@@ -19,7 +19,7 @@ from daskps.shards.memory.format import GENERATION, VERSION
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import RowsRead, copy_rows
+from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
 from tests.invariants import validate
@@ -39,6 +39,7 @@ from tests.shards.any_rowing import (
     slots_of,
     step,
 )
+from tests.shards.making import copy_rows
 from tests.shards.rowing import AddingRows
 
 #: Far apart, of both signs.

@@ -15,12 +15,11 @@ from daskps.errors import PushRejectedError
 from daskps.layout.arrays import Layout
 from daskps.shards.memory import publication
 from daskps.shards.memory.segment import Segment
-from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import GRADIENT, READ, Item, Ready, Step
 from tests.invariants import validate
 from tests.kernels.compiling import kept
-from tests.shards.making import RUN, contents, counts, done, send, weights
+from tests.shards.making import RUN, contents, copy_parts, counts, done, send, weights
 
 N, M = 200, 70
 LAYOUT = Layout.build({"v": ((N,), "float32"), "w": ((M,), "float32")}, 1)

@@ -38,11 +38,7 @@ ALLOWED = {
     "cluster/runs/graph/context.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/lane_form.py": "versions that are waited for, as bytes",
-    "cluster/caller/reads.py": "takes another road where the copy is NumPy's",
-    "cluster/host/copy_routine.py": "chooses the copy of a read",
-    "cluster/host/shard_reads.py": "takes another road where that is NumPy's",
     "cluster/lane/tail.py": "the last bytes of an answer",
-    "shards/reads.py": "the default of that choice",
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.
     "shards/rounds/arena.py": "rows of a round, in the memory of mailboxes",

@@ -12,8 +12,8 @@ from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
+from daskps.shards.reader import ShardReader
 from daskps.shards.row_changes import NEVER, ChangesAsked, changes, changes_locked
-from daskps.shards.row_reads import copy_rows
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept
@@ -59,7 +59,7 @@ def test_ids_rows_and_version_are_of_one_state(shard):
 @pytest.mark.parametrize("position", [W, EMB])
 def test_a_look_that_an_update_runs_into_finds_nothing(shard, monkeypatch, position):
     """Before its rows are copied, and after that."""
-    copy, wanted = copy_rows, ChangesAsked(EMB, 0, 100)
+    copy, wanted = ShardReader.read_at, ChangesAsked(EMB, 0, 100)
 
     def before(*args: Any) -> bool:
         pushed(shard, position, [1] if position == EMB else ())
@@ -72,7 +72,7 @@ def test_a_look_that_an_update_runs_into_finds_nothing(shard, monkeypatch, posit
         return is_whole
 
     for run_into in (before, after):
-        monkeypatch.setattr("daskps.shards.row_changes.copy_rows", run_into)
+        monkeypatch.setattr(ShardReader, "read_at", run_into)
         assert changes(shard.segment, wanted) is None
     monkeypatch.undo()
     assert changes(shard.segment, wanted) is not None

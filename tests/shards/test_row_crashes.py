@@ -24,11 +24,12 @@ from daskps.shards.memory import undo
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
+from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
 from tests.invariants import validate
 from tests.shards import storing
+from tests.shards.making import copy_rows, copy_rows_locked
 from tests.shards.rowing import EMB, NUM, AddingRows, contents, rows
 from tests.shards.storing import watched
 

@@ -11,21 +11,22 @@ import pytest
 from daskps import optim
 from daskps.consistency import ASP
 from daskps.errors import NoOptimizerError, ProtocolError, PushRejectedError
-from daskps.kernels import row_log, row_moves
+from daskps.kernels import row_log
+from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import ROWS, Span, slot_area
-from daskps.shards import row_reads
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
-from daskps.shards.row_reads import RowsRead, copy_rows, copy_rows_locked
+from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Ready, Step, Ticket
 from tests.kernels.compiling import kept
+from tests.shards.making import copy_rows, copy_rows_locked
 from tests.shards.rowing import (
     EMB,
     LAYOUT,
@@ -332,8 +333,8 @@ def test_a_read_that_an_update_runs_into_is_told_so(monkeypatch):
             send(shard, GRADIENT, rows(shard, EMB, [coming.pop()], 1))
         return really(*args, **kwargs)
 
-    really = row_moves.gather
-    monkeypatch.setattr(row_reads, "gather", gather)
+    really = FixedGather.__call__
+    monkeypatch.setattr(FixedGather, "__call__", gather)
     coming[:] = [2, 30]  # the second one begins the log anew
     assert not copy_rows(shard.segment, flip, wanted)
     flip, now = shard.segment.flip, read(shard, EMB, [1, 2])

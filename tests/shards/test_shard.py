@@ -15,7 +15,6 @@ from daskps.errors import (
     RunCancelledError,
     StaleGenerationError,
 )
-from daskps.shards.reads import copy_parts
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -36,6 +35,7 @@ from tests.shards.making import (
     Loops,
     bsp,
     contents,
+    copy_parts,
     counts,
     done,
     failed,

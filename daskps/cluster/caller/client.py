@@ -19,6 +19,7 @@ from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
+from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.wire.deadline import Deadline, gather
@@ -72,6 +73,8 @@ class ShardClient:
         #: Version of each shard that was read last, where anybody wants to know.
         self.seen: dict[int, int] | None = {} if measures else None
         self.reads = Reads(meta, self.ways, self.far, self.seen)
+        #: The reads of rows alone, by a handle.
+        self.rows = RowReads(meta, self.ways, self.far)
         #: The shards of a route that this process reaches.
         self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
 
@@ -167,6 +170,7 @@ class ShardClient:
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
         self.reads.clear()
+        self.rows.clear()
         self._near.clear()
         self.ways.close()
 

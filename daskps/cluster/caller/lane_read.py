@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane_route import LaneRoute
-    from daskps.cluster.caller.routes import Reply, Request, Step
+    from daskps.cluster.caller.routes import Request, Step
     from daskps.cluster.caller.targets import ReadSlice
     from daskps.cluster.wire.deadline import Deadline
     from daskps.typing import Array
@@ -70,7 +70,7 @@ class LaneRead:
         clock: int,
         outs: Sequence[Array],
         deadline: Deadline,
-        read_near: Callable[[], bool] | None = None,
+        read_near: Callable[[], int | None] | None = None,
     ) -> int | None:
         """Read into arrays; return by how many clocks the slowest trainer was behind.
 
@@ -83,22 +83,28 @@ class LaneRead:
         deadline : Deadline
             Its end.
         read_near : callable, optional
-            Reads the rest, and returns whether that was possible; else this returns
-            None. It runs while the hosts read, or afterwards where they have little
-            work: they then need the interpreter's lock above all.
+            Reads the rest, and returns the same of it; None where that was not
+            possible, as this does then. It runs while the hosts read, or afterwards
+            where they have little work: they then need the interpreter's lock above all.
         """
         said, make = LaneSaid(clock, outs=outs), partial(self._make, clock, outs)
         call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
-        is_read = True
-        if read_near is None or self._route.is_small:
+        lag: int | None = 0
+        if read_near is None:
             reply = call.run()
-            if read_near is not None:
-                is_read = read_near()
+        elif self._route.is_small:
+            reply, lag = call.run(), read_near()
         else:
-            reply, is_read = self._read_both(call, read_near)
+
+            def meanwhile() -> Sequence[tuple[int, int]]:
+                nonlocal lag
+                lag = read_near()
+                return ()
+
+            reply = call.run(meanwhile)
         if self._seen is not None:
             self._seen.update(reply.versions)
-        return reply.lag if is_read else None
+        return None if lag is None else max(lag, reply.lag)
 
     def _make(self, clock: int, outs: Sequence[Array]) -> Request:
         """Return the same read as a request by message."""
@@ -106,16 +112,3 @@ class LaneRead:
         step = request.step._replace(clock=clock)
         target = Target(self._route.slices, outs, dict)
         return request._replace(step=step, target=target)
-
-    @staticmethod
-    def _read_both(call: LaneCall, read_near: Callable[[], bool]) -> tuple[Reply, bool]:
-        """Read the rest while the hosts read."""
-        is_read = False
-
-        def meanwhile() -> Sequence[tuple[int, int]]:
-            nonlocal is_read
-            is_read = read_near()
-            return ()
-
-        reply = call.run(meanwhile)
-        return reply, is_read

@@ -18,13 +18,13 @@ from daskps.cluster.wire.rows import RowsAsked
 from daskps.config import cache_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.caller.row_source import RowCopy
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.shards.reader import RowsRead
     from daskps.typing import Array
 
 #: Number of forms kept ready: one for each host and choice of tables.
@@ -47,26 +47,25 @@ class LaneRowReads:
         self._known: Prepared[tuple[str, tuple[int, ...]], HostCalls]
         self._known = Prepared(far.meta, MOST_FORMS)
         #: Until when shards count as far: a nearer way that is closed may be open soon.
-        self._until: dict[int, float] = {}
+        self.far: dict[int, float] = {}
 
-    def note(self, shards: Mapping[int, object]) -> None:
-        """Count those of these shards as far, for a while, that are None."""
-        until = time.monotonic() + AGAIN_SECONDS
-        self._until.update({s: until for s, found in shards.items() if found is None})
+    def note(self, shards: Iterable[int]) -> None:
+        """Count shards as far, for a while."""
+        self.far.update(dict.fromkeys(shards, time.monotonic() + AGAIN_SECONDS))
 
-    def knows(self, shards: Mapping[int, Sequence[RowCopy]]) -> bool:
+    def knows(self, shards: Iterable[int]) -> bool:
         """Return whether all of these shards were far a moment ago."""
-        until = self._until
+        until = self.far
         return min([until.get(shard, 0.0) for shard in shards]) > time.monotonic()
 
     def read(
-        self, pending: Mapping[int, Sequence[RowCopy]], until: Callable[[], Deadline]
+        self, pending: Mapping[int, Sequence[RowsRead]], until: Callable[[], Deadline]
     ) -> bool:
         """Read rows; a message asks for those that no lane answers.
 
         Parameters
         ----------
-        pending : mapping of int to sequence of RowCopy
+        pending : mapping of int to sequence of RowsRead
             The rows to read of each shard, of tables with a number of rows.
         until : callable
             Returns its end.
@@ -85,12 +84,13 @@ class LaneRowReads:
         for shard, copies in pending.items():
             hosts.setdefault(where.owners[shard], []).append(shard)
             first, of = len(layout.pieces[shard]), []
-            for ordinal, ids, out, at in copies:
+            for position, ids, out, at, _ in copies:
+                ordinal = position - first
                 table = layout.tables[ordinal]
                 piece = layout.table_pieces[shard][ordinal]
                 if not piece.holds(ids, cache_dir=cache_dir()):
                     return False
-                asked = RowsAsked(first + ordinal, ids, table.dim, table.dtype)
+                asked = RowsAsked(position, ids, table.dim, table.dtype)
                 to = slice(0, len(ids)) if at is None else at
                 of.append(RowSlice(asked, len(flats), to))
                 flats.append(out.reshape(-1))

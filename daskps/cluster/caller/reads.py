@@ -1,8 +1,9 @@
-"""Reads without a lock or a message, prepared once: into arrays, and as views.
+"""Reads of a handle or a trainer, made ready once: into arrays, and as views.
 
 Between two reads of the same parameters nothing changes but the clock: shards, elements
 and places stay. The cost of a small read is the Python between the call and the copy,
-so a prepared read looks all of that up once.
+so a prepared read looks all of that up once. What this process reaches it reads without
+a lock or a message.
 
 A view copies nothing. Under BSP a shard applies round t + 1 only with the contribution
 of every live trainer. It writes that round to buffers that are not in force, and no
@@ -16,53 +17,74 @@ import time
 import weakref
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from daskps.cluster.caller.lane_read import LaneRead
-from daskps.cluster.caller.lane_row_reads import LaneRowReads
-from daskps.cluster.caller.looks import LOOK_SECONDS, NotedReads, looks_at, wait
 from daskps.cluster.caller.routes import Step
-from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import Target, find_overlap
-from daskps.cluster.host.copy_routine import copier
+from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.deadline import Deadline
-from daskps.shards.memory.format import MIXED
-from daskps.shards.memory.sides import runs
-from daskps.shards.reads import NOT_YET, TrainerReads
-from daskps.typing import Array
+from daskps.shards.reader import ASK, BUSY, NOT_YET, ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.caller.targets import ReadSlice
+    from daskps.cluster.caller.targets import ReadSlice, ReadSlices
     from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.host.copy_routine import Copy
-    from daskps.shards.memory.segment import Segment
+    from daskps.cluster.host.near_shards import NearShards
+    from daskps.shards.reader import RowsRead
+    from daskps.typing import Array
 
-#: Number of tries of a copy that updates run into.
-TRIES = 4
+    #: A parameter in one shard: what reads it, the piece, and its array in both buffers.
+    Seen: TypeAlias = tuple[ShardReader, int, Sequence[Array]]
+    #: The elements and the shards of a read, and the same made ready.
+    Latest: TypeAlias = "tuple[ReadSlices, tuple[int, ...], PreparedRead]"
 
-#: Number of an array, elements of it, and the array to copy there.
-PieceCopy = tuple[int, slice, Array]
-PieceCopies = tuple[PieceCopy, ...]
-#: A parameter in one shard: the object that looks, the piece, and its array in both
-#: buffers.
-Seen = tuple[TrainerReads, int, tuple[Array, Array]]
+#: How long a read waits without asking the shards, and how much of it without a sleep.
+WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
+#: By the answer of a reader how long a read waits in all: for other trainers, whose round
+#: is short where they are near, and for updates that run into copies of rows.
+_PATIENCE = {NOT_YET: WAIT_SECONDS, BUSY: SPIN_SECONDS}
+#: How often a read looks after the shards' owners: an owner that is gone publishes
+#: nothing more, and reads of its memory would look as if nobody pushed.
+LOOK_SECONDS = 0.1
+#: The rows of a read without tables.
+_NO_ROWS: Mapping[int, Sequence[RowsRead]] = {}
 
 
-class Source(NamedTuple):
-    """One shard of a read."""
+class Source:
+    """One shard of a read, and the object that serves it in this process."""
 
-    looks: TrainerReads
-    #: By buffer the copies to make where all weights lie in that one.
-    whole: tuple[PieceCopies, PieceCopies]
-    #: Returns the copies to make at a flip where they do not.
-    mixed: Callable[[int], PieceCopies]
+    __slots__ = ("next_look", "reader", "serving", "shard")
+
+    def __init__(self, shard: int, reader: ShardReader, serving: NearShards) -> None:
+        self.shard, self.reader, self.serving = shard, reader, serving
+        self.next_look = 0.0
+
+    def is_live(self, now: float) -> bool:
+        """Look after the owner, and return whether it is there."""
+        if not self.serving.is_live():
+            return False
+        self.next_look = now + LOOK_SECONDS
+        return True
+
+
+def find_source(
+    ways: Ways, shard: int, slices: Sequence[ReadSlice] = ()
+) -> Source | None:
+    """Return a shard as this process reads it; None where it must be asked."""
+    found = ways.find_shard(shard)
+    if found is None or found[1].locks_reads:
+        return None
+    serving, hosted = found
+    segment = hosted.shard.segment
+    reader = ShardReader(segment, slices, ways.run, ways.rank)
+    return Source(shard, reader, serving)
 
 
 class PreparedRead:
@@ -72,52 +94,58 @@ class PreparedRead:
 
     Parameters
     ----------
-    ways : Ways
-        How this process reaches the shards, and the trainer that reads.
-    slices : mapping of int to tuple of ReadSlice
-        By shard the elements to read, and the places that they go to.
+    sources : sequence of Source
+        The shards to read.
     seen : dict of int to int, optional
         Takes the version that was read of each shard.
+    first : int
+        The source to begin with: trainers that begin with different ones run less into
+        each other's updates.
     """
 
     def __init__(
         self,
-        ways: Ways,
-        slices: Mapping[int, tuple[ReadSlice, ...]],
+        sources: Sequence[Source],
         seen: dict[int, int] | None = None,
+        first: int = 0,
     ) -> None:
-        self.slices = slices
-        self._sources: list[Source] = []
-        lives: set[Callable[[], bool]] = set()
-        self._next_look = 0.0
-        #: Clocks by which the slowest live trainer was behind at the last read.
-        self.lag = 0
-        asked = [one.range for of in slices.values() for one in of]
-        copy = copier(sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in asked))
-        #: None to assign to a slice, which costs half as much as a call of `copyto`.
-        self._copy: Copy | None = None if copy is np.copyto else copy
-        #: Hosts whose shards it reads.
-        self.n_hosts = 0
-        #: Whether all shards can be read without a message.
-        self.is_possible = True
-        for shard, of in slices.items():
-            found = ways.find_shard(shard)
-            if found is None or found[1].locks_reads:
-                self.is_possible = False
-                return
-            serving, hosted = found
-            segment = hosted.shard.segment
-            whole = _pieces(segment, 0, of), _pieces(segment, 1, of)
-            mixed = partial(_mixed, segment, of)
-            looks = looks_at(segment, ways)
-            if seen is not None:
-                looks = NotedReads(segment, ways, shard, seen)
-            self._sources.append(Source(looks, whole, mixed))
-            lives.add(serving.is_live)
-        self._lives, self.n_hosts = [*lives], len(lives)
+        self.sources, self._seen, self._first = sources, seen, first
+        #: Number of hosts whose shards it reads.
+        self.n_hosts = len({source.serving for source in sources})
 
-    def read(self, bounds: Iterable[int], outs: Sequence[Array]) -> bool:
-        """Read without asking the shards; False where this may not be done.
+    @classmethod
+    def of(
+        cls,
+        ways: Ways,
+        slices: ReadSlices,
+        shards: Sequence[int] | None = None,
+        seen: dict[int, int] | None = None,
+    ) -> PreparedRead | None:
+        """Return a read of slices, and maybe of other shards with tables.
+
+        None where it takes a message, or the lock of a shard.
+        """
+        shards = tuple(slices) if shards is None else shards
+        sources = []
+        for shard in shards:
+            source = find_source(ways, shard, slices.get(shard, ()))
+            if source is None:
+                return None
+            sources.append(source)
+        return cls(sources, seen, max(0, ways.rank) % max(1, len(sources)))
+
+    @classmethod
+    def joined(cls, reads: Sequence[PreparedRead]) -> PreparedRead:
+        """Return a read of the shards of several ones."""
+        return cls([source for read in reads for source in read.sources])
+
+    def read(
+        self,
+        bounds: Iterable[int],
+        outs: Sequence[Array],
+        rows: Mapping[int, Sequence[RowsRead]] = _NO_ROWS,
+    ) -> int | None:
+        """Read without asking the shards.
 
         Parameters
         ----------
@@ -125,60 +153,56 @@ class PreparedRead:
             For each shard the clock of the trainer; outside runs the least version.
         outs : sequence of ndarray, shape (n,)
             The arrays to fill.
+        rows : mapping of int to sequence of RowsRead
+            By shard the rows to read.
 
         Returns
         -------
-        bool
-            Whether all of it was read.
+        int or None
+            Clocks by which the slowest live trainer was behind. None where shards must be
+            asked: the arrays hold anything.
         """
-        if time.monotonic() > self._next_look and not self._are_owners_live():
-            return False
-        copy, lag = self._copy, 0
-        for (looks, whole, mixed), least in zip(self._sources, bounds, strict=False):
-            for _ in range(TRIES):
-                flip = looks.find_flip(least)
-                if flip == NOT_YET:
-                    flip = wait(looks, least)
-                if flip < 0:
-                    return False
-                side = looks.side(flip)
-                pieces = mixed(flip) if side == MIXED else whole[side]
-                for number, where, source in pieces:
-                    if copy is None:
-                        outs[number][where] = source
-                    else:
-                        copy(outs[number][where], source)
-                if looks.is_whole(flip):
-                    break
-            else:
-                return False
-            lag = max(lag, looks.lag)
-        self.lag = lag
-        return True
-
-    def _are_owners_live(self) -> bool:
-        if not all(lives() for lives in self._lives):
-            return False
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        return True
-
-
-def _pieces(segment: Segment, side: int, slices: Iterable[ReadSlice]) -> PieceCopies:
-    vectors = segment.vectors[side]
-    return tuple(
-        (number, where, vectors[dtype][start:stop])
-        for (dtype, start, stop), number, where in slices
-    )
+        now, lag, pause = time.monotonic(), 0, None
+        pending: Iterable[tuple[Source, int]]
+        pending = zip(self.sources, bounds, strict=False)
+        if first := self._first:
+            pending = [*pending]
+            pending = pending[first:] + pending[:first]
+        while True:
+            late = []
+            for source, least in pending:
+                if now > source.next_look and not source.is_live(now):
+                    return None
+                reader = source.reader
+                version = reader.read(least, outs, rows.get(source.shard, ()))
+                if version >= 0:
+                    lag = max(lag, reader.lag)
+                    if self._seen is not None:
+                        self._seen[source.shard] = version
+                # Asked after the try: a thread that the kernel suspends in a pause still
+                # tries once more.
+                elif version == ASK or (pause and pause.seconds > _PATIENCE[version]):
+                    return None
+                else:
+                    # It reads the other shards meanwhile.
+                    late.append((source, least))
+            if not late:
+                return lag
+            pause = pause or Pause(SPIN_SECONDS)
+            pause()
+            pending = late
 
 
-def _mixed(segment: Segment, slices: Iterable[ReadSlice], flip: int) -> PieceCopies:
-    found, record = [], segment.record(flip)
-    for asked, number, where in slices:
-        at = where.start
-        for weights in runs(segment, record, asked):
-            found.append((number, slice(at, at + len(weights)), weights))
-            at += len(weights)
-    return tuple(found)
+def wait(find: Callable[[], int]) -> int:
+    """Return what a reader finds, maybe after a short wait for other trainers."""
+    found, pause = find(), None
+    while found == NOT_YET:
+        pause = pause or Pause(SPIN_SECONDS)
+        if pause.seconds > WAIT_SECONDS:
+            break
+        pause()
+        found = find()
+    return found
 
 
 class NamedRead:
@@ -218,12 +242,13 @@ class NamedRead:
             where[shard] = of
         #: The read of shards that this process reaches, and by lanes the read of the
         #: others.
-        self.prepared, self.by_lane = PreparedRead(ways, near, seen), None
+        self.prepared = PreparedRead.of(ways, near, seen=seen)
+        self.by_lane: LaneRead | None = None
         if far_slices:
             step = Step(run=ways.run, rank=ways.rank)
             self.by_lane = LaneRead.of(far, far_slices, step, seen)
         #: Whether it is worth keeping.
-        self.is_possible = self.prepared.is_possible and (
+        self.is_possible = self.prepared is not None and (
             not far_slices or self.by_lane is not None
         )
 
@@ -279,13 +304,10 @@ class Reads:
     ) -> None:
         self._meta, self._ways, self._far, self._seen_at = meta, ways, far, seen
         self._counters = far.counters
-        #: The reads of rows of tables.
-        by_lane = None if far.lanes is None else LaneRowReads(far, far.lanes)
-        self.rows = RowReads(meta, ways, far.counters, by_lane)
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: The last read, under the one key: loops read the same again.
-        self._latest: Prepared[None, PreparedRead] = Prepared(meta, most=1)
+        self._latest: Prepared[None, Latest] = Prepared(meta, most=1)
         most = max(1, len(meta.layout.parameters))
         self._seen: Prepared[str, tuple[Seen | None]] = Prepared(meta, most)
         #: Largest number of clocks that a live trainer was behind one of these reads.
@@ -293,7 +315,7 @@ class Reads:
 
     def clear(self) -> None:
         """Forget all reads, and with them the shards' memory."""
-        for known in (self._named, self._latest, self._seen, self.rows):
+        for known in (self._named, self._latest, self._seen):
             known.clear()
 
     def read(
@@ -307,17 +329,16 @@ class Reads:
         if known is None or (flats := known.flats(out)) is None:
             return None
         near, far = known.prepared, known.by_lane
-        lag: int | None = None
+        if near is None:
+            return None
         if far is None:
-            lag = near.lag if near.read(repeat(clock), flats) else None
+            lag = near.read(repeat(clock), flats)
         elif time.monotonic() > far.until:
             self._named.forget(_asked(names, out))
-        elif not near.n_hosts:
-            lag = far.read(clock, flats, deadline or self._forever)
+            return None
         else:
-            also = partial(near.read, repeat(clock), flats)
+            also = partial(near.read, repeat(clock), flats) if near.n_hosts else None
             lag = far.read(clock, flats, deadline or self._forever, also)
-            lag = None if lag is None else max(lag, near.lag)
         if lag is None:
             return None
         self._counters.local_calls += near.n_hosts
@@ -340,23 +361,20 @@ class Reads:
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read a target as far as these bounds; return whether that was possible."""
-        if target.rows:
-            if self._seen_at is not None:
-                return False  # the shards say which version that is
-            if not self.rows.fill(target, bounds):
-                return False
-            self.lag = max(self.lag, self.rows.lag)
-            return True
         known, where = self._latest.find(None), self._meta.where
-        if known is None or known.slices != target.slices:
-            known = PreparedRead(self._ways, target.slices, self._seen_at)
-            if not known.is_possible:
+        if known is None or known[:2] != (target.slices, target.shards):
+            of = target.slices, target.shards
+            read = PreparedRead.of(self._ways, *of, self._seen_at)
+            if read is None:
                 return False
+            known = *of, read
             self._latest.keep(None, known, where)
-        if not known.read(bounds, target.flats):
+        read, rows = known[2], {shard: target.row_reads(shard) for shard in target.rows}
+        lag = read.read(bounds, target.flats, rows)
+        if lag is None:
             return False
-        self._counters.local_calls += known.n_hosts
-        self.lag = max(self.lag, known.lag)
+        self._counters.local_calls += read.n_hosts
+        self.lag = max(self.lag, lag)
         return True
 
     # -- without a copy ----------------------------------------------------------
@@ -370,12 +388,10 @@ class Reads:
         for name in names:
             if (seen := self._find_seen(name)) is None:
                 continue
-            looks, position, buffers = seen
-            flip = looks.find_flip(clock)
-            if flip == NOT_YET:
-                flip = wait(looks, clock)
-            if flip >= 0:
-                found[name] = buffers[looks.side_of(flip, position)]
+            reader, position, buffers = seen
+            side = wait(partial(reader.find_side, position, clock))
+            if side >= 0:
+                found[name] = buffers[side]
         return found
 
     def late(self, names: Iterable[str], seen: Container[str]) -> list[str]:
@@ -395,15 +411,12 @@ class Reads:
         if not self._ways.bsp or len(pieces) != 1:
             return None
         shard = pieces[0].shard
-        found = self._ways.find_shard(shard)
-        if found is None or found[1].locks_reads:
+        source = find_source(self._ways, shard)
+        if source is None:
             return None
-        segment = found[1].shard.segment
         position = meta.layout.positions[shard, parameter.index]
-        buffers = [w[position].reshape(parameter.shape) for w in segment.weights]
-        for buffer in buffers:
-            buffer.flags.writeable = False
-        return looks_at(segment, self._ways), position, (buffers[0], buffers[1])
+        buffers = source.reader.see(position, parameter.shape)
+        return source.reader, position, buffers
 
 
 def _asked(names: Any, out: Any) -> tuple[str, ...] | None:

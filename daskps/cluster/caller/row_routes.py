@@ -15,7 +15,7 @@ import numpy as np
 from daskps.cluster.wire.rows import asked_of
 from daskps.config import cache_dir
 from daskps.errors import IllegalStateError
-from daskps.shards.row_reads import RowsRead
+from daskps.shards.reader import RowsRead
 from daskps.shards.steps import Item
 
 if TYPE_CHECKING:

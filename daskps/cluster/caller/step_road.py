@@ -49,7 +49,7 @@ class StepRoad:
         #: Routes over lanes to the far shards, by kind of step and whether it reads.
         self.lanes: dict[tuple[str, bool], LaneRoute] = {}
         #: The last read after a step.
-        self._read: PreparedRead | None = None
+        self._read: tuple[ReadSlices, PreparedRead | None] = {}, None
 
     def step_near(
         self,
@@ -143,10 +143,11 @@ class StepRoad:
 
         Returns by how many clocks the slowest trainer was behind.
         """
-        known = self._read
-        if known is None or known.slices is not slices:
-            known = self._read = PreparedRead(self._ways, slices)
-        if not (known.is_possible and known.read(repeat(clock), outs)):
-            return None
-        self._far.counters.local_calls += known.n_hosts
-        return known.lag
+        known, read = self._read
+        if known is not slices:
+            read = PreparedRead.of(self._ways, slices)
+            self._read = slices, read
+        lag = None if read is None else read.read(repeat(clock), outs)
+        if read is not None and lag is not None:
+            self._far.counters.local_calls += read.n_hosts
+        return lag

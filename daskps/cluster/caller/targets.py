@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.row_routes import RowSlice
     from daskps.cluster.wire.messages import Range
     from daskps.cluster.wire.rows import RowsAsked
-    from daskps.shards.row_reads import RowsRead
+    from daskps.shards.reader import RowsRead
     from daskps.typing import Array
 
 

@@ -11,7 +11,7 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
-from daskps.shards.row_reads import RowsRead
+from daskps.shards.reader import RowsRead
 from daskps.shards.steps import Ticket
 
 if TYPE_CHECKING:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.cluster.host import copy_routine
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.host.row_copies import copy_both, latest, ready_of
+from daskps.shards.reader import ShardReader
+from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Range
-    from daskps.shards.row_reads import RowsRead
-    from daskps.shards.steps import Ready, Ticket
+    from daskps.shards.reader import RowsRead
+    from daskps.shards.steps import Ticket
     from daskps.typing import Array
 
 
@@ -35,30 +34,32 @@ def copy_out(
     the turn does not come, it raises ShardBusyError; if only one version will do and
     that is overwritten, it raises the shard's error.
     """
-    segment, ready = hosted.shard.segment, ready_of(ticket)
+    ready = ticket.outcome
+    if not isinstance(ready, Ready):
+        raise TypeError(f"nothing to read: {ready!r}")
+    shard = hosted.shard
+    parts = [(one, i, slice(0, one[2] - one[1])) for i, one in enumerate(ranges)]
+    reader = ShardReader(shard.segment, parts)
     if rows and not ready.exact:
         # A table has no earlier rows to read.
-        ready = latest(segment, ready)
-    parts = [(*r, out) for r, out in zip(ranges, outs, strict=True)]
-    copier = copy_routine.copier(sum(out.nbytes for out in outs))
-    copy = partial(copy_both, segment, parts=parts, rows=rows, copy=copier)
+        ready = reader.latest(ready)
     # Any update of a table spoils a read of rows, so a second try would fail as well.
     for _ in range(0 if hosted.locks_reads else 1 if rows else 2):
-        if copy(ready):
+        if reader.read_at(ready.flip, outs, rows):
             return ready
         if not ready.exact:
-            ready = latest(segment, ready)
+            ready = reader.latest(ready)
         elif not rows:
             # The update that spoiled the copy has begun to overwrite that version.
-            raise hosted.shard.overrun(ticket)
+            raise shard.overrun(ticket)
     try:
         with hosted.turn(seconds):
-            if not copy(ready, locked=True):
+            if not reader.read_at(ready.flip, outs, rows, locked=True):
                 if ready.exact:
-                    raise hosted.shard.overrun(ticket)
+                    raise shard.overrun(ticket)
                 # Also if a writer died in between: it leaves the latest version whole.
-                ready = latest(segment, ready)
-                copy(ready, locked=True)
+                ready = reader.latest(ready)
+                reader.read_at(ready.flip, outs, rows, locked=True)
     finally:
         # A thread that came meanwhile found the mutex taken and left its ticket.
         hosted.serve()

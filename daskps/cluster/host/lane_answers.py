@@ -7,14 +7,16 @@ holds their end back until it knows that no update has overwritten the rest
 
 from __future__ import annotations
 
+import time
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.host.shard_reads import ShardRead
 from daskps.cluster.lane.frames import APPLIED, AnswerHead
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.read_words import encoded
+from daskps.shards.reader import ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 SMALL_NBYTES = 65_536
 #: Reads up to this size go into a buffer that their form keeps.
 NOW_NBYTES = 4096
+#: How long answers copy a shard's weights after an update has overwritten weights while
+#: they were sent.
+COPY_SECONDS = 10.0
+#: No flip: used where any flip but the last one seen and its successor is unexpected.
+NEVER = -2
 
 
 class FormAnswers:
@@ -58,8 +65,11 @@ class FormAnswers:
         self._head = AnswerHead(len(parts), answered)
         #: Bytes of memory for an answer, unless it is sent from the weights.
         self.read_nbytes = sum(part.read_nbytes for part in parts)
-        #: Readers of the shards that `find` was last called with.
-        self._reads: list[ShardRead | None] = []
+        #: The shards that `find` was last called with, and their readers.
+        self._hosted: Sequence[HostedShard] = ()
+        self._reads: list[ShardReader | None] = []
+        #: The flip of each at the last call whose answer might have been the weights.
+        self._seen: list[int] = []
         #: Whether `read_now` may answer; then the answer's buffer: head, rows, values.
         self.may_read_now = self._is_small and self._nbytes <= NOW_NBYTES
         nbytes = self._nbytes if self.may_read_now else 0
@@ -69,26 +79,45 @@ class FormAnswers:
 
     def find(self, shards: Sequence[HostedShard]) -> None:
         """Make readers of these shards, for the calls from here on."""
-        self._reads, at = [], 0
+        self._hosted, self._reads, at = shards, [], 0
+        self._seen = [NEVER] * len(shards)
         for hosted, part in zip(shards, self._parts, strict=True):
-            read = None
-            if part.ranges:
-                read = ShardRead(hosted.shard.segment, part.step, part.ranges, at)
-                at += read.nbytes
-            self._reads.append(read)
+            segment, places = hosted.shard.segment, []
+            for dtype, start, stop in part.ranges:
+                end = at + (stop - start) * np.dtype(dtype).itemsize
+                places.append(((dtype, start, stop), 0, slice(at, end)))
+                at = end
+            who = part.step.run, part.step.rank
+            reader = ShardReader(segment, places, *who, in_bytes=True)
+            self._reads.append(reader if places else None)
 
     def read_now(self, number: int, bound: int) -> bytearray | None:
         """Return the small frame that answers a call which only reads.
 
         The next call overwrites it. None if a shard must be asked.
         """
-        rows, out = list[int](), self._out
-        for shard, read in zip(self._shards, self._reads, strict=False):
-            if read is None or (version := read.read(bound, out)) < 0:
-                return None
-            rows += (shard, version, read.looks.lag, APPLIED)
+        rows = self._copy(repeat(bound), repeat(0), self._out)
+        if rows is None:
+            return None
         self._head.pack_over(self._whole, number, rows)
         return self._whole
+
+    def _copy(
+        self, bounds: Iterable[int], versions: Iterable[int], out: Array
+    ) -> list[int] | None:
+        """Copy the values of all shards; return the rows of the answer's head."""
+        rows, outs = list[int](), (out,)
+        for shard, read, bound, version in zip(
+            self._shards, self._reads, bounds, versions, strict=False
+        ):
+            lag = 0
+            if read is not None:
+                version = read.read(bound, outs)
+                if version < 0:
+                    return None
+                lag = read.lag
+            rows += (shard, version, lag, APPLIED)
+        return rows
 
     def read(
         self, number: int, bounds: Iterable[int], versions: Iterable[int]
@@ -114,9 +143,10 @@ class FormAnswers:
         DaskPSError
             If there is no room for an answer.
         """
-        head, rows = self._head, list[int]()
+        head = self._head
         empty: Empty = self._budget.pool.empty
         if not self.has_reads:
+            rows = list[int]()
             for shard, version in zip(self._shards, versions, strict=True):
                 rows += (shard, version, 0, APPLIED)
             return [head.pack(number, rows)]
@@ -129,21 +159,14 @@ class FormAnswers:
                 return frame
             empty = self._budget.answer_now(self.read_nbytes)
             out = empty(self._nbytes, np.uint8)
-        for shard, read, bound, version in zip(
-            self._shards, self._reads, bounds, versions, strict=False
-        ):
-            lag = 0
-            if read is not None:
-                version = read.read(bound, out)
-                if version < 0:
-                    return None
-                lag = read.looks.lag
-            rows += (shard, version, lag, APPLIED)
-        if not self._is_small:
-            sent = self._in_words(out, empty) if self._is_coded else [out]
-            return [head.pack(number, rows), *sent]
-        head.pack_into(whole, number, rows)
-        return [whole]
+        copied = self._copy(bounds, versions, out)
+        if copied is None:
+            return None
+        if self._is_small:
+            head.pack_into(whole, number, copied)
+            return [whole]
+        sent = self._in_words(out, empty) if self._is_coded else [out]
+        return [head.pack(number, copied), *sent]
 
     def _in_words(self, read: Array, empty: Empty) -> list[Array]:
         """Return arrays to send: the values in one buffer, encoded as words."""
@@ -167,25 +190,32 @@ class FormAnswers:
         """
         if self._is_coded:
             return None
-        rows: list[int] = []
-        weights: list[Array] = []
-        looked = []
-        for shard, read, bound, version in zip(
-            self._shards, self._reads, bounds, versions, strict=False
+        rows, weights, shown, copies = list[int](), list["Array"](), [], False
+        for i, (hosted, read, bound, version) in enumerate(
+            zip(self._hosted, self._reads, bounds, versions, strict=False)
         ):
             lag = 0
             if read is not None:
-                found = read.look(bound)
-                if found is None:
+                flip, version, sources = read.show(bound)
+                if flip < 0:
                     return None
-                flip, sources = found
-                version, lag = read.looks.version(flip), read.looks.lag
+                segment, lag = hosted.shard.segment, read.lag
+                copies |= flip > self._seen[i] + 1
+                copies |= time.monotonic() < segment.copied_until
+                self._seen[i] = flip
                 weights += sources
-                looked.append((read, flip))
-            rows += (shard, version, lag, APPLIED)
+                shown.append((read, flip, segment))
+            rows += (self._shards[i], version, lag, APPLIED)
+        if copies:
+            return None
 
         def is_whole() -> bool:
-            return all(read.is_whole(flip) for read, flip in looked)
+            for read, flip, segment in shown:
+                if not read.holds(flip):
+                    # Also for other sockets, for a while.
+                    segment.copied_until = time.monotonic() + COPY_SECONDS
+                    return False
+            return True
 
         at = max(0, len(weights[-1]) - TAIL_NBYTES)
         *before, last = weights

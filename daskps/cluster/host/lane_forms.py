@@ -20,7 +20,6 @@ import numpy as np
 from daskps.cluster.host.calls import answers_of
 from daskps.cluster.host.lane_answers import SMALL_NBYTES, FormAnswers
 from daskps.cluster.host.parked_calls import Parked
-from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.frames import (
     APPLIED,
     HAS_LR,
@@ -33,6 +32,7 @@ from daskps.cluster.wire.encoding import check_words, widened
 from daskps.cluster.wire.messages import Answer, Part, in_words
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
+from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.run_record import changes
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
 
@@ -91,7 +91,7 @@ class HostForm:
         #: The shards of the last lookup; none before the first call.
         self._found: list[HostedShard] = []
         #: Readers of the rows of each shard; empty if tickets must read them.
-        self._row_reads: list[ShardRowRead] = []
+        self._row_reads: list[ShardReader] = []
         #: Whether calls first try these shards without tickets.
         self._tries = False
 
@@ -133,8 +133,9 @@ class HostForm:
         simple = not (self._answers.has_reads or self._is_coded)
         tables = self.form.read if self._only_reads else ()
         if self._tries and simple and all(table.is_bounded for table in tables):
+            who = self._run, self._step.rank
             self._row_reads = [
-                ShardRowRead(hosted.shard.segment, self._step, tables)
+                ShardReader(hosted.shard.segment, (), *who)
                 for hosted in found
                 if tables
             ]
@@ -296,16 +297,23 @@ class HostForm:
             at = self._head.nbytes
         else:
             out, at = self._host.budget.answer_now(nbytes)(nbytes, np.uint8), 0
-        rows = list[int]()
+        rows, layout = list[int](), self._found[0].layout
         for shard, read, bound, asked in zip(
             self._shards, self._row_reads, bounds, said.asked, strict=False
         ):
             version = lag = 0
             if any(map(len, asked)):
-                version, at = read.read(bound, asked, out, at)
+                wanted = []
+                for table, ids in zip(self.form.read, asked, strict=True):
+                    end = at + len(ids) * table.row_nbytes
+                    position = layout.table_position(shard, table.index)
+                    place = out[at:end].view(table.dtype)
+                    wanted.append(RowsRead(position, ids, place))
+                    at = end
+                version = read.read(bound, (), wanted)
                 if version < 0:
                     return None
-                lag = read.looks.lag
+                lag = read.lag
             rows += (shard, version, lag, APPLIED)
         first = self._head.pack_before(head.number, rows, nbytes)
         if not is_small:

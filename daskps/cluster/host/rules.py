@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import config
-from daskps.cluster.host import copy_routine
 from daskps.cluster.upstream import loads
-from daskps.kernels import row_merge, row_writes
+from daskps.kernels import copying, row_merge, row_writes
 from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.slots import Master, OfWeights, PerRow
@@ -75,7 +74,8 @@ class Rules:
 
     def warm(self, *, durable: bool) -> None:
         """Compile all kernels, so that the first push finds them ready."""
-        copy_routine.warm(self.layout.nbytes)
+        if self.layout.nbytes >= copying.LARGE_NBYTES:
+            copying.warm(cache_dir=self.cache_dir)
         words.compiled(self.cache_dir)
         nbytes = -(-self.layout.nbytes // self.layout.n_shards)
         tables = {table.index: table.dtype for table in self.layout.tables}

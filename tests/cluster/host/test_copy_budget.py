@@ -270,7 +270,8 @@ def test_a_read_by_lane_is_left_to_messages_where_there_is_no_room():
         with pytest.raises(RefusedError, match="no room for an answer: 10,000,000,000"):
             caller.call(reads(1))
         del held
-        frame = caller.begin(reads(1))
+        with calling(host) as other:
+            frame = other.begin(reads(1))
         assert host.budget.nbytes == 4_000_000
         del frame
         assert host.budget.nbytes == 0

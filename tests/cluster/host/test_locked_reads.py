@@ -13,10 +13,10 @@ import pytest
 import daskps
 from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.host import copy_routine
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.copying_out import copy_out
 from daskps.errors import ConsistencyError, ShardBusyError
+from daskps.kernels import copying
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
@@ -61,7 +61,7 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
     writer.acquire(1)
     # Looking without the lock is not possible at all.
     ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
-    assert not PreparedRead(ways, ALL).is_possible
+    assert PreparedRead.of(ways, ALL) is None
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
         copy_out(hosted, asks(hosted), RANGES, [out], seconds=seconds)
     publish(hosted, 3.0)
@@ -77,14 +77,14 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
 def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
     held = []
 
-    def copier(nbytes: int) -> Any:
+    def copier(nbytes: int, **_: Any) -> Any:
         def copy(out, source):
             held.append(hosted.block.lock().try_acquire())
             out[:] = source
 
         return copy
 
-    monkeypatch.setattr(copy_routine, "copier", copier)
+    monkeypatch.setattr(copying, "copier", copier)
     copy_out(hosted, asks(hosted), RANGES, [np.empty(1000)])
     assert held == [False]
 

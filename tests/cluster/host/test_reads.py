@@ -14,9 +14,9 @@ from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.wire.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
-from daskps.shards import reads
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
+from daskps.shards.reader import ShardReader
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.hosted import bare_host, shared_shard
 from tests.seams import mutex_of
@@ -96,13 +96,13 @@ def test_trainers_read_needs_no_turn_for_the_latest_weights(hosted):
 
 def test_read_does_not_wait_for_its_turn_on_the_event_loop(hosted, monkeypatch):
     """Updates run into each copy: the thread that waits at last is another one."""
-    copy, threads = reads.copy_parts, []
+    copy, threads = ShardReader.read_at, []
 
-    def read(*given):
+    def read(*given, **more):
         threads.append(threading.get_ident())
-        return copy(*given) if len(threads) > 4 else None
+        return copy(*given, **more) if len(threads) > 4 else False
 
-    monkeypatch.setattr("daskps.cluster.host.row_copies.copy_parts", read)
+    monkeypatch.setattr(ShardReader, "read_at", read)
 
     async def run():
         with bare_host(asyncio.get_running_loop(), hosted) as host:

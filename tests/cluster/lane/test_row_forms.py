@@ -22,7 +22,6 @@ from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.lane_calls import LaneCalls, Parked
-from daskps.cluster.host.shard_row_reads import ShardRowRead
 from daskps.cluster.lane.forms import LEAST, Form, read_form
 from daskps.cluster.lane.frames import (
     ANSWER,
@@ -44,9 +43,11 @@ from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.layout.tables import AnyIds
 from daskps.limits import MOST_PUSHED_ROWS
+from daskps.shards import reader
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.reader import BUSY, RowsRead, ShardReader
 from daskps.shards.steps import ADD, ASK, GRADIENT, Step
 from tests.cluster.callers import map_of
 from tests.cluster.hosted import bare_host
@@ -404,7 +405,7 @@ def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch):
     monkeypatch.setattr(Parked, "offer", no_ticket)
     first = answers(host, routes, 2000)
     monkeypatch.undo()
-    monkeypatch.setattr(ShardRowRead, "read", lambda *_: (ASK, 0))
+    monkeypatch.setattr(ShardReader, "read", lambda *_: reader.ASK)
     again = answers(host, routes, 2000)  # the same push: it counts once
     assert first[-2:] == again[-2:]
     monkeypatch.setattr(HostedShard, "try_step", lambda *_, **__: ASK)
@@ -416,14 +417,16 @@ def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch):
 
 def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch):
     segment = host.shards["s", 0].shard.segment
-    read_ = ShardRowRead(segment, Step(), [LAYOUT.tables[0]])
-    ids, out = [np.array([3, 0])], np.zeros(12, np.uint8)
-    version, at = read_.read(0, ids, out, 0)
-    assert (version, at) == (segment.current.version, 12)
-    assert (
-        out.view("f2").tolist() == segment.tables[0].rows[[3, 0]].reshape(-1).tolist()
-    )
-    assert read_.read(version + 1, ids, out, 0)[0] < 0
+    read_, out = ShardReader(segment), np.zeros(6, "f2")
+    wanted = [RowsRead(len(segment.pieces), np.array([3, 0]), out)]
+
+    def read(bound: int = 0) -> int:
+        return read_.read(bound, (), wanted)
+
+    version = segment.current.version
+    assert read() == version
+    assert out.tolist() == segment.tables[0].rows[[3, 0]].reshape(-1).tolist()
+    assert read(version + 1) == reader.ASK
     header = segment.header
     before = out.copy()
     undo.begin(segment, segment.flip + 1, [0])
@@ -432,22 +435,22 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
     update = RowUpdate(np.array([0]), np.ones((1, 3), table.w.dtype), replace=True)
     assert update.apply(buffers, segment.flip + 1, None)
     out[:] = 0
-    assert read_.read(0, ids, out, 0) == (segment.current.version, 12)
+    assert read() == segment.current.version
     assert out.tobytes() == before.tobytes()  # as it was before that writer
     assert (table.w[0] == 1).all()
     header[ROWS_SEQUENCE] |= undo.UNTOLD
     try:
-        assert read_.read(0, ids, out, 0)[0] < 0
+        assert read() == BUSY
     finally:
         undo.settle(segment)
-    assert read_.read(0, ids, out, 0)[0] >= 0
+    assert read() >= 0
 
     def gathered(*_: Any) -> bool:
         header[ROWS_SEQUENCE] += 8
         return True
 
     monkeypatch.setattr(FixedGather, "__call__", gathered)
-    assert read_.read(0, ids, out, 0)[0] < 0
+    assert read() == BUSY
 
 
 # -- words of any number ------------------------------------------------------------------

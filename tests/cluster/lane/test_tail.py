@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.shard_reads import COPY_SECONDS
+from daskps.cluster.host.lane_answers import COPY_SECONDS
 from daskps.cluster.lane.frames import HEAD_NBYTES, ROW_NBYTES
 from daskps.cluster.lane.served import ServedChannel, views_of
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail

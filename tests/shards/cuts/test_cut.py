@@ -11,11 +11,10 @@ from daskps.layout.arrays import Layout
 from daskps.shards import cut_requests
 from daskps.shards.cuts.cut import Order, ShardReport, agree
 from daskps.shards.memory.segment import Segment
-from daskps.shards.reads import copy_parts
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from tests.invariants import validate
-from tests.shards.making import Adding, done, held, make
+from tests.shards.making import Adding, copy_parts, done, held, make
 
 RUN = 7
 CUT = "cut"

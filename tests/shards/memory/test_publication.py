@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from daskps.shards.arrays.operations import TILE, PieceUpdate
 from daskps.shards.memory.format import MIXED, SIDE
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
-from daskps.shards.reads import copy_parts
+from daskps.shards.reader import ShardReader
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from tests.invariants import validate
@@ -25,6 +27,7 @@ from tests.shards.making import (
     Adding,
     B,
     Momentum,
+    copy_parts,
     held,
     items,
     make,
@@ -212,6 +215,16 @@ def test_a_run_begins_with_all_weights_in_one_buffer():
     assert weights(shard) == weights(shard, 1) == before
 
 
+class Copies:
+    """The copies that a read makes."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[slice, Any]] = []
+
+    def __setitem__(self, where: slice, source: Any) -> None:
+        self.made.append((where, source))
+
+
 def test_a_part_of_a_vector_is_read_in_few_copies():
     """However its pieces lie, and whatever part is asked for."""
     layout = Layout.build({str(i): ((i % 3 + 1,), "float64") for i in range(7)}, 1)
@@ -225,23 +238,18 @@ def test_a_part_of_a_vector_is_read_in_few_copies():
         record, wanted = segment.current, np.concatenate(held(segment))
         for _ in range(10):
             start, stop = sorted(rng.integers(0, size + 1, 2).tolist())
-            out, copies = np.empty(stop - start), list[int]()
-
-            def copy(to, source, copies=copies):
-                copies.append(len(source))
-                to[:] = source
-
-            ready = Ready(segment.flip, record.version)
-            assert (
-                copy_parts(shard.segment, ready, [("float64", start, stop, out)], copy)
-                is ready
-            )
+            out = np.empty(stop - start)
+            copies: Any = Copies()
+            part = ("float64", start, stop), 0, slice(0, stop - start)
+            assert ShardReader(segment, [part]).read_at(segment.flip, [copies])
+            for where, source in copies.made:
+                out[where] = source
             np.testing.assert_array_equal(out, wanted[start:stop])
             found = [
                 record.weight_sides[i] for i, w in enumerate(held(segment)) for _ in w
             ]
             changes = np.count_nonzero(np.diff(found[start:stop]))
-            assert len(copies) == changes + (stop > start or record.side != MIXED)
+            assert len(copies.made) == changes + (stop > start or record.side != MIXED)
 
 
 def test_everything_becomes_visible_in_one_store():
