@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from daskps import ParameterStore
 from daskps.cluster.caller.producer import Producer
 from daskps.shards.reader import ASK as REFERRED
-from daskps.shards.steps import ASK
 
 if TYPE_CHECKING:
     import threading
@@ -77,9 +76,13 @@ def is_taken(lock: Any) -> bool:
     return bool(lock._file.mutex.locked())
 
 
-def take_tickets(shard: Shard) -> None:
-    """Have a shard take no step before it has a ticket, as steps that are not ordinary."""
-    shard._try_ticket = lambda step: ASK  # type: ignore[method-assign]
+def judge_all(shard: Any, judges: bool = True) -> None:
+    """Have a shard judge each step, as one that does not simply join or come next."""
+    for one, name in ((shard.round, "_look"), (shard._pushes, "_find_row")):
+        if one is not None:
+            vars(one).pop(name, None)
+            if judges:
+                setattr(one, name, lambda *_: -1)
 
 
 def rules_of(shard: Shard) -> Any:
@@ -87,15 +90,15 @@ def rules_of(shard: Shard) -> Any:
     return shard._planner._bindings
 
 
-def sums_of(shard: Shard) -> Any:
-    """Return what forms the sums of a round in one place; None where that is put off."""
-    assert shard.round
-    return shard.round._direct
+def form_by(open_round: Round, form: Any) -> None:
+    """Have a round form its sums by another function; by NumPy where there is none."""
+    forms = open_round._forms
+    forms[:] = [of._replace(form=form) for of in forms]
 
 
-def form_lazily(open_round: Round) -> None:
-    """Have a round put the forming of its sums off, as one of a large shard does."""
-    open_round._direct = None
+def room_of_sums(open_round: Round) -> list[Any]:
+    """Return where the sums of each piece are formed."""
+    return [of.room for of in open_round._forms]
 
 
 def refer_readers(shard: Shard) -> None:

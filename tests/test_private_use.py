@@ -31,7 +31,7 @@ ALLOWED = {
     "kernels": 1,
     "shards": 8,
     "shards/memory": 1,
-    "shards/rounds": 6,
+    "shards/rounds": 5,
     "simulator": 12,
     "store": 6,
     "training": 11,

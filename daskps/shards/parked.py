@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daskps.shards import run_record
 from daskps.shards.deputy import OPEN
 from daskps.shards.memory.format import (
     FLIP,
@@ -21,7 +20,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.reader import ASK, BSP, NOT_YET
 from daskps.shards.reads import find_outcome
-from daskps.shards.steps import READ, Ready
+from daskps.shards.steps import READ, Ready, changes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -101,7 +100,7 @@ class ParkedTickets:
             or not words[self._live_at + step.rank * RANK_WORDS]
             or header[GATE] != OPEN
             or not header[GENERATION] == generation == step.generation
-            or not (ticket.applied or not run_record.changes(step))
+            or not (ticket.applied or not changes(step))
         ):
             return ASK
         ahead = step.clock + step.tick - words[ROUNDS]

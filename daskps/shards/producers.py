@@ -51,10 +51,10 @@ from daskps.shards.memory.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Intervals, Tick
+    from daskps.shards.steps import Intervals, Step
 
 WINDOW = 64
 #: Shards that have a bit of their own.
@@ -81,73 +81,52 @@ def repeats(record: Record, producer: int, sequence: int) -> bool:
     return ahead <= 0 and bool(row[SEEN] & (1 << -ahead))
 
 
-def note_push(
-    record: Record,
-    producer: int,
-    sequence: int,
-    *,
-    floor: int = 0,
-    meant: Intervals | None = None,
-    given_up: Sequence[int] = (),
-) -> None:
-    """Note a new push in the record; :func:`repeats` and :func:`lacks_room` come before.
+def note_push(record: Record, step: Step, at: int = -1) -> None:
+    """Note a new push in the record, in the row that begins at `at` if that is known.
 
-    Parameters
-    ----------
-    record : Record
-        The record.
-    producer, sequence : int
-        The producer of the push, and its number.
-    floor : int
-        All pushes of the producer below this number were answered or given up.
-    meant : runs of shards, optional
-        Where it goes, if not to all shards.
-    given_up : sequence of int
-        Pushes before it that its caller has given up, which may never have come.
+    Else :func:`repeats` and :func:`check_room` come before.
     """
-    row = _find_plain(record, producer)
+    if at >= 0:
+        _note(record.plain[at : at + PRODUCER_WORDS], step)
+        return
+    sequence = step.sequence
+    row = _find_plain(record, step.producer)
     if row is None:
-        row = _open(record, producer)
+        row = _open(record, step.producer)
     if sequence - row[HIGH] <= -WINDOW:
-        _drop_kept(record, producer, sequence)
+        _drop_kept(record, step.producer, sequence)
         row[CLOSED] = 0
         return
     high, seen = row[HIGH], row[SEEN]
-    for number in given_up:
+    for number in step.given_up:
         leaves = high - WINDOW < number <= sequence - WINDOW
         if leaves and (number > high or not seen >> high - number & 1):
             _keep(record, row, number)
-    _note(row, sequence, floor, meant)
+    _note(row, step)
 
 
-def find_new(record: Record, producer: int, sequence: int) -> int:
+def find_new(record: Record, step: Step) -> int:
     """Return where the row of a producer begins that goes on with this push.
 
-    -1 for any other: its first, one that another has overtaken, a repeat.
+    -1 for any other: its first, one that another has overtaken, a repeat, one that tells
+    of others.
     """
-    at = _find(record, producer)
-    if at < 0:
+    at = _find(record, step.producer)
+    if at < 0 or step.given_up:
         return -1
     at = record.start_of(at)
-    return at if sequence > record.plain[at + HIGH] else -1
+    return at if step.sequence > record.plain[at + HIGH] else -1
 
 
-def note_new(record: Record, at: int, tick: Tick) -> None:
-    """Note the new push of a producer whose row begins there."""
-    row = record.plain[at : at + PRODUCER_WORDS]
-    _note(row, tick.sequence, tick.floor, tick.touched)
-
-
-def _note(
-    row: memoryview[int], sequence: int, floor: int, meant: Intervals | None
-) -> None:
-    seen, ahead = row[SEEN] & _MASK, sequence - row[HIGH]
+def _note(row: memoryview[int], step: Step) -> None:
+    seen, ahead = row[SEEN] & _MASK, step.sequence - row[HIGH]
     if ahead > 0:
-        row[HIGH], row[MEANT] = sequence, _mask(meant) if meant else 0
+        meant = step.touched
+        row[HIGH], row[MEANT] = step.sequence, _mask(meant) if meant else 0
         row[SEEN] = _signed(((seen << ahead) | 1) & _MASK if ahead < WINDOW else 1)
     else:
         row[SEEN] = _signed(seen | 1 << -ahead)
-    row[CLOSED], row[FLOOR] = 0, max(row[FLOOR], floor)
+    row[CLOSED], row[FLOOR] = 0, max(row[FLOOR], step.floor)
 
 
 def _find_kept(record: Record, producer: int, sequence: int) -> int:
@@ -260,13 +239,20 @@ def lacks_room(record: Record, producer: int) -> bool:
     )
 
 
-def no_room(record: Record) -> ShardBusyError:
-    """Return what a push of a new producer gets that finds no room."""
-    return ShardBusyError(
-        f"all {MAX_PRODUCERS} producers of this shard are still open (the "
-        f"first is {int(record.producers[0, PRODUCER])}); end tasks or close "
-        f"handles that no longer push, or push through fewer of them"
-    )
+def check_room(record: Record, producer: int) -> None:
+    """Refuse a push of a new producer that finds no room.
+
+    Raises
+    ------
+    ShardBusyError
+        Naming the first of those that have a row.
+    """
+    if lacks_room(record, producer):
+        raise ShardBusyError(
+            f"all {MAX_PRODUCERS} producers of this shard are still open (the "
+            f"first is {int(record.producers[0, PRODUCER])}); end tasks or close "
+            f"handles that no longer push, or push through fewer of them"
+        )
 
 
 def find_row(record: Record, producer: int) -> Words | None:

@@ -15,44 +15,28 @@ from daskps.errors import PushRejectedError
 from daskps.optim.factors import of_word, to_word
 from daskps.shards import producers, run_record
 from daskps.shards.arrays import by_function
-from daskps.shards.arrays.counting import count
 from daskps.shards.deputy import NotHereError
 from daskps.shards.memory.format import (
     DELAYS,
+    FLIP,
     N_APPLIED,
     N_DROPPED,
     N_DUPLICATES,
-    POLICY,
-    ROWS_SEQUENCE,
     VERSION,
 )
 from daskps.shards.memory.growth import OwnerOnlyError, make_room
-from daskps.shards.memory.publication import Publication, is_large, looks
+from daskps.shards.memory.publication import Publication, looks
 from daskps.shards.memory.undo import settle
-from daskps.shards.run_record import CODES
-from daskps.shards.steps import (
-    ADD,
-    ASK,
-    ASSIGN,
-    GRADIENT,
-    NOTHING,
-    SCALE,
-    Step,
-    Tick,
-    Ticket,
-)
+from daskps.shards.steps import GRADIENT, NOTHING, SCALE, Step, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from daskps.shards.arrays.planning import Operations, UpdatePlanner
+    from daskps.shards.arrays.rows import Operations
     from daskps.shards.cuts.floors import Floors
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Item
-    from daskps.typing import Array
-
-_IN_ROUNDS = CODES["bsp"]
+    from daskps.shards.planning import UpdatePlanner
 
 
 class Pushes:
@@ -74,112 +58,22 @@ class Pushes:
         self._segment = segment
         self._planner = planner
         self._floors = floors
-        self._is_large = is_large(segment)
-
-    def try_step(
-        self,
-        tick: Tick,
-        arrays: Mapping[int, Array],
-        rows: Sequence[Item] = (),
-        *,
-        check: bool = False,
-    ) -> int:
-        """Apply one push that nothing is to be said against, as most are.
-
-        Returns
-        -------
-        int
-            The version that it leads to; ASK for any other: nothing was changed.
-        """
-        old = self._segment.current
-        if (row := self._find_row(old, tick, arrays, rows)) < 0:
-            return ASK
-        try:
-            planned = self._planner.whole(tick, arrays, old.steps)
-            of_rows: Operations = []
-            if rows:
-                of_rows = self._planner.rows(tick, rows, old.steps, check=check)
-            if of_rows and self._segment.has_any_ids:
-                make_room(self._segment, of_rows)
-        except Exception:  # noqa: BLE001  (a ticket gets the reason)
-            return ASK
-        if planned is None:
-            return ASK
-        publication = Publication(self._segment)
-        publication.row = row
-        record = publication.record
-        if tick.run:
-            run_record.note_step(record, row, tick, tick=True)
-        else:
-            producers.note_new(record, row, tick)
-        self._floors.note(tick)
-        changes = bool(planned) or bool(of_rows)
-        record.plain[VERSION] = version = old.plain[VERSION] + changes
-        if of_rows and not self._write_rows(of_rows, publication):
-            return ASK
-        if planned:
-            publication.take_along(len(planned))
-        for position, rule, data, scalars in planned:
-            publication.update(position, rule, data, scalars)
-        publication.finish()
-        self._segment.header[N_APPLIED] += tick.kind != NOTHING
-        return version
-
-    def _find_row(
-        self,
-        old: Record,
-        tick: Tick,
-        arrays: Mapping[int, Array],
-        rows: Sequence[Item],
-    ) -> int:
-        """Return where the row of a push begins that is as simple; -1 for any other."""
-        segment = self._segment
-        if old.plain[POLICY] == _IN_ROUNDS or (arrays and self._is_large):
-            return -1
-        if segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows
-            return -1
-        is_simple = tick.kind == GRADIENT or (
-            tick.kind in (ADD, ASSIGN) if rows else tick.run
-        )
-        if not is_simple:
-            return -1
-        if tick.run:
-            return run_record.find_new(old, tick)
-        return producers.find_new(old, tick.producer, tick.sequence)
-
-    def _write_rows(self, planned: Operations, publication: Publication) -> bool:
-        """Update rows; return whether they were fine.
-
-        Else they are as they were, and a ticket gets the reason.
-        """
-        publication.add(planned)
-        count(planned, publication.record.steps)
-        try:
-            publication.write_rows()
-        except Exception:  # noqa: BLE001  (a ticket gets the reason)
-            settle(self._segment)
-            return False
-        return True
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
-        """Apply the pushes of some tickets, in order, in one publication."""
-        changing = [t for t in tickets if run_record.changes(t.step)]
+        """Apply the pushes of some tickets, in order, in one publication if possible."""
+        segment, alone = self._segment, len(tickets) == 1
         publication: Publication | None = None
         new: list[Ticket] = []
-        for ticket in changing:
-            if publication is not None and (
-                SCALE in (ticket.step.kind, new[-1].step.kind)
-                or (self._has_functions and self._calls_function(ticket.step))
-            ):
-                # As those before it leave them.
+        for ticket in tickets:
+            if publication is not None and self._follows(ticket.step, new[-1].step):
                 self._commit(publication, new)
                 publication, new = None, []
-            planned = self._planned(ticket, publication, alone=len(changing) == 1)
+            planned = self._planned(ticket, publication, alone=alone)
             if planned is None:
                 continue
             if (
                 publication is not None
-                and self._segment.tables
+                and segment.tables
                 and not publication.has_room(planned)
             ):
                 self._commit(publication, new)
@@ -191,13 +85,11 @@ class Pushes:
             if publication is None:
                 # Not for a repeat or a refusal: it overwrites the record before the
                 # one in force, which somebody may be reading from.
-                publication = Publication(self._segment)
-            self._take(ticket, planned, publication)
+                publication = Publication(segment)
+            self._take(ticket, planned, publication, is_first=not new)
             new.append(ticket)
         if publication is not None:
             self._commit(publication, new)
-        for ticket in tickets:
-            ticket.applied = ticket.outcome is None
 
     @cached_property
     def _has_functions(self) -> bool:
@@ -205,9 +97,13 @@ class Pushes:
         positions = range(len(self._segment.pieces))
         return by_function.are_called(map(self._planner.binding, positions))
 
-    def _calls_function(self, step: Step) -> bool:
-        """Return whether a step leads to what is made of the weights in force."""
-        pieces = [p for p, *_ in step.items] if step.kind == GRADIENT else []
+    def _follows(self, step: Step, last: Step) -> bool:
+        """Return whether a push needs what those before it leave, as it is in force."""
+        if SCALE in (step.kind, last.kind):
+            return True
+        if step.kind != GRADIENT or not self._has_functions:
+            return False
+        pieces = [position for position, *_ in step.items]
         return by_function.are_called(map(self._planner.binding, pieces))
 
     def _planned(
@@ -218,33 +114,38 @@ class Pushes:
         Whatever can be wrong with it is found here, and nothing is written; where none is
         under way that it could join, there is room for its rows.
         """
-        record = publication.record if publication else self._segment.current
+        segment = self._segment
+        now = segment.records[segment.header[FLIP] & 1]
+        record = publication.record if publication else now
         step = ticket.step
-        ticket.version = record.version
+        ticket.version = record.plain[VERSION]
         try:
-            if _repeats(step, record):
-                ticket.duplicate = True
-                self._segment.header[N_DUPLICATES] += 1
-                return None
-            ticket.delay = run_record.find_delay(record, step)
+            ticket.row = self._find_row(step, record)
+            if ticket.row < 0:
+                if _repeats(step, record):
+                    ticket.duplicate = True
+                    segment.header[N_DUPLICATES] += 1
+                    return None
+                ticket.delay = run_record.find_delay(record, step)
             if ticket.delay >= 0:
                 counts = run_record.dampen(record, step, ticket.delay)
                 ticket.dropped = counts is None
                 step = counts or step
-            # Else the others would be refused with it.
-            fused = step.check and alone and looks(self._segment, step.items)
             if step.kind == SCALE:
-                planned = []
+                planned: Operations = []
                 _scaled(record, step)
             else:
-                looked = {"fused": fused, "alone": alone}
-                planned = self._planner.step(step, record.steps, **looked)
+                # Else the others would be refused with it.
+                fused = step.check and alone and looks(segment, step.items)
+                planned = self._planner.plan(
+                    step, record.steps, fused=fused, alone=alone
+                )
             if ticket.dropped:
                 planned = []  # it was fine, as an error should not depend on its age
-            if not step.run and producers.lacks_room(record, step.producer):
-                raise producers.no_room(record)
-            if self._segment.has_any_ids and publication is None:
-                make_room(self._segment, planned)
+            if ticket.row < 0 and not step.run:
+                producers.check_room(record, step.producer)
+            if segment.has_any_ids and publication is None:
+                make_room(segment, planned)
         except OwnerOnlyError:
             ticket.outcome = NotHereError()
             return None
@@ -253,34 +154,47 @@ class Pushes:
             return None
         return planned
 
+    @staticmethod
+    def _find_row(step: Step, record: Record) -> int:
+        """Return where the row begins of whoever this is the next push of; or -1."""
+        if step.run:
+            return run_record.find_new(record, step)
+        return producers.find_new(record, step)
+
     def _take(
-        self, ticket: Ticket, planned: Operations, publication: Publication
+        self,
+        ticket: Ticket,
+        planned: Operations,
+        publication: Publication,
+        *,
+        is_first: bool,
     ) -> None:
         """Make a planned push part of a publication."""
-        step, record = ticket.step, publication.record
-        _note(step, record)
+        step, record, row = ticket.step, publication.record, ticket.row
+        publication.row = max(row, 0) if is_first else 0
+        if step.run:
+            at = run_record.find_row(record, step.rank) if row < 0 else row
+            run_record.note_step(record, at, step)
+        else:
+            producers.note_push(record, step, row)
         self._floors.note(step)
         publication.add(planned)
-        count(planned, record.steps)
         changes = bool(planned)
         if step.kind == SCALE:
             for position, word in _scaled(record, step).items():
                 record.factors[position] = word
             changes = True
-        ticket.version = record.plain[VERSION] = record.version + changes
+        ticket.version = record.plain[VERSION] = record.plain[VERSION] + changes
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
+        """Put pushes in force, and count them, or those that were too old for that."""
         try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
             settle(self._segment)
             for ticket in new:
                 ticket.outcome = error
-        else:
-            self._count(new)
-
-    def _count(self, new: Sequence[Ticket]) -> None:
-        """Count pushes that have taken effect, or were too old for that."""
+            return
         header = self._segment.header
         for ticket in new:
             if ticket.delay >= 0:
@@ -309,18 +223,3 @@ def _repeats(step: Step, record: Record) -> bool:
     if step.run:
         return run_record.repeats(record, step)
     return producers.repeats(record, step.producer, step.sequence)
-
-
-def _note(step: Step, record: Record) -> None:
-    if step.run:
-        at = run_record.find_row(record, step.rank)
-        run_record.note_step(record, at, step, tick=step.tick)
-    else:
-        producers.note_push(
-            record,
-            step.producer,
-            step.sequence,
-            floor=step.floor,
-            meant=step.touched,
-            given_up=step.given_up,
-        )

@@ -8,8 +8,8 @@ from daskps.errors import ClockError, ConsistencyError, StaleGenerationError
 from daskps.shards import producers
 from daskps.shards.deputy import CLOSED, OPEN, RELEASED, gate_of
 from daskps.shards.memory.format import GENERATION, N_RANKS, POLICY, RUN
-from daskps.shards.run_record import CODES, changes
-from daskps.shards.steps import SCALE
+from daskps.shards.run_record import CODES
+from daskps.shards.steps import SCALE, changes
 
 if TYPE_CHECKING:
     from daskps.shards.memory.format import Record

@@ -35,7 +35,7 @@ from daskps.shards.memory.format import (
     VERSION,
     Record,
 )
-from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING, Step, Tick
+from daskps.shards.steps import ADD, GRADIENT, MODEL, Step
 
 #: The answers of a round to a step.
 NEW: Final = "new"
@@ -129,11 +129,6 @@ def check_epochs(record: Record, epochs: Epochs) -> None:
         )
 
 
-def changes(step: Step) -> bool:
-    """Return whether a step does more than read."""
-    return step.kind != NOTHING or (bool(step.run) and step.tick)
-
-
 def repeats(record: Record, step: Step) -> bool:
     """Return whether a trainer's step was applied already (ASP, SSP).
 
@@ -201,27 +196,27 @@ def find_row(record: Record, rank: int) -> int:
     return record.ranks_at + rank * RANK_WORDS
 
 
-def find_new(record: Record, tick: Tick) -> int:
+def find_new(record: Record, step: Step) -> int:
     """Return where the row of a trainer is whose step is new; -1 for any other.
 
     Of runs without rounds: ASP and SSP.
     """
-    words, rank = record.plain, tick.rank
-    if words[RUN] != tick.run or not 0 <= rank < words[N_RANKS]:
+    words, rank = record.plain, step.rank
+    if words[RUN] != step.run or not 0 <= rank < words[N_RANKS]:
         return -1
-    if words[POLICY] == MEASURED:
+    if words[POLICY] in {CODES["bsp"], MEASURED}:
         return -1  # nothing simple: how old it is decides what becomes of it
-    at = find_row(record, rank)
-    is_new = words[at + NEXT] <= tick.sequence and words[at + LIVE]
+    at = record.ranks_at + rank * RANK_WORDS
+    is_new = words[at + NEXT] <= step.sequence and words[at + LIVE]
     return at if is_new else -1
 
 
-def note_step(record: Record, at: int, step: Step | Tick, *, tick: bool) -> None:
+def note_step(record: Record, at: int, step: Step) -> None:
     """Note a trainer's step as applied, whose row begins at a word (ASP, SSP)."""
     row = record.plain[at : at + RANK_WORDS]
     row[NEXT] = step.sequence + 1
     row[RANK_FLOOR] = max(row[RANK_FLOOR], step.floor)
-    if tick:
+    if step.tick:
         row[CLOCK] = max(row[CLOCK], step.clock + 1)
         row[FIRST] = row[NEXT]
 

@@ -43,8 +43,8 @@ from daskps.shards.steps import Standing
 
 if TYPE_CHECKING:
     from daskps.reduction import Reducer
-    from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.planning import UpdatePlanner
     from daskps.typing import Array
 
 
@@ -354,8 +354,5 @@ class ShardRun:
         # A version that had the round is never one without it.
         least = publication.old.version + back
         run_record.end_run(publication.record, max(version, least), epochs)
-        if back:
-            publication.finish()
-        else:
-            publication.commit()
+        publication.commit()
         segment.single_slots()

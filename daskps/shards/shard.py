@@ -11,14 +11,10 @@ contributions to a round, `cuts` what a cut holds back.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from daskps.shards import run_record
 from daskps.shards.arrays import by_function
-from daskps.shards.arrays.planning import UpdatePlanner
 from daskps.shards.cuts.cut import Cut, broken
 from daskps.shards.cuts.floors import Floors
 from daskps.shards.deputy import OPEN, READING, NotHereError, set_gate
@@ -27,32 +23,36 @@ from daskps.shards.memory.format import (
     GATE,
     GENERATION,
     N_DUPLICATES,
+    N_RANKS,
+    POLICY,
     ROUNDS,
     ROWS_SEQUENCE,
     RUN,
     VERSION,
 )
-from daskps.shards.memory.growth import look_up
 from daskps.shards.memory.undo import settle
 from daskps.shards.parked import ParkedTickets
+from daskps.shards.planning import UpdatePlanner
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import round_gone
 from daskps.shards.refusals import find_refusal, is_for_owner
-from daskps.shards.run_record import EARLY, REPEAT
+from daskps.shards.run_record import CODES, EARLY, NEW, REPEAT
 from daskps.shards.run_state import ShardRun
-from daskps.shards.steps import ASK, Tick, Ticket
+from daskps.shards.steps import ASK, NOTHING, Ticket, changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from daskps.consistency import Policy
     from daskps.epochs import Epochs
     from daskps.reduction import Reducer
-    from daskps.shards.arrays.planning import Bindings
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.planning import Bindings
     from daskps.shards.rounds.round import Round
-    from daskps.shards.steps import Item, Step
+    from daskps.shards.steps import Step
     from daskps.typing import Array
+
+_BSP = CODES["bsp"]
 
 
 class Shard:
@@ -82,17 +82,7 @@ class Shard:
     ) -> None:
         self.segment, self.generation = segment, generation
         segment.cache_dir = cache_dir
-        tables = [
-            (table.piece, partial(look_up, segment, table) if table.any_rows else None)
-            for table in segment.tables
-        ]
-        words = [record.factors for record in segment.records]
-        self._planner = UpdatePlanner(
-            *(segment.pieces, bindings, tables, cache_dir),
-            factors=(words, segment.header[FLIP : FLIP + 1]),
-            epoch=lambda: run_record.epoch_of(segment.current),
-            weights=lambda at: segment.weights_of(segment.current, at),
-        )
+        self._planner = UpdatePlanner(segment, bindings)
         self.floors = Floors(segment)
         self._pushes = Pushes(segment, self._planner, self.floors)
         #: The cut in progress: no step is applied and no round completed but by it.
@@ -126,123 +116,68 @@ class Shard:
 
         Never raises: what goes wrong with a ticket becomes its outcome.
         """
-        if len(tickets) <= 1 and (simple := self._submit_one(*tickets)) is not None:
-            return simple
         batch: list[Ticket] = []
         done: list[Ticket] = []
         if self._header[ROWS_SEQUENCE] & 1:
             settle(self.segment)
-        with np.errstate(all="ignore"):
-            for ticket in tickets:
-                if self._refused(ticket):
-                    done.append(ticket)
-                elif self.cut is not None and self.cut.holds(ticket, self.segment):
-                    continue
-                elif not ticket.step.run or self.round is None:
-                    batch.append(ticket)
-                else:
-                    if batch:
-                        done += self._apply(batch)
-                        batch = []
-                    done += self._join_round(ticket)
-                    # Before what comes next: a parked step may be an older one.
-                    done += self._wake()
-            if batch:
-                done += self._apply(batch)
-            done += self._wake()
+        for ticket in tickets:
+            if self._refused(ticket):
+                done.append(ticket)
+            elif self.cut is not None and self.cut.holds(ticket, self.segment):
+                continue
+            elif not ticket.step.run or self.round is None:
+                batch.append(ticket)
+            else:
+                if batch:
+                    done += self._apply(batch)
+                    batch = []
+                done += self._join_round(ticket)
+                # Before what comes next: a parked step may be an older one.
+                done += self._wake()
+        if batch:
+            done += self._apply(batch)
+        done += self._wake()
         return done if self.cut is None else done + self.cut.advance(self.segment)
 
-    def try_step(
-        self,
-        tick: Tick,
-        arrays: Mapping[int, Array],
-        rows: Sequence[Item] = (),
-        *,
-        alone: bool = True,
-        check: bool = False,
-    ) -> int:
-        """Take a step that nothing is to be said against, as most are.
+    def step(self, step: Step, *, alone: bool = True) -> int:
+        """Take a step now, without a ticket, whatever it waits for afterwards.
 
-        A trainer's joins the open round; without rounds, and from outside of runs, it is
-        an update of its own, also of rows. With `alone` none is taken where tickets are
-        parked: nobody would ask them again. With `check` nobody has looked for NaN and
-        infinity in the rows, and no arrays come with them.
+        With `alone` none is taken where tickets are parked: nobody would ask them again.
 
         Returns
         -------
         int
-            The version that the shard is at now; or ASK.
+            The version that the shard is at now; or ASK: nothing was changed, a ticket
+            has to wait, or gets the reason.
         """
         header, open_round = self._header, self.run_state.attached
+        words = self._heads[header[FLIP] & 1]
+        joins = open_round is not None and open_round.run == step.run
         if (
             # No cut and no fence holds steps back while it is open.
             header[GATE] != OPEN
-            or header[GENERATION] != self.generation
+            or not header[GENERATION] == self.generation == step.generation
             or self._abandoned is not None
             or (alone and self.parked.tickets)
+            or (step.run and not 0 <= step.rank < words[N_RANKS])
+            or words[RUN] != step.run != 0
+            or joins != (words[POLICY] == _BSP)
+            or not (step.tick if step.run else step.kind != NOTHING)
+            # Only its owner keeps where such a step goes.
+            or (step.touched is not None and self.run_state.is_deputy)
+            or header[ROWS_SEQUENCE] & 1  # who came before died at rows
         ):
             return ASK
-        if open_round is None or open_round.run != tick.run:
-            return self._try_push(tick, arrays, rows, check=check)
-        if rows or self._heads[header[FLIP] & 1][RUN] != tick.run:
-            return ASK
+        if open_round is None or not joins:
+            ticket = Ticket(step)
+            self._pushes.apply((ticket,))
+            return ticket.version if ticket.outcome is None else ASK
         try:
-            n = open_round.find_slices(tick, arrays)
-            if n >= 0:
-                open_round.deliver(tick, arrays, n)
+            is_new = open_round.take_step(step) == NEW
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
-        if n < 0 or header[GATE] != OPEN:  # the round has failed
-            return ASK
-        return self._heads[header[FLIP] & 1][VERSION]
-
-    def _submit_one(self, ticket: Ticket | None = None) -> list[Ticket] | None:
-        """As :meth:`submit`, for a ticket that simply waits, is applied, or is none.
-
-        None for any other.
-        """
-        if self.cut is not None or self._abandoned is not None:
-            return None
-        if ticket is None:
-            return self._wake()
-        if self.parked.park(ticket, self.generation):
-            return self._wake() if len(self.parked.tickets) > 1 else []
-        if not self._applies_at_once(ticket):
-            return None
-        return self.parked.settle([ticket]) + self._wake()
-
-    def _applies_at_once(self, ticket: Ticket) -> bool:
-        """Apply a push that is an update of its own, where that is all there is to do."""
-        step = ticket.step
-        if (
-            self.run_state.attached is not None
-            or step.generation != self.generation
-            or ticket.applied
-            or not run_record.changes(step)
-        ):
-            return False
-        try:
-            version = self._try_ticket(step)
-        except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
-            ticket.outcome = error
-            return True
-        if version == ASK:
-            return False
-        ticket.applied, ticket.version = True, version
-        return True
-
-    def _try_push(
-        self,
-        tick: Tick,
-        arrays: Mapping[int, Array],
-        rows: Sequence[Item],
-        *,
-        check: bool,
-    ) -> int:
-        """As :meth:`try_step`, for a step that is an update of its own."""
-        if tick.touched is not None and self.run_state.is_deputy:
-            return ASK  # only its owner keeps where that goes
-        return self._pushes.try_step(tick, arrays, rows, check=check)
+        has_failed = header[GATE] > OPEN
+        return self._heads[header[FLIP] & 1][VERSION] if is_new > has_failed else ASK
 
     def release_cut(self, why: str) -> list[Ticket]:
         """Give a cut up and go on with what waited for it."""
@@ -305,7 +240,9 @@ class Shard:
 
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Apply pushes that are updates of their own, serve plain reads."""
-        self._pushes.apply(tickets)
+        self._pushes.apply([t for t in tickets if changes(t.step)])
+        for ticket in tickets:
+            ticket.applied = ticket.outcome is None
         return self.parked.settle(tickets)
 
     # -- rounds (BSP) --------------------------------------------------------
@@ -327,18 +264,11 @@ class Shard:
 
     def _join_round(self, ticket: Ticket) -> list[Ticket]:
         """Take a trainer's step into the open round, or park it for the next."""
-        step, open_round = ticket.step, self.round
-        if open_round is not None and run_record.changes(step):
-            version = self._try_ticket(step)
-            if version != ASK:
-                ticket.applied, ticket.version = True, version
-                return self.parked.settle([ticket])
-            if self.run_state.is_held and self._refused(ticket):  # the round has failed
-                return [ticket]
+        step, state, open_round = ticket.step, self.run_state, self.round
+        if open_round is not None and changes(step):
+            may = {"may_apply": self._may_apply, "takes_ticks": state.takes_ticks}
             try:
-                verdict = open_round.take_step(
-                    step, self._may_apply, self.run_state.takes_ticks
-                )
+                verdict = open_round.take_step(step, **may)
             except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
                 ticket.outcome = error
                 return [ticket]
@@ -348,20 +278,11 @@ class Shard:
             if verdict == REPEAT:
                 ticket.duplicate = True
                 self._header[N_DUPLICATES] += 1
-        if self.run_state.is_held and self._refused(ticket):
+        if state.is_held and self._refused(ticket):  # the round has failed
             return [ticket]
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
         return self.parked.settle([ticket])
-
-    def _try_ticket(self, step: Step) -> int:
-        """As :meth:`try_step`, for a step whose arrays nobody has looked at."""
-        simple = step.tick if step.run else step.producer
-        found = step.find_pieces(len(self.segment.pieces)) if simple else None
-        if found is None or step.given_up or (step.check and found[0]):
-            return ASK
-        tick = Tick.of(step, step.kind)
-        return self.try_step(tick, *found, alone=False, check=step.check)
 
     def _wake(self) -> list[Ticket]:
         """Advance parked tickets as long as that publishes something new."""
@@ -373,8 +294,7 @@ class Shard:
                 elif ticket.applied:
                     done += self.parked.settle([ticket])
                 else:
-                    with np.errstate(all="ignore"):
-                        done += self._join_round(ticket)
+                    done += self._join_round(ticket)
         return done
 
     # -- runs ----------------------------------------------------------------

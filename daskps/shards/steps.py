@@ -90,47 +90,10 @@ class Step(NamedTuple):
         """Bytes of the arrays."""
         return sum(item.data.nbytes for item in self.items)
 
-    def find_pieces(self, n_pieces: int) -> tuple[dict[int, Array], list[Item]] | None:
-        """Return the array of each whole piece, by position, and what it has of rows.
 
-        None for what is not as simple.
-        """
-        arrays, rows = dict[int, "Array"](), list[Item]()
-        for item in self.items:
-            position, start, data, ids, _ = item
-            if ids is not None:
-                rows.append(item)
-            elif start or not 0 <= position < n_pieces or position in arrays:
-                return None
-            else:
-                arrays[position] = data
-        return arrays, rows
-
-
-class Tick(NamedTuple):
-    """All that a step says besides its arrays of whole pieces; see :class:`Step`.
-
-    Of a trainer's it is one with a tick.
-    """
-
-    run: int
-    rank: int
-    clock: int
-    sequence: int
-    kind: str
-    weight: float
-    #: Outside a run; rank and clock mean nothing then.
-    producer: int = 0
-    lr: float | None = None
-    floor: int = 0
-    touched: Intervals | None = None
-
-    @classmethod
-    def of(cls, step: Step, kind: str) -> Tick:
-        """Return what a step says, whose arrays with those before it are of a kind."""
-        who = step.run, step.rank, step.clock, step.sequence
-        said = step.producer, step.lr, step.floor, step.touched
-        return cls(*who, kind, step.weight, *said)
+def changes(step: Step) -> bool:
+    """Return whether a step does more than read."""
+    return step.kind != NOTHING or (bool(step.run) and step.tick)
 
 
 class Ready(NamedTuple):
@@ -169,6 +132,8 @@ class Ticket:
     duplicate: bool = False
     #: Version right after this step's own update, for its acknowledgement.
     version: int = 0
+    #: Where the row of its trainer or producer begins whose next push it is, or -1.
+    row: int = -1
     #: Updates since its trainer has pulled, -1 where nobody asks; whether too many.
     delay: int = -1
     dropped: bool = False

@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "flip-before-the-bytes",
         "daskps.shards.memory.publication:Publication.commit",
-        "segment = self.segment",
-        "segment, self.segment.flip = self.segment, self.flip",
+        "segment, changed = self.segment, self._operations",
+        "(segment := self.segment).flip, changed = self.flip, self._operations",
         (
             "tests/shards/test_shard.py::test_an_update_that_dies_half_way_is_never_seen",
         ),
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "taken-along-without-a-copy",
-        "daskps.shards.memory.publication:Publication.take_along",
+        "daskps.shards.memory.publication:Publication._take_along",
         "self.segment.payload.copy(then[dtype], weights)",
         "pass",
         (
@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "both-buffers-taken-for-one",
-        "daskps.shards.memory.publication:Publication.finish",
+        "daskps.shards.memory.publication:Publication._finish",
         "self.record.plain[SIDE] = self.record.side",
         "self.record.plain[SIDE] = self.flip & 1",
         (

@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "too-old-counts-as-a-push",
-        "daskps.shards.pushes:Pushes._count",
+        "daskps.shards.pushes:Pushes._commit",
         "header[N_DROPPED] += 1",
         "header[N_DROPPED] += 1; header[N_APPLIED] += 1",
         (_ON_HOSTS + "test_above_the_bound_nothing_is_applied[inside-False]",),

@@ -118,25 +118,28 @@ MUTANTS = (
     Mutant(
         "push-that-was-overtaken-is-taken-for-new",
         "daskps.shards.producers:find_new",
-        "return at if sequence > record.plain[at + HIGH] else -1",
+        "return at if step.sequence > record.plain[at + HIGH] else -1",
         "return at",
-        ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_with",),
+        (
+            "tests/shards/test_shard.py"
+            "::test_a_repeat_changes_nothing_and_costs_no_reader_its_copy",
+        ),
     ),
     Mutant(
         "asynchronous-step-is-taken-again",
         "daskps.shards.run_record:find_new",
-        "is_new = words[at + NEXT] <= tick.sequence and words[at + LIVE]",
+        "is_new = words[at + NEXT] <= step.sequence and words[at + LIVE]",
         "is_new = words[at + LIVE]",
         (
             "tests/shards/test_try_step.py"
-            "::test_shard_decides_about_an_asynchronous_step_with",
+            "::test_repeat_of_an_asynchronous_step_counts_once",
         ),
     ),
     Mutant(
         "push-without-a-ticket-into-rounds",
-        "daskps.shards.pushes:Pushes._find_row",
-        "if old.plain[POLICY] == _IN_ROUNDS or (arrays and self._is_large):",
-        "if arrays and self._is_large:",
+        "daskps.shards.shard:Shard.step",
+        "or joins != (words[POLICY] == _BSP)",
+        "or False",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_after",),
     ),
     Mutant(
@@ -163,8 +166,8 @@ MUTANTS = (
     Mutant(
         "repeat-in-one-batch-is-applied",
         "daskps.shards.pushes:Pushes._planned",
-        "record = publication.record if publication else self._segment.current",
-        "record = self._segment.current",
+        "record = publication.record if publication else now",
+        "record = now",
         ("tests/shards/test_shard.py::test_a_repeat_in_the_same_batch_is_a_repeat",),
     ),
     Mutant(
@@ -198,9 +201,9 @@ MUTANTS = (
     ),
     Mutant(
         "array-of-another-dtype",
-        "daskps.shards.arrays.planning:UpdatePlanner._fits",
-        "data.dtype == dtypes[item.position]",
-        "data.dtype.kind == dtypes[item.position].kind",
+        "daskps.shards.planning:UpdatePlanner.check",
+        "or data.dtype != dtypes[position]",
+        "or data.dtype.kind != dtypes[position].kind",
         (
             "tests/shards/test_shard.py::test_an_array_that_does_not_fit_is_refused"
             "_before_anything_is_written",
@@ -208,9 +211,9 @@ MUTANTS = (
     ),
     Mutant(
         "part-of-a-piece-in-a-round",
-        "daskps.shards.arrays.planning:UpdatePlanner._fits",
-        "and not (whole and len(data) != piece.size)",
-        "and len(data) <= piece.size",
+        "daskps.shards.planning:UpdatePlanner.check",
+        "or (whole and len(data) != sizes[position])",
+        "or len(data) > sizes[position]",
         (
             "tests/shards/test_shard.py"
             "::test_a_gradient_of_a_part_is_refused_in_a_round",
@@ -218,7 +221,7 @@ MUTANTS = (
     ),
     Mutant(
         "nan-is-applied",
-        "daskps.shards.arrays.planning:UpdatePlanner.step",
+        "daskps.shards.planning:UpdatePlanner.plan",
         "if step.check and not fused:",
         "if step.check and fused:",
         (
@@ -228,17 +231,17 @@ MUTANTS = (
     Mutant(
         "a-bad-push-takes-others-along",
         "daskps.shards.pushes:Pushes._planned",
-        "fused = step.check and alone and looks(self._segment, step.items)",
-        "fused = step.check and looks(self._segment, step.items)",
+        "fused = step.check and alone and looks(segment, step.items)",
+        "fused = step.check and looks(segment, step.items)",
         (
             "tests/shards/test_looks.py::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused[past the caches-queued0]",
         ),
     ),
     Mutant(
         "steps-are-not-counted",
-        "daskps.shards.arrays.counting:count",
-        "if operation.binding is not None and position not in seen:",
-        "if operation.binding is None and position not in seen:",
+        "daskps.shards.memory.publication:Publication.add",
+        "if operation.binding is not None and position not in counted:",
+        "if operation.binding is None and position not in counted:",
         (
             "tests/shards/memory/test_publication.py"
             "::test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one",

@@ -55,16 +55,16 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-a-round-are-no-mean",
-        "daskps.shards.rounds.row_sums:Arenas.merge",
-        "if weight is not None:",
+        "daskps.shards.rounds.round:Round._merge",
+        "if is_mean:",
         "if not spans:",
         (f"{_ROUNDS}::test_the_mean_is_of_the_ranks_that_brought_the_table",),
     ),
     Mutant(
         "rows-are-noted-in-the-table-in-force",
         "daskps.shards.rounds.round:Round._keep",
-        "other.note_rows(tick.rank, tick.weight, came.spans)",
-        "(table.note_rows(*(it := (tick.rank, tick.weight, came.spans))), other.note_rows(*it))",
+        "other.note_rows(step.rank, step.weight, came.spans)",
+        "(table.note_rows(*(it := (step.rank, step.weight, came.spans))), other.note_rows(*it))",
         (f"{_ROUNDS}::test_what_died_on_its_way_into_a_round_is_not_in_it",),
     ),
     Mutant(
@@ -76,9 +76,9 @@ MUTANTS = (
     ),
     Mutant(
         "arrays-of-all-pieces-leave-rows-behind",
-        "daskps.shards.rounds.round:Round._apply",
-        "has_rows = came.spans or self._table.words[words.N_BROUGHT]",
-        "has_rows = came.spans",
+        "daskps.shards.rounds.round:Round._publish",
+        "if came.spans or table.words[words.N_BROUGHT]:",
+        "if came.spans:",
         (f"{_ROUNDS}::test_rows_beside_arrays_of_all_pieces",),
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "feed-forgets-a-round-that-is-withdrawn",
-        "daskps.shards.memory.withdrawal:Withdrawal.finish",
+        "daskps.shards.memory.withdrawal:Withdrawal._finish",
         "table.feed.again(self.old, self.record)",
         "self.record.told[0] = self.old.told[0]",
         (f"{_CRASHES}::test_killed_while_a_publication_of_rows_is_withdrawn[batch0]",),
@@ -196,7 +196,7 @@ MUTANTS = (
     ),
     Mutant(
         "slots-of-rows-keep-their-values",
-        "daskps.shards.memory.publication:Publication.finish",
+        "daskps.shards.memory.publication:Publication._finish",
         "if (self._resets or self.withdraws) and self.segment.tables:",
         "if self.withdraws and self.segment.tables:",
         (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-are-not-finite-stay-without-a-ticket",
-        "daskps.shards.pushes:Pushes._write_rows",
+        "daskps.shards.pushes:Pushes._commit",
         "settle(self._segment)",
         "pass",
         (
@@ -275,9 +275,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-after-a-dead-writer-without-a-ticket",
-        "daskps.shards.pushes:Pushes._find_row",
-        "if segment.header[ROWS_SEQUENCE] & 1:  # who came before died at rows",
-        "if False:",
+        "daskps.shards.shard:Shard.step",
+        "or header[ROWS_SEQUENCE] & 1  # who came before died at rows",
+        "or False",
         (
             "tests/shards/test_row_steps.py"
             "::test_what_there_is_something_to_say_about_is_asked",
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "second-push-takes-what-was-found-before-the-first",
-        "daskps.shards.memory.publication:Publication.write_rows",
+        "daskps.shards.memory.publication:Publication._write_rows",
         "known = update if not i else update._replace(rows=None)",
         "known = update",
         (f"{_ANY}::test_pushes_that_queued_up_see_each_others_rows",),
@@ -389,7 +389,7 @@ MUTANTS = (
     Mutant(
         "the-clock-of-a-table-stands-still",
         "daskps.shards.memory.publication:Publication.add",
-        "self.record.clocks[ordinal] += not operation.forget",
+        "record.clocks[ordinal] += not operation.forget",
         "pass",
         (
             f"{_POLICY}::test_rows_are_those_of_a_plain_dict_on_any_number_of_shards[time-1]",

@@ -247,7 +247,7 @@ def since(shard: Shard, version: int) -> Any:
 def _withdraw(shard: Shard) -> None:
     withdrawal = Withdrawal(shard.segment)
     withdrawal.record.plain[VERSION] = 9
-    withdrawal.finish()
+    withdrawal.commit()
 
 
 # -- orders of stores that are wrong, which the model must find -------------------------

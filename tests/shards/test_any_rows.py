@@ -229,7 +229,7 @@ def test_a_publication_that_gave_rows_is_withdrawn():
     send(shard, step(shard, GRADIENT, {EMB: [(4, 2), (-5, 1)]}, 1))
     withdrawal = Withdrawal(shard.segment)
     withdrawal.record.plain[VERSION] = 9
-    withdrawal.finish()
+    withdrawal.commit()
     assert (read(shard, EMB, [*IDS, 4, -5]), slots_of(shard)) == (rows, slots)
     validate(shard)
 

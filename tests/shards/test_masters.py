@@ -127,7 +127,7 @@ def test_optimizer_state_begins_anew_without_the_master(durable):
     before = master(shard).copy()
     publication = Publication(shard.segment)
     publication.reset()
-    publication.finish()
+    publication.commit()
     assert master(shard).tolist() == before.tolist() != [1] * 3
     slots = shard.segment.slots_of(shard.segment.current, 0)
     assert slots[1].tolist() == [0] * 3

@@ -28,7 +28,7 @@ def took(found: Record, producer: int, sequence: int) -> bool:
     """Note a push unless it is a repeat, as a shard does; return whether it was new."""
     is_new = not producers.repeats(found, producer, sequence)
     if is_new:
-        note_push(found, producer, sequence)
+        note_push(found, Step(producer=producer, sequence=sequence))
     return is_new
 
 
@@ -48,7 +48,7 @@ def test_each_number_is_new_once_and_nothing_new_below_the_window(sequences):
 
 def given_up(found: Record, *numbers: int, by: int = 1, before: int) -> None:
     """Note a push that leaves some behind which were given up."""
-    note_push(found, by, before, given_up=numbers)
+    note_push(found, Step(producer=by, sequence=before, given_up=numbers))
 
 
 def test_a_push_that_was_given_up_is_applied_once_however_late():

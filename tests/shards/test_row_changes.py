@@ -136,7 +136,7 @@ def test_rows_that_are_there_again_after_a_withdrawal_are_told():
     assert any_rowing.read(shard, any_rowing.EMB, [1]) == {}
     withdrawal = Withdrawal(shard.segment)
     withdrawal.record.plain[VERSION] = 4
-    withdrawal.finish()
+    withdrawal.commit()
     said = changes_locked(shard.segment, asked._replace(since=3))
     assert said.ids is not None
     assert (said.version, said.complete, said.ids.tolist()) == (4, False, [1, 2])

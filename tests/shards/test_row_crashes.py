@@ -315,7 +315,7 @@ def test_killed_while_a_publication_of_rows_is_withdrawn(batch):
     with watched(shard.segment) as stores:
         withdrawal = Withdrawal(shard.segment)
         withdrawal.record.plain[VERSION] = 9
-        withdrawal.finish()
+        withdrawal.commit()
     for _, buffer in stores.states:
         for _, left in [("", buffer), *settled_by(buffer)]:
             withdrawn(left, flip, now, before, (slots, told))
@@ -349,7 +349,7 @@ def withdrawn(buffer, flip, now, before, rest):
             assert segment.writing in (flip, flip + 1)
         withdrawal = Withdrawal(segment)
         withdrawal.record.plain[VERSION] = 9
-        withdrawal.finish()
+        withdrawal.commit()
     assert (segment.flip, segment.current.version) == (flip + 1, 9)
     assert tables_as_read(shard, flip + 1) == before
     assert slots_of(shard) == slots

@@ -178,7 +178,7 @@ def test_a_publication_that_evicted_rows_is_withdrawn():
     assert len(read(shard, EMB, [i for i, _ in ids], flip) or ()) == 40
     withdrawal = Withdrawal(shard.segment)
     withdrawal.record.plain[VERSION] = 9
-    withdrawal.finish()
+    withdrawal.commit()
     assert contents(shard) == at_last
     assert contents(shard)[:2] == before[:2]
     assert slots_of(shard) == slots

@@ -39,6 +39,7 @@ from daskps.shards.memory.format import (
     CLOCK,
     GENERATION,
     LIVE,
+    N_DUPLICATES,
     NEXT,
     ROUNDS,
     RUN,
@@ -46,7 +47,6 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds.mailbox import Mailbox
-from daskps.shards.run_record import changes
 from daskps.shards.shard import Shard
 from daskps.shards.steps import (
     ADD,
@@ -60,10 +60,11 @@ from daskps.shards.steps import (
     Item,
     Ready,
     Step,
-    Tick,
     Ticket,
+    changes,
 )
 from tests.invariants import validate
+from tests.seams import judge_all
 from tests.shards.making import Adding, held, make
 
 N_SHARDS = 2
@@ -855,6 +856,8 @@ class Both(Shard):
     def submit(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         done: list[Ticket] = []
         for ticket in tickets:
+            # Some ordinary steps take the road of those that are not.
+            judge_all(self, self.likes.random() < 0.5)
             if self.sits(ticket):
                 done.append(ticket)
             elif self.leaves(ticket.step):
@@ -873,19 +876,14 @@ class Both(Shard):
         if step.wait != NO_WAIT or self.likes.random() < 0.5:
             return False
         shard = self if self.likes.random() < 0.5 else self.deputy
-        arrays = {item.position: item.data for item in step.items}
-        whole = len(arrays) == len(step.items)
-        tick = Tick.of(step, step.kind)
-        version = shard.try_step(tick, arrays) if whole else ASK
+        header = shard.segment.header
+        n_repeats, version = header[N_DUPLICATES], shard.step(step)
         if version == ASK:
             return False
-        ticket.outcome = Ready(self.segment.flip, version)
+        ticket.duplicate = header[N_DUPLICATES] > n_repeats
+        ticket.outcome = Ready(self.segment.flip, version, ticket.duplicate)
         ticket.applied, ticket.version = True, version
         return True
-
-    def _try_ticket(self, step: Step) -> int:
-        """Let some ordinary steps take the road of those that are not."""
-        return super()._try_ticket(step) if self.likes.random() < 0.5 else ASK
 
     def leaves(self, step: Step) -> bool:
         """Not what follows pushes that the owner has and nobody else knows of."""

@@ -21,13 +21,13 @@ from daskps.shards.steps import (
     MODEL,
     NOTHING,
     READ,
+    Item,
     Ready,
     Step,
-    Tick,
     Ticket,
 )
 from tests.invariants import nodes_of, validate
-from tests.seams import refer_readers, take_tickets
+from tests.seams import judge_all, refer_readers
 from tests.shards.making import (
     RUN,
     A,
@@ -53,13 +53,12 @@ def shard_of(n_ranks: int = 2) -> Shard:
 
 
 def take(shard: Shard, given: Step) -> int:
-    arrays = {item.position: item.data for item in given.items}
-    return shard.try_step(Tick.of(given, given.kind), arrays)
+    return shard.step(given)
 
 
 def test_steps_with_and_without_tickets_make_the_same_rounds():
     taken, asked = shard_of(3), shard_of(3)
-    take_tickets(asked)
+    judge_all(asked)
     for clock in range(3):
         for rank in (2, 0, 1):
             given = step(rank, clock, 0.1 + rank, weight=1.0 + rank)
@@ -134,7 +133,6 @@ def in_already(shard: Shard) -> None:
         abandoned,
         moved,
         parked,
-        before_its_tick,
         pushed_to_a_dead_owner,
         in_already,
     ],
@@ -192,7 +190,7 @@ def test_rank_that_is_none_joins_no_round(rank):
 )
 def test_shard_decides_about_arrays_that_do_not_fit(data):
     shard = shard_of()
-    assert shard.try_step(Tick(RUN, 0, 0, 0, GRADIENT, 1.0), {A: data}) == ASK
+    assert take(shard, step(0, 0)._replace(items=[Item(A, 0, data)])) == ASK
 
 
 def test_round_that_fails_is_left_to_the_shard():
@@ -209,9 +207,9 @@ def test_round_that_fails_is_left_to_the_shard():
 def test_overflow_of_a_sum_warns_of_nothing_where_it_is_allowed():
     with dask.config.set({"daskps.finite": "allow"}):
         shard = shard_of()
-    huge = {A: np.full(5, 1e308)}
+    huge = items({A: np.full(5, 1e308)})
     for rank in (0, 1):
-        assert shard.try_step(Tick(RUN, rank, 0, 0, GRADIENT, 1.0), huge) >= 0
+        assert take(shard, step(rank, 0)._replace(items=huge)) >= 0
     assert np.isinf(weights(shard)[A]).all()
     (again,) = send(shard, step(0, 0)._replace(items=hot(0)))
     assert isinstance(again.outcome, Ready)
@@ -245,7 +243,7 @@ def push(sequence: int, value: float = 0.5, **more: Any) -> Step:
 @pytest.mark.parametrize("policy", [None, ASP(), SSP(2)])
 def test_pushes_with_and_without_tickets_have_the_same_bits(policy):
     taken, asked = open_shard(policy), open_shard(policy)
-    take_tickets(asked)
+    judge_all(asked)
     steps = [
         push(1),
         push(9, weight=3.0),
@@ -305,11 +303,18 @@ def test_shard_decides_about_a_push_after(event):
         {"run": RUN, "rank": 0, "tick": True},
     ],
 )
-def test_shard_decides_about_a_push_with(more: dict[str, Any]):
-    shard = open_shard()
-    before = contents(shard)
-    assert take(shard, push(1)._replace(**more)) == ASK
-    assert contents(shard) == before
+def test_push_is_taken_as_its_ticket_is_with(more: dict[str, Any]):
+    taken, asked = open_shard(), open_shard()
+    before, given = contents(taken), push(1)._replace(**more)
+    version = take(taken, given)
+    (ticket,) = send(asked, given)
+    assert contents(taken) == contents(asked)
+    if version == ASK:
+        assert contents(taken) == before
+    else:
+        assert isinstance(ticket.outcome, Ready)
+        assert ticket.version == version
+        assert counts(taken) == counts(asked)
 
 
 def test_push_whose_rule_raises_is_left_to_the_shard():
@@ -321,9 +326,7 @@ def test_push_whose_rule_raises_is_left_to_the_shard():
     assert take(shard, push(1)) == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{"sequence": -1}, {"rank": -1}, {"rank": 2}, {"run": RUN + 1}]
-)
+@pytest.mark.parametrize("more", [{"rank": -1}, {"rank": 2}, {"run": RUN + 1}])
 def test_shard_decides_about_an_asynchronous_step_with(more: dict[str, Any]):
     shard = open_shard(ASP())
     before = contents(shard)
@@ -331,8 +334,29 @@ def test_shard_decides_about_an_asynchronous_step_with(more: dict[str, Any]):
     shard.finish_rank(RUN, 1)
     assert take(shard, step(1, 0)) == ASK
     send(shard, step(0, 0))
-    assert take(shard, step(0, 0)) == ASK
     assert contents(shard) != before
+
+
+@pytest.mark.parametrize("policy", [ASP(), SSP(2)])
+def test_repeat_of_an_asynchronous_step_counts_once(policy):
+    shard = open_shard(policy)
+    assert take(shard, step(0, 0)) == 2
+    before = contents(shard)
+    for sequence in (0, -1):
+        assert take(shard, step(0, 0)._replace(sequence=sequence)) == 2
+        assert contents(shard) == before
+    assert counts(shard)[1] == 2
+
+
+def test_tick_after_a_push_before_it_is_taken_as_its_ticket_is():
+    taken, asked = shard_of(), shard_of()
+    for shard in (taken, asked):
+        before_its_tick(shard)
+        send(shard, step(0, 0))
+    given = step(1, 0)._replace(sequence=1)
+    (ticket,) = send(asked, given)
+    assert take(taken, given) == ticket.version == 1
+    assert contents(taken) == contents(asked)
 
 
 def test_push_wakes_who_waits_for_it():
@@ -367,8 +391,8 @@ def test_record_is_whole_after(between):
     else:
         publication = Publication(segment)
         left = segment.header[CHANGED_ROW]
-        producers.note_push(publication.record, 2, 5)
-        publication.finish()
+        producers.note_push(publication.record, push(5, producer=2))
+        publication.commit()
         segment.header[CHANGED_ROW] = left  # it did not come so far
     row = segment.current.producers[1].tolist()
     for sequence in (3, 4):

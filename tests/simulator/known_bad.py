@@ -19,11 +19,12 @@ from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.messages import Answer
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
-from daskps.shards import producers, pushes, run_record
+from daskps.shards import producers, run_record
 from daskps.shards.cuts.cut import Cut
 from daskps.shards.installing import Counted
 from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
+from daskps.shards.pushes import Pushes
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING, SCALE
 from daskps.store.replica import Replica
@@ -192,13 +193,13 @@ def sync_has_a_new_number_each_time() -> None:
 
 def adopter_forgets_who_has_scaled() -> None:
     """Adopt a shard whose learning rates were scaled as if nobody had told it to."""
-    note, take_over = pushes._note, Shard.take_over
+    take, take_over = Pushes._take, Shard.take_over
     scaled: set[int] = set()
 
-    def note_and_know(step: Step, record: Record) -> None:
-        note(step, record)
-        if step.kind == SCALE:
-            scaled.add(step.producer)
+    def take_and_know(pushes: Pushes, ticket: Ticket, *given: Any, **how: Any) -> None:
+        take(pushes, ticket, *given, **how)
+        if ticket.step.kind == SCALE:
+            scaled.add(ticket.step.producer)
 
     def take_over_some(shard: Shard) -> list[Ticket]:
         for row in shard.segment.current.producers:
@@ -206,7 +207,7 @@ def adopter_forgets_who_has_scaled() -> None:
                 row[SEEN] = 0
         return take_over(shard)
 
-    put(pushes, _note=note_and_know)
+    put(Pushes, _take=take_and_know)
     put(Shard, take_over=take_over_some)
 
 

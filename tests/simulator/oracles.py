@@ -134,13 +134,13 @@ class Watch:
 
     def follow_publications(self) -> None:
         """See every publication from here on."""
-        finish = Publication.finish
+        commit = Publication.commit
 
-        def finish_and_look(publication: Publication) -> None:
-            finish(publication)
+        def commit_and_look(publication: Publication) -> None:
+            commit(publication)
             self.published(publication.segment)
 
-        put(Publication, finish=finish_and_look)
+        put(Publication, commit=commit_and_look)
 
     def follow_calls(self) -> None:
         """See every call that a host has answered from here on."""

@@ -24,7 +24,6 @@ from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.wire.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
-from daskps.shards.steps import Tick
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
@@ -338,7 +337,9 @@ def _try_near(
         looks = not request.arrays and len(near.parts) == 1
         if not looks:  # else one shard applies it before another finds NaN
             check()
-    tick = Tick.of(request.step, request.step.kind)
+    step, touched = request.step, request.route.touched
+    if looks or touched is not None:
+        step = step._replace(check=looks, touched=touched)
     # Ctrl-C must not come between taking a lock and giving it back.
     with holding_interrupts():
-        return near.try_step(tick, request.arrays, request.rows, check=looks)
+        return near.try_step(step, request.arrays, request.rows)

@@ -27,8 +27,7 @@ from daskps.cluster.caller.targets import NO_ROWS, NO_SLICES, ReadSlice
 from daskps.cluster.lane.forms import COUNTED, ID, given_in, most_words
 from daskps.cluster.wire.read_words import words_of
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.shards.run_record import changes
-from daskps.shards.steps import GRADIENT
+from daskps.shards.steps import GRADIENT, changes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -29,7 +29,7 @@ from daskps.errors import (
     PushRejectedError,
     RunCancelledError,
 )
-from daskps.shards.steps import NOTHING, Step, Tick
+from daskps.shards.steps import NOTHING, Step
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -201,8 +201,8 @@ class Session:
             if tick or kind != NOTHING:  # as `_next_number`
                 number, self.sequence = self.sequence, self.sequence + 1
             # One at a time: all steps before it were answered or given up.
-            said = self.run, self.rank, self.clock, number, kind, given.weight
-            step = Tick(*said, floor=number)
+            who = self.run, self.rank, self.clock, tick
+            step = Step(kind, (), *who, 0, number, weight=given.weight, floor=number)
             make = partial(self._request, step, given, tick=tick, target=target)
             try:
                 if road is None:
@@ -232,7 +232,7 @@ class Session:
             versions.sort()
             return Version.of(versions)
 
-    def _give_up(self, step: Tick, error: BaseException, *, tick: bool) -> None:
+    def _give_up(self, step: Step, error: BaseException, *, tick: bool) -> None:
         """Tell shards that a step has ended; add to its error which shards have it."""
         if self.bsp and not tick:
             # Some shards may have it: the next step brings all of the clock to every
@@ -245,7 +245,7 @@ class Session:
     def _deliver_by(
         self,
         road: StepRoad,
-        step: Tick,
+        step: Step,
         given: TrainerStep,
         *,
         target: Target | None,
@@ -270,8 +270,7 @@ class Session:
             if look is None or look.done:
                 taken, parts = near.try_step(step, arrays, given.rows)
             if parts:
-                said = self._step(step.sequence, step.kind, True, step.weight)
-                request = Request(near.route, said, arrays, check=look)
+                request = Request(near.route, step, arrays, check=look)
                 request = request._replace(rows=tuple(given.rows))
                 return road.step_near(request, deadline, taken, parts), rest
             self.shards.counters.local_calls += near.n_hosts
@@ -345,13 +344,12 @@ class Session:
         return found
 
     def _request(
-        self, step: Tick, given: TrainerStep, *, tick: bool, target: Target | None
+        self, step: Step, given: TrainerStep, *, tick: bool, target: Target | None
     ) -> Request:
         """Return a step as a request to the shards."""
-        said = self._step(step.sequence, step.kind, tick, step.weight)
         what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
         what["words"] = given.words
-        return routes.push(self.meta, given.arrays, said, **what)._replace(
+        return routes.push(self.meta, given.arrays, step, **what)._replace(
             codec="" if given.words is None else self._codecs.pushes_in,
             # Only the owner keeps pushes before the tick of a round.
             by_owner=self.bsp and (self._open or not tick),
@@ -481,17 +479,9 @@ class Session:
         weight: float = 1.0,
     ) -> Step:
         """Return a step of this trainer at its clock."""
-        return Step(
-            kind=kind,
-            run=self.run,
-            rank=self.rank,
-            clock=self.clock,
-            tick=tick,
-            sequence=number,
-            weight=weight,
-            # One at a time: all steps before it were answered or given up.
-            floor=number,
-        )
+        who = self.run, self.rank, self.clock, tick
+        # One at a time: all steps before it were answered or given up.
+        return Step(kind, (), *who, 0, number, weight=weight, floor=number)
 
     def _deadline(self, timeout: float | None, what: str) -> Deadline:
         if timeout is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.targets import ReadSlices
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.shards.steps import Tick
+    from daskps.shards.steps import Step
     from daskps.typing import Array
 
 
@@ -82,7 +82,7 @@ class StepRoad:
     def step_far(
         self,
         lanes: LaneRoute,
-        tick: Tick,
+        step: Step,
         arrays: Mapping[Any, Array],
         outs: Sequence[Array],
         *,
@@ -97,7 +97,7 @@ class StepRoad:
         ----------
         lanes : LaneRoute
             The route of the step over lanes.
-        tick : Tick
+        step : Step
             The step.
         arrays : mapping of int to ndarray
             The arrays that it brings.
@@ -113,23 +113,23 @@ class StepRoad:
         Reply
             The answers of the shards.
         """
-        number = tick.sequence
-        said = LaneSaid(tick.clock, number, number, tick.weight, None, arrays, outs)
+        number = step.sequence
+        said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
         call = LaneCall(self._far, lanes, said, make=make, deadline=deadline)
         if not self.near.parts:
             return call.run()
-        return call.run(partial(self._join, tick, arrays, make, deadline))
+        return call.run(partial(self._join, step, arrays, make, deadline))
 
     def _join(
         self,
-        tick: Tick,
+        step: Step,
         arrays: Mapping[Any, Array],
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> list[tuple[int, int]]:
         """Deliver a step to the near shards, which nearly always take it at once."""
         near = self.near
-        taken, parts = near.try_step(tick, arrays)
+        taken, parts = near.try_step(step, arrays)
         if parts:
             request = Request(near.route, make().step, arrays)
             return self.step_near(request, deadline, taken, parts)

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
-from daskps.shards.steps import Step
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.errors import PushRejectedError
-    from daskps.shards.steps import Tick
+    from daskps.shards.steps import Step
 
 #: How long the hosts may take to answer.
 ASK_SECONDS = 5.0
 
 
 async def name_takers(
-    shards: ShardClient, step: Step | Tick, error: PushRejectedError, n_before: int = 0
+    shards: ShardClient, step: Step, error: PushRejectedError, n_before: int = 0
 ) -> None:
     """Add to an error the shards that have applied the push that ended with it.
 
@@ -31,7 +30,7 @@ async def name_takers(
     ----------
     shards : ShardClient
         The store.
-    step : Step or Tick
+    step : Step
         The push.
     error : PushRejectedError
         The error that it ended with.
@@ -41,7 +40,7 @@ async def name_takers(
     meta = shards.meta
     if all(table.is_bounded for table in meta.layout.tables):
         return
-    owner = step.producer if isinstance(step, Step) and not step.run else -1 - step.rank
+    owner = -1 - step.rank if step.run else step.producer
     try:
         asked = shards.control(
             "has_step", run=step.run, owner=owner, sequence=step.sequence

@@ -31,11 +31,11 @@ from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from daskps.cluster.machine.blocks import Block
     from daskps.layout.arrays import Layout
-    from daskps.shards.steps import Item, Tick
+    from daskps.shards.steps import Step
     from daskps.typing import Array
 
 T = TypeVar("T")
@@ -216,16 +216,8 @@ class HostedShard:
                 for ticket in done:
                     ticket.owner.one_done()
 
-    def try_step(
-        self,
-        tick: Tick,
-        arrays: Mapping[int, Array],
-        seconds: float,
-        rows: Sequence[Item] = (),
-        *,
-        check: bool = False,
-    ) -> int:
-        """Have the shard take a simple step at once; see :meth:`Shard.try_step`.
+    def try_step(self, step: Step, seconds: float) -> int:
+        """Have the shard take a step at once; see :meth:`Shard.step`.
 
         Returns
         -------
@@ -248,7 +240,7 @@ class HostedShard:
                 elif not lock.try_acquire():
                     return ASK
             try:
-                version = shard.try_step(tick, arrays, rows, alone=False, check=check)
+                version = shard.step(step, alone=False)
                 if version != ASK and shard.parked.tickets:
                     done = shard.submit(())  # waiting tickets may need this step
             finally:

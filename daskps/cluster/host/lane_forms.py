@@ -22,7 +22,6 @@ from daskps.cluster.host.lane_answers import SMALL_NBYTES, FormAnswers
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.lane.frames import (
     APPLIED,
-    HAS_LR,
     AnswerHead,
     Head,
     pack_answers,
@@ -33,8 +32,7 @@ from daskps.cluster.wire.messages import Answer, Part, in_words
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
 from daskps.shards.reader import RowsRead, ShardReader
-from daskps.shards.run_record import changes
-from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, Tick
+from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -181,9 +179,11 @@ class HostForm:
         else:
             bounds = said.least or repeat(0)
         versions: Sequence[int] = self._all_asked
+        parts: Sequence[Part] = ()
         if self._tries:
             if self._steps:
-                versions = self._try_step(head, said, seconds)
+                parts = self.form.parts(head, said)
+                versions = self._try_steps(parts, seconds)
             frame = None
             if self._row_reads:
                 frame = self._read_rows(head, said, bounds)
@@ -191,7 +191,7 @@ class HostForm:
                 frame = self._answers.read(head.number, bounds, versions)
             if frame is not None:
                 return frame
-        parts = self._left(head, said, versions)
+        parts = self._left(head, parts or self.form.parts(head, said), versions)
         answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
         return self._park(Parked(self._host, end, answer), parts, versions, seconds)
@@ -226,15 +226,16 @@ class HostForm:
                 return parked.finish(seconds)
         return parked
 
-    def _left(self, head: Head, said: FrameBody, versions: Sequence[int]) -> list[Part]:
+    def _left(
+        self, head: Head, parts: Sequence[Part], versions: Sequence[int]
+    ) -> list[Part]:
         """Return what remains to be done: only reads where a shard took the step."""
         form = self.form
-        parts = form.parts(head, said)
         if form.codec is not None:
             layout = self._found[0].layout
             check_words(parts, form.codec, layout)
             call = form.template._replace(parts=tuple(parts))
-            parts = [*widened(call, layout, self._host.empty).parts]
+            parts = widened(call, layout, self._host.empty).parts
         clock = head.clock + self._step.tick
         return [
             part
@@ -254,32 +255,12 @@ class HostForm:
             for part, version in zip(parts, versions, strict=True)
         ]
 
-    def _try_step(self, head: Head, said: FrameBody, seconds: float) -> Sequence[int]:
+    def _try_steps(self, parts: Sequence[Part], seconds: float) -> Sequence[int]:
         """Have each shard take its step; return the versions, or ASK."""
-        step, versions = self._step, []
-        tick = Tick(
-            step.run,
-            step.rank,
-            head.clock,
-            head.sequence,
-            step.kind,
-            head.weight,
-            step.producer,
-            head.lr if head.flags & HAS_LR else None,
-            head.floor,
-            step.touched,
-        )
-        soon = min(seconds, SOON_SECONDS)
-        n_rows, rows = len(self.form.pushed), []
-        for hosted, items in zip(self._found, said.items, strict=True):
-            if n_rows:
-                items, rows = items[:-n_rows], items[-n_rows:]
-            arrays = {}  # no comprehension: that is a call for each frame
-            for item in items:
-                arrays[item.position] = item.data
+        soon, versions = min(seconds, SOON_SECONDS), []
+        for hosted, part in zip(self._found, parts, strict=True):
             try:
-                version = hosted.try_step(tick, arrays, soon, rows, check=step.check)
-                versions.append(version)
+                versions.append(hosted.try_step(part.step, soon))
             except ShardBusyError:
                 versions.append(ASK)
         return versions
@@ -371,8 +352,5 @@ def _may_step(form: Form) -> bool:
     """Return whether shards may take a form's steps as they are, without tickets."""
     step = form.template.step
     takes = step.tick if step.run else step.producer
-    # A shard looks for NaN in rows as it takes them, in arrays as it applies a ticket.
-    if step.whole or form.codec or form.read or (step.check and not form.pushed):
-        return False
-    whole = not any(i.start for p in form.template.parts for i in p.step.items)
-    return bool(takes and changes(step) and whole)
+    is_other = step.whole or form.codec or form.read
+    return bool(takes and changes(step) and not is_other)

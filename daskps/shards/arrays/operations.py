@@ -29,7 +29,14 @@ TILE = 16_384
 
 
 class Formed(Protocol):
-    """An array that is formed part by part as it is sliced, and must not be kept."""
+    """An array that is formed part by part as it is sliced, and must not be kept.
+
+    It refuses a part that is not finite itself, if it `looks`.
+    """
+
+    @property
+    def looks(self) -> bool:
+        """Whether it refuses what is not finite."""
 
     @property
     def step(self) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import ConsistencyError, ProducerExpiredError
-from daskps.shards import producers, run_record
+from daskps.shards import producers
 from daskps.shards.cuts.floors import Floors, owner_of
 from daskps.shards.memory.format import (
     CLOSED,
@@ -42,7 +42,7 @@ from daskps.shards.memory.format import FLOOR as SETTLED
 from daskps.shards.producers import WINDOW
 from daskps.shards.reads import flip_of_round
 from daskps.shards.run_record import CODES
-from daskps.shards.steps import Intervals, Ready, Ticket
+from daskps.shards.steps import Intervals, Ready, Ticket, changes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -216,7 +216,7 @@ class Cut:
     def holds(self, ticket: Ticket, segment: Segment) -> bool:
         """Keep a step that must wait for the cut; return whether it must."""
         step, record = ticket.step, segment.current
-        if not run_record.changes(step) or record.fixed[POLICY] == CODES["bsp"]:
+        if not changes(step) or record.fixed[POLICY] == CODES["bsp"]:
             return False
         owner = owner_of(step)
         if (owner, step.sequence) in self.missing:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from daskps.shards.memory.format import Words
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.steps import Intervals, Step, Tick
+    from daskps.shards.steps import Intervals, Step
 
 #: Owners whose targets are known, at most; those without a row in the record go first.
 _MOST = 4 * MAX_PRODUCERS
@@ -53,7 +53,7 @@ class Floors:
         self._segment = segment
         self._touched: dict[int, dict[int, Intervals]] = {}
 
-    def note(self, step: Step | Tick) -> None:
+    def note(self, step: Step) -> None:
         """Take what an applied step says besides its arrays, and the record has not."""
         owner = -1 - step.rank if step.run else step.producer
         if step.touched is not None:

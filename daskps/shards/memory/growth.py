@@ -34,7 +34,7 @@ from daskps.shards.memory.room import (
 
 if TYPE_CHECKING:
     from daskps.shards.arrays.any_rows import AnyRows
-    from daskps.shards.arrays.planning import Operations
+    from daskps.shards.arrays.rows import Operations
     from daskps.shards.memory.room import Memory
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.tables import TableMemory

@@ -83,18 +83,25 @@ class Publication:
         self.record.copy_from(self.old, row)
 
     def add(self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]) -> None:
-        """Take operations, each with the position of its piece."""
+        """Take the operations of one step or round, each with the position of its piece.
+
+        Each piece that they touch by its rule has taken one step more.
+        """
+        record, counted = self.record, set[int]()
         for position, operation in operations:
+            if operation.binding is not None and position not in counted:
+                counted.add(position)
+                record.steps[position] += 1
+            record.changed[position] = self.flip
             if isinstance(operation, RowUpdate):
                 ordinal = position - len(self.segment.pieces)
                 self._rows.setdefault(ordinal, []).append(operation)
                 if len(operation.ids) and ordinal not in self._changed:
                     self._changed.append(ordinal)
                 # A removal is no push: how many steps it takes must not age rows.
-                self.record.clocks[ordinal] += not operation.forget
-            else:
+                record.clocks[ordinal] += not operation.forget
+            elif len(operation.data) or not len(self.segment.weights[0][position]):
                 self._operations.setdefault(position, []).append(operation)
-            self.record.changed[position] = self.flip
 
     def has_room(
         self, operations: Sequence[tuple[int, PieceUpdate | RowUpdate]]
@@ -118,51 +125,64 @@ class Publication:
             Where something was to be looked at and is not finite. This publication
             stopped half-way then; the one in force is whole once rows are settled.
         """
-        segment = self.segment
-        if self._rows:
+        segment, changed = self.segment, self._operations
+        if self._changed:
             # First: what is refused there must not be in slots of one buffer yet.
-            self.write_rows()
-        # Of a part of a parameter that lies elsewhere a shard counts the step alone.
-        by_piece = self._operations.items()
-        self._operations = {
-            at: of for at, of in by_piece if any(len(op.data) for op in of)
-        }
-        self.take_along(len(self._operations))
-        large = is_large(segment)
-        self._look_first()
-        for position, operations in self._operations.items():
-            n = segment.pieces[position].size
-            if not large and (rule := _plain(operations, n)) is not None:
-                (only,) = operations
-                data = only.data[0:n]
-                if only.check and not rule.is_finite(data):
+            self._write_rows()
+        if segment.is_together and 0 < len(changed) < len(segment.pieces):
+            self._take_along()
+        if segment.n_sides == 1 and segment.has_slots:
+            self._look_first()
+        large = segment.weights_nbytes >= PAST_NBYTES
+        for position, operations in changed.items():
+            data, start, rule, scalars, replace, check = operations[0]
+            n = len(segment.weights[0][position])
+            if (
+                # One update of a whole piece by its rule, in one part; the result of a
+                # function of whole arrays replaces the weights.
+                rule is not None
+                and not (large or replace or start)
+                and len(operations) == 1
+                and len(data) == n
+                and (isinstance(data, np.ndarray) or n <= data.step)
+            ):
+                whole = data[0:n]
+                if check and not rule.is_finite(whole):
                     raise self._not_finite(position)
-                self._update(position, rule, data, only.scalars)
-                continue
-            master = segment.has_master[position]
-            bound = master or any(op.binding is not None for op in operations)
-            slots = self._slots(position) if bound else ((),) * 2
-            arrays = *self._weights(position), *slots
-            target = PieceBuffers(*arrays, segment.payload, master)
+                self._update(position, rule, whole, scalars)
+            else:
+                self._run(position, operations, large=large)
+        self._finish()
+
+    def _run(
+        self, position: int, operations: Sequence[PieceUpdate], *, large: bool
+    ) -> None:
+        """Apply any updates to a piece."""
+        segment, master = self.segment, self.segment.has_master[position]
+        bound = master or any(op.binding is not None for op in operations)
+        slots = self._slots(position) if bound else ((),) * 2
+        arrays = *self._weights(position), *slots
+        target = PieceBuffers(*arrays, segment.payload, master)
+        with np.errstate(all="ignore"):
             if not run_operations(operations, target, large):
                 raise self._not_finite(position)
-        self.finish()
 
     def _look_first(self) -> None:
         """Look at sums before anything is written, where slots in force would be.
 
         In memory of this process alone slots have one buffer.
         """
-        segment, slots = self.segment, self.segment.slot_init
-        if segment.n_sides > 1 or not any(slots[at] for at in self._operations):
+        slots = self.segment.slot_init
+        if not any(slots[at] for at in self._operations):
             return
         for position, operations in self._operations.items():
-            for one in operations:
-                n = len(one.data)
-                step = n if isinstance(one.data, np.ndarray) else one.data.step
-                for lo in range(0, n, step) if one.check else ():
-                    if not finite(one.data[lo : min(lo + step, n)]):
+            for data, *_, check in operations:
+                if isinstance(data, np.ndarray):
+                    if check and not finite(data):
                         raise self._not_finite(position)
+                elif data.looks:
+                    for lo in range(0, len(data), data.step):
+                        data[lo : min(lo + data.step, len(data))]
 
     def _not_finite(self, position: int) -> PushRejectedError:
         """Return why what was to be looked at is refused."""
@@ -173,17 +193,9 @@ class Publication:
             f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"
         )
 
-    def write_rows(self) -> None:
-        """Update rows in place, where there are any, before anything else is written.
-
-        Raises
-        ------
-        PushRejectedError
-            As :meth:`commit`.
-        """
+    def _write_rows(self) -> None:
+        """Update rows in place, before anything else is written."""
         segment, changed = self.segment, self._changed
-        if not changed:
-            return
         undo.begin(segment, self.flip, changed)
         for ordinal in changed:
             table, clock = segment.tables[ordinal], self.old.clocks[ordinal]
@@ -208,13 +220,13 @@ class Publication:
                         f"applied"
                     )
 
-    def take_along(self, n: int) -> None:
-        """Copy what a small shard has into the buffer that changes of `n` pieces go to.
+    def _take_along(self) -> None:
+        """Copy what a small shard has into the buffer that changes of some pieces go to.
 
         Before the first of these is written.
         """
-        segment, side = self.segment, self.old.plain[SIDE]
-        if not (segment.is_together and 0 < n < len(segment.pieces)) or side == MIXED:
+        side = self.old.plain[SIDE]
+        if side == MIXED:
             return
         np.asarray(self.record.weight_sides)[:] = 1 - side
         now, then = self.segment.vectors[side], self.segment.vectors[1 - side]
@@ -235,19 +247,7 @@ class Publication:
         into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
 
-    def update(
-        self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
-    ) -> None:
-        """Note one optimizer step of a whole piece and apply it at once.
-
-        Then :meth:`finish` takes the place of `commit`; before the first, where not every
-        piece is given to it, comes :meth:`take_along`.
-        """
-        self.record.steps[position] += 1
-        self.record.changed[position] = self.flip
-        self._update(position, binding, data, scalars)
-
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Put all updates in force in one store."""
         self.record.plain[SIDE] = self.record.side
         if (self._resets or self.withdraws) and self.segment.tables:
@@ -337,7 +337,7 @@ class Publication:
         publication notes; the record in force goes on with the one it has.
         """
         segment, old, new = self.segment, self.old.slot_sides, self.record.slot_sides
-        slots = segment.slots_of(self.record, position)
+        slots = segment.slots[new.item(position)][position]
         if segment.n_sides == 1 or not slots or new[position] != old[position]:
             return slots, slots
         new[position] = 1 - old[position]
@@ -368,15 +368,6 @@ def looks(segment: Segment, items: Sequence[Item]) -> bool:
             for item in items
         )
     )
-
-
-def _plain(operations: Sequence[PieceUpdate], n: int) -> Bound | None:
-    """Return the rule, where this is one update of a whole piece in one part."""
-    data, start, binding, _, replace, _ = operations[0]
-    # The result of a function of whole arrays replaces the weights.
-    fits = len(operations) == 1 and start == 0 and len(data) == n and not replace
-    in_one = isinstance(data, np.ndarray) or n <= data.step
-    return binding if fits and in_one else None
 
 
 def is_large(segment: Segment) -> bool:

@@ -117,6 +117,7 @@ class Segment:
         self.slot_init = [
             tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
         ]
+        self.has_slots = any(self.slot_init)
         #: Whether its first slot is a master.
         firsts = [slots.get(p.parameter.index, ()) for p in self.pieces]
         self.has_master = [*map(has_master, firsts)]

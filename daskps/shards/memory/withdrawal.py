@@ -36,7 +36,7 @@ def is_possible(segment: Segment) -> bool:
 
 
 class Withdrawal(Publication):
-    """The publication that takes back the one in force; :meth:`finish` ends it.
+    """The publication that takes back the one in force; :meth:`commit` ends it.
 
     Parameters
     ----------
@@ -57,11 +57,11 @@ class Withdrawal(Publication):
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Take the round back, after its rows were told once more."""
         for table in self.segment.tables:
             table.feed.again(self.old, self.record)
             if table.since(self.old):
                 # Rows whose time was over are there again, and no entry has them.
                 table.feed.stop()
-        super().finish()
+        super()._finish()

@@ -247,10 +247,6 @@ class Mailbox:
         sizes = self.n_slices, self._slice_nbytes, self._arenas_nbytes
         return [FORMAT, self.n_ranks, run, *sizes]
 
-    def find_slices(self, found: memoryview[int], at: int, n: int) -> list[Slice]:
-        """Return the slices that every other word names, `n` from `at` on."""
-        return [self.slice(found[i]) for i in range(at, at + 2 * n, 2)]
-
     def slice(self, index: int) -> Slice:
         """Return a slice by its index."""
         found = self._slices[index]

@@ -15,8 +15,9 @@ import numpy as np
 
 from daskps import config
 from daskps.errors import PushRejectedError
+from daskps.kernels.row_merge import warm
 from daskps.layout.arrays import compute_dtype
-from daskps.reduction import path
+from daskps.reduction import path, reduce_all
 from daskps.shards import run_record
 from daskps.shards.memory.format import (
     CLOCK,
@@ -27,13 +28,12 @@ from daskps.shards.memory.format import (
     RUN,
     integers,
 )
+from daskps.shards.memory.growth import make_room
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import settle
 from daskps.shards.rounds import sums, words
-from daskps.shards.rounds.completion import Completion
 from daskps.shards.rounds.mailbox import TURN
-from daskps.shards.rounds.row_sums import Arenas
-from daskps.shards.rounds.sums import CODES, Delivery, DirectSums
+from daskps.shards.rounds.sums import CODES, KINDS, Delivery, forms_of
 from daskps.shards.rounds.unticked import (
     Pushed,
     Unticked,
@@ -42,17 +42,17 @@ from daskps.shards.rounds.unticked import (
     widened,
 )
 from daskps.shards.run_record import EARLY, NEW, judge_step
-from daskps.shards.steps import GRADIENT, NOTHING, Tick
+from daskps.shards.steps import GRADIENT, MODEL, NOTHING, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.reduction import Reducer
-    from daskps.shards.arrays.planning import UpdatePlanner
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.planning import UpdatePlanner
     from daskps.shards.rounds.arena import RankRows
-    from daskps.shards.rounds.mailbox import Mailbox, MailboxTable
-    from daskps.shards.steps import Step
+    from daskps.shards.rounds.mailbox import Mailbox, MailboxTable, Slice
+    from daskps.shards.rounds.sums import Sum
     from daskps.typing import Array
 
 
@@ -97,7 +97,7 @@ class Round:
         self.run, self.size, self.reduce = run, mailbox.n_ranks, reduce
         self.mailbox = mailbox
         self._segment, self._planner = segment, planner
-        self._fail = fail
+        self._fail, self._cache_dir = fail, cache_dir
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._records = [record.words for record in segment.records]
@@ -107,7 +107,7 @@ class Round:
         self._paths: dict[int, Array] = {}
         self.work = words.compiled(cache_dir)
         #: The last findings, see :mod:`words`; the same as plain integers.
-        self._found = np.zeros(words.SLICES + 2 * self.size.bit_length(), np.int64)
+        self._found = np.zeros(words.SLICES + self.size.bit_length(), np.int64)
         self.found = integers(self._found)
         #: The table of the open round, as it was found last.
         self._table = mailbox.tables[0]
@@ -119,17 +119,16 @@ class Round:
         self._wanted = list(zip(dtypes, shapes, strict=True))
         #: Whether sums that are not finite are refused: what they are made of is.
         self._checks = config.check_finite()
-        self._direct = DirectSums.of(segment, planner, reduce, self.work)
-        #: Positions of tables come after those of arrays.
-        self._n_pieces = len(segment.pieces)
-        self._arenas = Arenas(mailbox.arenas, cache_dir)
-        self._completion = Completion(
-            *(segment, planner, mailbox),
-            reduce=reduce,
-            arenas=self._arenas,
-            found=self.found,
-            check=self._checks,
-        )
+        self._forms = forms_of(segment.pieces, self.work, check=self._checks)
+        #: By kind whether what ranks bring is weighed, and the sum of it divided: of
+        #: gradients that is as the run says; models are averaged, and deltas added up.
+        is_mean = {GRADIENT: reduce == "mean", MODEL: True}
+        self._weighs = {kind: is_mean.get(kind, False) for kind in KINDS}
+        #: By kind what a complete round says to rules: it has no number of its own.
+        self._said = {kind: Step(kind, run=run) for kind in KINDS}
+        self._said[NOTHING] = self._said[GRADIENT]
+        for dtype in {a.piece.table.dtype for a in mailbox.arenas if a.room}:
+            warm(np.dtype(compute_dtype(dtype)), cache_dir=cache_dir)
 
     @property
     def is_current(self) -> bool:
@@ -151,30 +150,56 @@ class Round:
 
     # -- a step joins --------------------------------------------------------
 
-    def find_slices(self, tick: Tick, arrays: Mapping[int, Array]) -> int:
+    def take_step(
+        self, step: Step, *, may_apply: bool = True, takes_ticks: bool = True
+    ) -> str:
+        """Take a trainer's step into the round if it is new; return the verdict.
+
+        Raises
+        ------
+        PushRejectedError, NoOptimizerError
+            When its arrays or rows do not fit.
+        ContributionLostError
+            When the rank's pushes before this one went with the shard's worker.
+        ConsistencyError
+            When the others send another kind.
+        """
+        arrays, table = dict[int, "Array"](), self.find_table()
+        code = CODES.get(step.kind, words.FREE) if step.items else 0
+        joins = step.tick and may_apply and takes_ticks and not self._unticked
+        if joins and code >= 0 and 0 <= step.rank < self.size:
+            n_pieces, wanted = len(self._wanted), self._wanted
+            for position, start, data, ids, _ in step.items:
+                if (
+                    ids is not None
+                    or start
+                    or not 0 <= position < n_pieces
+                    or (data.dtype, data.shape) != wanted[position]
+                    or not data.flags.c_contiguous
+                ):
+                    break
+                arrays[position] = data
+            if len(arrays) == len(step.items):
+                n = self._look(step, bool(arrays and step.weight), code)
+                if n >= 0:
+                    self._deliver(step, arrays, n)
+                    return NEW
+        return self._judge(step, table, may_apply=may_apply, takes_ticks=takes_ticks)
+
+    def _look(self, step: Step, brings: bool, code: int) -> int:
         """Return how many slices a step meets that joins as it is; -1 for any other.
 
         Not -1 only where :func:`judge_step` says NEW, the kind fits and nothing was
         pushed before the tick. All else that it finds is in :attr:`found`.
         """
-        rank, code = tick.rank, CODES.get(tick.kind, words.FREE) if arrays else 0
-        if self._unticked or code < 0 or not 0 <= rank < self.size:
-            return -1
-        for position, data in arrays.items():
-            dtype, shape = self._wanted[position]
-            if (
-                data.dtype != dtype
-                or data.shape != shape
-                or not data.flags.c_contiguous
-            ):
-                return -1
-        table, brings = self.find_table().array, bool(arrays and tick.weight)
-        when, out = (tick.clock, tick.sequence), (self._find_path(rank), self._found)
-        n: int = self.work.look(table, *self._sizes, rank, brings, *when, code, *out)
+        said = step.rank, brings, step.clock, step.sequence, code
+        path = self._paths.get(step.rank)
+        to = self._find_path(step.rank) if path is None else path, self._found
+        n: int = self.work.look(self._table.array, *self._sizes, *said, *to)
         return n
 
     def _climb(self, rank: int, brings: bool) -> int:
-        """As :meth:`find_slices`, for a rank that is in by what was looked at before."""
+        """As :meth:`_look`, for a rank that is in by what was looked at before."""
         table, out = self._table.array, (self._find_path(rank), self._found)
         n: int = self.work.climb(table, *self._sizes, rank, brings, *out)
         return n
@@ -187,9 +212,9 @@ class Round:
             known = self._paths[rank] = np.array(above, np.int64).reshape(-1)
         return known
 
-    def deliver(
+    def _deliver(
         self,
-        tick: Tick,
+        step: Step,
         arrays: Mapping[int, Array],
         n: int,
         *,
@@ -200,54 +225,51 @@ class Round:
         """Take a rank into the round, which `n` slices of sums meet, as was found.
 
         The round that it completes is applied, if that may be; else what came is kept.
-        Sums are formed at once where all parts of them are gradients of the whole shard
-        and that is small, and otherwise lazily, tile by tile. Of `rows`, by the number of
-        their table, they are formed when the round is applied.
+        Of `rows`, by the number of their table, sums are formed when the round is
+        applied.
         """
-        code = CODES[tick.kind] if arrays or rows else 0
-        if not tick.weight:
+        code = CODES[step.kind] if arrays or rows else 0
+        if not step.weight:
             arrays, rows = {}, {}
-        slices = self.mailbox.find_slices(self.found, words.SLICES, n) if n else ()
-        weight = 0.0
-        if self._direct is not None:
-            weight = self._direct.weigh(tick, arrays, slices)
-        came = Delivery(tick, arrays, slices, code, bits, weight)
+        slices = self._slices(n) if n else ()
+        came = Delivery(step, arrays, slices, code, bits)
         if rows:
-            scale = tick.weight if sums.is_mean(tick.kind, self.reduce) else 1.0
-            spans = self._arenas.place(self._table, rows, scale)
+            scale = step.weight if self._weighs[step.kind] else 1.0
+            spans = {}
+            for ordinal, of in rows.items():
+                taken, arena = self._table.spans(ordinal), self.mailbox.arenas[ordinal]
+                with np.errstate(all="ignore"):
+                    spans[ordinal] = arena.place(taken.values(), of, scale)
             came = came._replace(spans=spans)
         if self.found[words.LAST] and may_apply:
             self._apply(came)
         else:
             self._keep(came)
 
+    def _slices(self, n: int) -> list[Slice]:
+        """Return the first `n` slices that were found."""
+        found, first = self.found, words.SLICES
+        return [self.mailbox.slice(found[at]) for at in range(first, first + n)]
+
     def _keep(self, came: Delivery) -> None:
         """Keep the sum of what came; put the table in force that has the rank in it."""
-        mailbox, tick, n = self.mailbox, came.tick, len(came.slices)
+        mailbox, step, n = self.mailbox, came.step, len(came.slices)
         if came.arrays or n > 1:
+            weighs = self._weighs[step.kind]
             out = mailbox.slice(self.found[words.INTO])
-            if came.weight and self._direct is not None:
-                self._direct.fill(came, out)
-            else:
-                weighs = sums.is_mean(tick.kind, self.reduce)
-                sums.fill_slice(out, sums.gather(came, weighs, self.found))
+            sums.fill_slice(out, sums.gather(came, weighs, self._forms))
         table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
-        who = tick.rank, came.bits, tick.sequence + 1, came.code, tick.weight
+        who = step.rank, came.bits, step.sequence + 1, came.code, step.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
         if came.spans:
-            other.note_rows(tick.rank, tick.weight, came.spans)
+            other.note_rows(step.rank, step.weight, came.spans)
         mailbox.words[TURN] += 1
-        self._unticked.pop(tick.rank, None)
+        self._unticked.pop(step.rank, None)
 
     def _apply(self, came: Delivery) -> None:
         """Publish the round that a rank completes, or say why it cannot be."""
         try:
-            has_rows = came.spans or self._table.words[words.N_BROUGHT]
-            if came.weight and self._direct is not None and not has_rows:
-                n_pushes = self._publish_direct(came, self._direct)
-            else:
-                with np.errstate(all="ignore"):
-                    n_pushes = self._completion.publish(self._table, came, self._note)
+            n_pushes = self._publish(came)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
             settle(self._segment)
             if (fail := self._fail()) is not None:
@@ -256,60 +278,84 @@ class Round:
         self._header[N_APPLIED] += n_pushes
         self._unticked.clear()
 
-    def _publish_direct(self, came: Delivery, direct: DirectSums) -> int:
-        """Publish gradients for all pieces of a small shard; return how many pushed."""
-        now, divisor = self._segment.current, 1.0
-        counts, words = now.steps, now.factors
-        if self.reduce == "mean":
-            divisor = came.weight
-        rules = enumerate(direct.rules)
-        epoch = self._planner.epoch_of
-        scalars = [
-            r.scalars(
-                *(counts.item(p) + 1, None),
-                *(epoch() if r.goes_by_epoch else None, words[p]),
-            )
-            for p, r in rules
-        ]
-        check, segment = self._checks, self._segment
-        if check and segment.n_sides == 1 and any(segment.slot_init):
-            # Slots in force are written with the first piece.
-            for position in range(len(direct.rules)):
-                out = direct.formed[position]
-                direct.form(came, position, out, divisor, check=True)
-            check = False
-        publication = Publication(segment)
-        n_pushes = self._note(came, publication.flip)
-        for position, rule in enumerate(direct.rules):
-            out = direct.formed[position]
-            data = direct.form(came, position, out, divisor, check=check)
-            publication.update(position, rule, data, scalars[position])
-        publication.finish()
+    def _publish(self, came: Delivery) -> int:
+        """Publish a complete round; return how many pushed."""
+        segment, table, step = self._segment, self._table, came.step
+        said = self._said[KINDS[came.code or table.words[words.KIND]]]
+        if segment.has_any_ids:
+            settle(segment)
+        if callable(self.reduce):
+            reduced = self._reduce(came, said.kind)
+        else:
+            weighs = self._weighs[said.kind]
+            reduced = sums.divide(sums.gather(came, weighs, self._forms), weighs)
+        rows: Mapping[int, tuple[Array, Array]] = {}
+        if came.spans or table.words[words.N_BROUGHT]:
+            rows = self._merge(came, said.kind)
+        counts = segment.records[self._header[FLIP] & 1].steps
+        # One rank's arrays alone were looked at before they came.
+        looks = self._checks and bool(
+            came.slices or step.check or callable(self.reduce)
+        )
+        planned = self._planner.round(said, reduced, rows, counts, check=looks)
+        if segment.has_any_ids:
+            make_room(segment, planned)
+        # Not before: it overwrites the round before the one in force.
+        publication = Publication(segment, of_sums=True)
+        publication.add(planned)
+        record = self._records[publication.flip & 1]
+        who = step.rank, came.bits, step.sequence + 1, step.weight
+        n_pushes: int = self.work.note(
+            record, self._ranks_at, table.array, self.size, *who
+        )
+        publication.commit()
         return n_pushes
 
-    def _note(self, came: Delivery, flip: int) -> int:
-        """Note the complete round in the record of a flip; return how many pushed."""
-        tick, table = came.tick, self._table.array
-        who = tick.rank, came.bits, tick.sequence + 1, tick.weight
-        record = self._records[flip & 1]
-        n: int = self.work.note(record, self._ranks_at, table, self.size, *who)
-        return n
+    def _reduce(self, came: Delivery, kind: str) -> dict[int, Sum | Array]:
+        """Return what a function makes of the arrays of a complete round, by position."""
+        held = enumerate(self._table.first.tolist())
+        nodes = {r: self.mailbox.slice(i).node() for i, r in held if r != words.FREE}
+        if came.arrays:
+            weight, arrays = came.step.weight, dict(came.arrays)
+            if self._weighs[kind]:
+                arrays = {
+                    p: array * array.dtype.type(weight) for p, array in arrays.items()
+                }
+            nodes[came.step.rank] = arrays, dict.fromkeys(arrays, weight)
+        if kind == GRADIENT:
+            return dict(reduce_all(nodes, self.size, self.reduce))
+        # Sums are not to be made in place of what others have in their slices.
+        views = {
+            rank: ({p: _read_only(array) for p, array in arrays.items()}, weights)
+            for rank, (arrays, weights) in nodes.items()
+        }
+        how = "mean" if kind == MODEL else "sum"
+        return dict(reduce_all(views, self.size, how))
+
+    def _merge(self, came: Delivery, kind: str) -> dict[int, tuple[Array, Array]]:
+        """Return ids and sums of the rows of a complete round by position."""
+        table, step, found = self._table, came.step, {}
+        is_mean = self._weighs[kind]
+        for ordinal, arena in enumerate(self.mailbox.arenas):
+            spans = table.spans(ordinal)
+            if ordinal in came.spans:
+                spans[step.rank] = came.spans[ordinal]
+            if spans:
+                weights = None
+                if is_mean:
+                    weights = {r: table.weights[r] for r in spans}
+                    weights |= {step.rank: step.weight} if ordinal in came.spans else {}
+                merged = arena.merge(spans, weights, self._cache_dir)
+                found[len(self._wanted) + ordinal] = merged
+        return found
 
     # -- what is not as simple -----------------------------------------------
 
-    def take_step(self, step: Step, may_apply: bool, takes_ticks: bool) -> str:
-        """Take a trainer's step into the round if it is new; return the verdict.
-
-        Raises
-        ------
-        PushRejectedError, NoOptimizerError
-            When its arrays or rows do not fit.
-        ContributionLostError
-            When the rank's pushes before this one went with the shard's worker.
-        ConsistencyError
-            When the others send another kind.
-        """
-        table, rank = self.find_table(), step.rank
+    def _judge(
+        self, step: Step, table: MailboxTable, *, may_apply: bool, takes_ticks: bool
+    ) -> str:
+        """Take a step that does not simply join; see :meth:`take_step`."""
+        rank = step.rank
         word = table.ranks[rank]
         state = (
             table.words[words.ROUND],
@@ -336,17 +382,19 @@ class Round:
             kind = self._check_kind(step, table)
             step = widened(step)
         rows = join_rows(rows, step, self._planner)
-        brought = {p - self._n_pieces: of for p, of in rows.items()}
-        if step.weight:
-            self._arenas.check(table, brought)
-        arrays = join_pushes(arrays, step)
-        tick = Tick.of(step, kind)
+        brought = {p - len(self._wanted): of for p, of in rows.items()}
+        for ordinal, came in brought.items() if step.weight else ():
+            taken = table.spans(ordinal).values()
+            self.mailbox.arenas[ordinal].check(taken, len(came.ids))
+        with np.errstate(all="ignore"):
+            arrays = join_pushes(arrays, step)
+        step = step._replace(kind=kind, items=())
         if step.tick:
             n = self._climb(rank, bool(arrays and step.weight))
-            self.deliver(tick, arrays, n, rows=brought, may_apply=may_apply)
+            self._deliver(step, arrays, n, rows=brought, may_apply=may_apply)
         else:
             table.note_pushed(rank, True)
-            self._unticked[rank] = Pushed(tick, arrays, rows)
+            self._unticked[rank] = Pushed(step, arrays, rows)
         return NEW
 
     def _check_kind(self, step: Step, table: MailboxTable) -> str:
@@ -393,10 +441,8 @@ class Round:
         n = self._climb(rank, brings=False)
         if not table.words[words.N_TICKED]:
             self.found[words.LAST] = 0
-        nothing = Tick(
-            self.run, rank, table.words[words.ROUND], after - 1, NOTHING, 0.0
-        )
-        self.deliver(nothing, {}, n, may_apply=may_apply, bits=words.FINISHED)
+        nothing = Step(run=self.run, rank=rank, sequence=after - 1, weight=0.0)
+        self._deliver(nothing, {}, n, may_apply=may_apply, bits=words.FINISHED)
 
     def waits_for(self, rank: int) -> bool:
         """Return whether a rank has not finished."""
@@ -442,12 +488,10 @@ class Round:
         if not callable(self.reduce):
             for index, first in enumerate(self._table.first.tolist()):
                 if first != words.FREE:
-                    at = words.SLICES + 2 * n
-                    found[at], found[at + 1] = index, 1
+                    found[words.SLICES + n] = index
                     n += 1
-        slices = self.mailbox.find_slices(found, words.SLICES, n)
-        nobody = Tick(self.run, -1, 0, -1, NOTHING, 0.0)
-        self._apply(Delivery(nobody, {}, slices))
+        nobody = Step(run=self.run, sequence=-1, weight=0.0)
+        self._apply(Delivery(nobody, {}, self._slices(n)))
 
     # -- checks --------------------------------------------------------------
 
@@ -456,3 +500,9 @@ class Round:
         """The next sequence number of every rank."""
         table = self.find_table()
         return [self._unticked.find_next(rank, table) for rank in range(self.size)]
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -18,17 +18,17 @@ from daskps.shards.steps import NOTHING, Item
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from daskps.shards.arrays.planning import UpdatePlanner
+    from daskps.shards.planning import UpdatePlanner
     from daskps.shards.rounds.mailbox import MailboxTable
-    from daskps.shards.steps import Step, Tick
+    from daskps.shards.steps import Step
     from daskps.typing import Array
 
 
 class Pushed(NamedTuple):
     """The pushes of a rank in the open round."""
 
-    #: All its pushes as one step, as the tick says it.
-    tick: Tick
+    #: What all its pushes say as one step.
+    step: Step
     arrays: dict[int, Array]
     #: By position.
     rows: dict[int, RankRows]
@@ -40,12 +40,12 @@ class Unticked(dict[int, Pushed]):
     def find(self, rank: int, now: int) -> Pushed | None:
         """Return what a rank has pushed."""
         held = self.get(rank)
-        return held if held is not None and held.tick.clock == now else None
+        return held if held is not None and held.step.clock == now else None
 
     def find_next(self, rank: int, table: MailboxTable) -> int:
         """Return the next sequence number of a rank, for the table of the open round."""
         held = self.find(rank, table.words[words.ROUND])
-        return table.next[rank] if held is None else held.tick.sequence + 1
+        return table.next[rank] if held is None else held.step.sequence + 1
 
     def find_other_kind(
         self, step: Step, table: MailboxTable
@@ -56,7 +56,7 @@ class Unticked(dict[int, Pushed]):
         """
         now = table.words[words.ROUND]
         sent = [(KINDS[table.words[words.KIND]], -1)]
-        sent += [(of.tick.kind, r) for r, of in self.items() if of.tick.clock == now]
+        sent += [(of.step.kind, r) for r, of in self.items() if of.step.clock == now]
         for kind, rank in sent:
             if kind not in (NOTHING, step.kind) or step.kind not in KINDS:
                 return kind, rank

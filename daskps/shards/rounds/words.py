@@ -47,8 +47,8 @@ SHIFT, MASK = 5, 31
 #: First rank of a slice that holds nothing.
 FREE = -1
 #: Where :func:`climb` says what it found: the node [lo, hi) that is complete, the slice
-#: for its sum, whether the round is complete; then for each slice that is added, the
-#: lowest first, its index and whether it is the left part.
+#: for its sum, whether the round is complete; then the index of each slice that is added,
+#: the lowest first.
 LO, HI, INTO, LAST, SLICES = range(5)
 
 
@@ -100,8 +100,7 @@ def climb(
             break
         for index in range(n_slices):
             if table[slices + index] == first:
-                found[SLICES + 2 * n] = index
-                found[SLICES + 2 * n + 1] = left
+                found[SLICES + n] = index
                 n += 1
                 break
         found[LO], found[HI] = lo, hi
@@ -162,7 +161,7 @@ def join(
     for at in range(len(table)):
         other[at] = table[at]
     for i in range(n):
-        other[slices + found[SLICES + 2 * i]] = FREE
+        other[slices + found[SLICES + i]] = FREE
     into = found[INTO]
     if into != FREE:
         other[slices + into] = found[LO]

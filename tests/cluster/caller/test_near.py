@@ -35,7 +35,6 @@ from daskps.shards.steps import (
     READ,
     Item,
     Step,
-    Tick,
     Ticket,
 )
 from tests.cluster.callers import ALL, Far, Ways, call, target_in
@@ -223,8 +222,8 @@ def test_a_step_joins_a_round_only_where_nothing_is_in_its_way(
 
     if why == "locked":
         lock_of(hosted).acquire = busy  # as if it were taken
-    tick = Tick(RUN + 1, 0, 0, 0, GRADIENT, 1.0)
-    versions, rest = near.try_step(tick, {0: np.ones(1000)})
+    step = Step(GRADIENT, run=RUN + 1, rank=0, tick=True)
+    versions, rest = near.try_step(step, {0: np.ones(1000)})
     n_in = int(hosted.shard.round.find_table().words[N_IN])  # type: ignore[union-attr]  # in rounds
     if why:
         assert (versions, rest, n_in) == ([], near.parts, 0)

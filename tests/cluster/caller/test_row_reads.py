@@ -309,7 +309,7 @@ def test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are(
         here.pull(given)
         withdrawal = Withdrawal(shard.segment)
         withdrawal.record.plain[VERSION] = 9
-        withdrawal.finish()
+        withdrawal.commit()
     elif between == "ids":
         given[:] = ids[::-1]  # the caller's array, written to
     looks: list[int] = []

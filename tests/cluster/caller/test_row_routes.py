@@ -16,7 +16,6 @@ from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import Target
 from daskps.layout.arrays import Layout
-from daskps.shards.steps import Tick
 
 ROWS, DIM = 23, 3
 RowIds = st.lists(st.integers(0, ROWS - 1), max_size=30)
@@ -145,7 +144,7 @@ def test_of_several_shards_those_that_others_are_at_come_last():
         def __init__(self, shard: int, answers: list[int]) -> None:
             self.layout, self.shard, self.answers = layout, shard, answers
 
-        def try_step(self, tick, arrays, seconds, rows, *, check):
+        def try_step(self, step, seconds):
             said.append((self.shard, seconds))
             return self.answers.pop(0)
 
@@ -158,6 +157,5 @@ def test_of_several_shards_those_that_others_are_at_come_last():
     cut = RowCut.of(layout.tables[0], np.array([1, 22]), 2)
     request = routes.push(meta, {}, Step(), rows=[RowsGiven(cut, np.zeros(2 * DIM))])
     near = NearRoute(request.route, ways)
-    tick = Tick.of(request.step, request.step.kind)
-    assert near.try_step(tick, {}, request.rows) == ([(1, 7), (0, 5)], [])
+    assert near.try_step(request.step, {}, request.rows) == ([(1, 7), (0, 5)], [])
     assert said == [(0, 0.0), (1, 0.0), (0, SOON_SECONDS)]

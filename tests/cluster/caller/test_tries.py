@@ -16,6 +16,7 @@ from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import ProducerExpiredError
 from daskps.shards import producers
 from daskps.shards.memory.format import Record
+from daskps.shards.steps import Step
 
 N_SHARDS, ID = 3, 7
 NO_END = Deadline(None, "a push")
@@ -39,7 +40,8 @@ class Shard:
 
     def take(self, number: int, given_up: tuple[int, ...]) -> None:
         if not producers.repeats(self.record, ID, number):
-            producers.note_push(self.record, ID, number, given_up=given_up)
+            step = Step(producer=ID, sequence=number, given_up=given_up)
+            producers.note_push(self.record, step)
             self.applied[number] += 1
 
 

@@ -19,7 +19,7 @@ from daskps.shards import producers
 from daskps.shards.memory.format import GENERATION, WANTED
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Tick, Ticket
+from daskps.shards.steps import ADD, GRADIENT, READ, Item, Ready, Step, Ticket
 from tests.cluster.hosted import bare_host, shared_shard
 from tests.seams import mutex_of
 from tests.shards.making import Momentum, held
@@ -224,15 +224,16 @@ def test_a_step_without_a_ticket_ends_the_wait_of_those_that_have_one():
     segment.words[GENERATION] = hosted.shard.generation
     hosted.shard.begin_run(1, BSP(), 2)
     owner = Owner()
-    tick = Tick(1, 0, 0, 0, GRADIENT, 1.0)
-    assert hosted.try_step(tick, {0: GRADS[0]}, 0) == 0
+    step = Step(GRADIENT, (Item(0, 0, GRADS[0]),), 1, 0, tick=True)
+    assert hosted.try_step(step, 0) == 0
     waiting = Ticket(Step(run=1, rank=0, clock=1, wait=READ), owner=owner)
     hosted.offer(waiting, 0)
     assert (waiting.outcome, owner.n) == (None, 0)
     # Of the next round, and so too early.
     early = Step(GRADIENT, (Item(0, 0, GRADS[1]),), 1, 0, 1, tick=True, sequence=1)
     hosted.offer(Ticket(early, owner=owner), 0)
-    assert hosted.try_step(tick._replace(rank=1), {0: GRADS[2]}, 0) == 1
+    other = step._replace(rank=1, items=(Item(0, 0, GRADS[2]),))
+    assert hosted.try_step(other, 0) == 1
     assert isinstance(waiting.outcome, Ready)
     assert owner.n == 2
     assert not hosted.waits

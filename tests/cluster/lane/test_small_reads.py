@@ -310,7 +310,7 @@ def test_no_answer_is_torn(host, server, n):
             # What is copied first and last: more would only make it slower.
             weights[0] = weights[-1] = version
         publication.record.plain[VERSION] = version
-        publication.finish()
+        publication.commit()
         sum(range(pauses[version % 1000]))
 
     def run() -> None:

@@ -148,7 +148,7 @@ def test_rows_of_a_round_that_is_withdrawn_are_told_again():
         assert read(shard, 1) == {2, 3}
         assert read(shard, 0) == {1, 2, 3}
         assert read(shard, 2) in (set(), {2, 3})
-    withdrawal.finish()
+    withdrawal.commit()
     assert version(shard) == 9
     assert read(shard, 2, by=1) == {2, 3}
     assert read(shard, 1, by=1) == {2, 3}

@@ -39,11 +39,10 @@ from daskps.shards.steps import (
     Item,
     Ready,
     Step,
-    Tick,
     Ticket,
 )
 from tests.invariants import bound_of, nodes_of, validate
-from tests.seams import sums_of, take_tickets
+from tests.seams import form_by, judge_all
 from tests.shards.making import (
     RUN,
     A,
@@ -355,11 +354,10 @@ def test_run_that_is_over_is_not_attached_to():
 
 def test_run_that_its_owner_has_ended_takes_no_step():
     owner, deputy, _ = pair(2)
-    tick = Tick(RUN, 0, 0, 0, GRADIENT, 1.0)
     before = owner.segment.buffer.copy()
     owner.end_run(RUN, "test")
     ended = owner.segment.buffer.copy()
-    assert deputy.try_step(tick, {A: np.ones(9, "f4")}) == ASK
+    assert deputy.step(gradient(0, {A: np.ones(9, "f4")})) == ASK
     assert (owner.segment.buffer == ended).all()
     assert (before != ended).any()
 
@@ -661,8 +659,7 @@ def watched(
     open_round: Any = shard.round
     open_round.work = PLAIN
     open_round._records = [Words(words, watch) for words in open_round._records]
-    if (direct := sums_of(shard)) is not None:
-        direct._forms = [PLAIN.form4] * 2
+    form_by(open_round, PLAIN.form4)
     mailbox = open_round.mailbox
     mailbox.words = Words(mailbox.words, watch)
     for table in mailbox.tables:
@@ -709,15 +706,13 @@ def states(layout: Layout) -> list[Any]:
 
 def submit(shard: Shard, ticket: Ticket) -> None:
     """As a step that is not ordinary."""
-    take_tickets(shard)
+    judge_all(shard)
     shard.submit([ticket])
 
 
 def take(shard: Shard, ticket: Ticket) -> None:
     """Take a step without a ticket, which must be possible."""
-    step = ticket.step
-    arrays = {item.position: item.data for item in step.items}
-    version = shard.try_step(Tick.of(step, step.kind), arrays)
+    version = shard.step(ticket.step)
     assert version >= 0
     ticket.outcome = Ready(shard.segment.flip, version)
 

@@ -14,7 +14,6 @@ from daskps.errors import PushRejectedError
 from daskps.layout.arrays import Layout
 from daskps.shards.memory import publication
 from daskps.shards.memory.segment import Segment
-from daskps.shards.rounds import sums
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, MODEL, Item, Step
 from tests.invariants import validate
@@ -46,7 +45,6 @@ def step(rank: int, clock: int, value: float, kind: str, weight: float = 1.0) ->
 def size(request, monkeypatch):
     if request.param is not None:
         monkeypatch.setattr(publication, "PAST_NBYTES", request.param)
-        monkeypatch.setattr(sums, "PAST_NBYTES", request.param)
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -36,7 +36,6 @@ from daskps.shards.steps import (
     Item,
     Ready,
     Step,
-    Tick,
     Ticket,
 )
 from tests.invariants import validate
@@ -301,11 +300,12 @@ def test_rows_beside_arrays_of_all_pieces():
     (owner,), (deputy,) = store.owners, store.deputies
     both: dict[int, Any] = {W: np.ones(6, "f4"), EMB: some((3, 1.0))}
     send(owner, step(store, owner, both, 0))
-    version = deputy.try_step(Tick(RUN, 1, 0, 0, GRADIENT, 1.0), {0: np.ones(6, "f4")})
-    assert version == 1
+    arrays = [Item(0, 0, np.ones(6, "f4"))]
+    assert deputy.step(Step(GRADIENT, arrays, RUN, 1, tick=True)) == 1
     assert owner.segment.weights[owner.segment.current.side][0].tolist() == [2] * 6
     assert read(owner, EMB, [3])[0] == pytest.approx([-0.3 * 1.175] * 2)
-    assert deputy.try_step(Tick(RUN, 1, 1, 1, GRADIENT, 1.0), {1: both[EMB]}) == ASK
+    arrays = [Item(1, 0, np.ones(6, "f4"))]
+    assert deputy.step(Step(GRADIENT, arrays, RUN, 1, 1, tick=True, sequence=1)) == ASK
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Sums that are formed at once: the same bits as those formed tile by tile."""
+"""Sums in one pass of a compiled loop: the bits of NumPy, tile by tile."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ import pytest
 
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
-from daskps.reduction import REDUCTIONS
+from daskps.reduction import REDUCTIONS, reduce_all
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.rounds import sums
-from daskps.shards.rounds.sums import DirectSums
 from daskps.shards.shard import Shard
-from daskps.shards.steps import (
-    ASK,
-    GRADIENT,
-    MODEL,
-    NOTHING,
-    Tick,
-)
+from daskps.shards.steps import ASK, MODEL, NOTHING
 from tests.invariants import validate
-from tests.seams import form_lazily, sums_of, take_tickets
+from tests.seams import form_by, judge_all, room_of_sums
 from tests.shards.making import RUN, Momentum, contents, counts, failed, send
 from tests.shards.rounds.test_mailbox import gradient
 
@@ -47,27 +40,21 @@ def shard_of(
     return shard
 
 
-def lazy(*given: Any, **more: Any) -> Any:
-    """A shard whose steps all take the general road."""
+def plain(*given: Any, **more: Any) -> Any:
+    """A shard that judges all steps, and has NumPy add their arrays, a tile at a time."""
     shard: Any = shard_of(*given, **more)
-    take_tickets(shard)
+    judge_all(shard)
     assert shard.round
-    form_lazily(shard.round)
+    form_by(shard.round, None)
     return shard
 
 
-@pytest.fixture
-def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the sum of each step that was looked at was formed at once."""
-    found: list[bool] = []
-
-    def weigh(self: DirectSums, *given: Any) -> float:
-        found.append(real(self, *given) > 0)
-        return real(self, *given)
-
-    real = DirectSums.weigh
-    monkeypatch.setattr(DirectSums, "weigh", weigh)
-    return found
+@pytest.fixture(autouse=True, params=[16, sums.TILE_NBYTES], ids=["tiles", "whole"])
+def tile(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many bytes of a sum are formed at a time."""
+    monkeypatch.setattr(sums, "TILE_NBYTES", request.param)
+    nbytes: int = request.param
+    return nbytes
 
 
 def rough(rng: np.random.Generator, position: int) -> Any:
@@ -82,56 +69,61 @@ def both(rng: np.random.Generator) -> dict[int, Any]:
 
 
 def take(
-    shard: Shard, rank: int, clock: int, arrays: Any, weight: float = 1.0, kind=GRADIENT
+    shard: Shard, rank: int, clock: int, arrays: Any, weight: float = 1.0, **said: Any
 ) -> int:
-    return shard.try_step(Tick(RUN, rank, clock, clock, kind, weight), arrays)
+    return shard.step(gradient(rank, arrays, weight, clock)._replace(**said))
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 5, 8, 33])
-def test_direct_sums_have_the_bits_of_lazy_ones(n_ranks, reduce, direct):
+def test_sums_have_the_bits_of_numpy(n_ranks, reduce):
     rng = np.random.default_rng(n_ranks)
-    taken, asked = shard_of(n_ranks, reduce), lazy(n_ranks, reduce)
-    for clock, weights in enumerate(([1.0], [64.0, 7.0], [0.3, 1.7, 1e-3])):
+    taken, asked = shard_of(n_ranks, reduce), plain(n_ranks, reduce)
+    nodes: dict[int, Any] = {}
+    for clock, weights in enumerate(([0.3, 1.7, 1e-3], [64.0, 7.0], [1.0])):
         for place, rank in enumerate(map(int, rng.permutation(n_ranks))):
             arrays, weight = both(rng), weights[place % len(weights)]
+            scale = weight if reduce == "mean" else 1.0
+            scaled = {p: a * a.dtype.type(scale) for p, a in arrays.items()}
+            nodes[rank] = scaled, dict.fromkeys(arrays, weight)
             (ticket,) = send(asked, gradient(rank, arrays, weight, clock))
             assert take(taken, rank, clock, arrays, weight) == ticket.version
             assert contents(taken) == contents(asked)
             validate(taken)
+        if not clock:  # slots have the gradient itself yet
+            of, found = taken.segment, reduce_all(nodes, n_ranks, reduce)
+            slots = [of.slots_of(of.current, position)[0] for position in (0, 1)]
+            assert [s.tobytes() for s in slots] == [found[p].tobytes() for p in (0, 1)]
     assert taken.segment.current.version == 3
     # Clock, next sequence, whether waited for, and what the open clock began with.
     assert taken.segment.current.ranks[:n_ranks].tolist() == [[3, 3, 1, 3, 0]] * n_ranks
     assert counts(taken)[0] == counts(asked)[0] == 3 * n_ranks
-    assert direct == [True] * (3 * n_ranks)
 
 
 @pytest.mark.parametrize("lack", ["piece", "arrays", "model"])
 @pytest.mark.parametrize("odd", range(4))
-def test_rounds_of_both_have_the_same_bits(odd, lack, direct):
+def test_rounds_of_both_have_the_same_bits(odd, lack):
     """A step that is not like the others comes before, between and after them."""
     rng = np.random.default_rng(odd)
-    taken, asked = shard_of(4), lazy(4)
+    taken, asked = shard_of(4), plain(4)
     for clock in range(2):
         for rank in range(4):
-            arrays, kind = both(rng), GRADIENT
+            arrays, said = both(rng), dict[str, Any]()
             if rank == odd and lack == "piece":
                 del arrays[rank % 2]
             elif rank == odd and lack == "arrays":
-                arrays, kind = {}, NOTHING
+                arrays, said = {}, {"kind": NOTHING}
             elif lack == "model":
-                kind = MODEL
+                said = {"kind": MODEL}
             given = gradient(rank, arrays, 1.0, clock)
-            (ticket,) = send(asked, given._replace(kind=kind))
-            assert take(taken, rank, clock, arrays, kind=kind) == ticket.version
+            (ticket,) = send(asked, given._replace(**said))
+            assert take(taken, rank, clock, arrays, **said) == ticket.version
             assert contents(taken) == contents(asked)
-    assert len(direct) == 8
-    assert any(direct) == (lack != "model")
 
 
 def test_shard_without_pieces_takes_steps():
     few = Layout.build({"a": ((1,), "float32")}, 2)
-    taken, asked = (make(3, layout=few, index=1) for make in (shard_of, lazy))
+    taken, asked = (make(3, layout=few, index=1) for make in (shard_of, plain))
     for clock in range(2):
         for rank in range(3):
             (ticket,) = send(asked, gradient(rank, {}, 1.0, clock))
@@ -140,38 +132,12 @@ def test_shard_without_pieces_takes_steps():
     assert taken.segment.current.version == 2
 
 
-def without_rule() -> Shard:
-    return shard_of(2, rules={0: Momentum()})
-
-
-def narrow() -> Shard:
-    return shard_of(2, layout=Layout.build({"a": ((9,), "float16")}, 1))
-
-
-def of_users() -> Shard:
-    return shard_of(2, lambda stacked, weights: stacked.sum(0))
-
-
-@pytest.mark.parametrize("make", [without_rule, narrow, of_users])
-def test_other_shards_form_all_sums_lazily(make):
-    assert sums_of(make()) is None
-
-
-@pytest.mark.parametrize("name", ["TILE_NBYTES", "PAST_NBYTES"])
-def test_large_shards_form_all_sums_lazily(name, monkeypatch):
-    few: Any = shard_of(2)
-    assert sums_of(few) is not None
-    monkeypatch.setattr(sums, name, 8)
-    many: Any = shard_of(2)
-    assert sums_of(many) is None
-
-
-def test_gradients_of_a_shard_are_formed_in_one_place():
-    """As large as one piece: each of them is applied before the next is formed."""
+def test_sums_of_a_shard_are_formed_in_one_place(tile):
+    """As large as one piece, or a tile: each is applied before the next is formed."""
     shard: Any = shard_of(4)
-    formed = sums_of(shard).formed
-    assert len({array.ctypes.data for array in formed}) == 1
-    assert formed[0].base.nbytes == 8 * 5
+    rooms = room_of_sums(shard.round)
+    assert len({array.ctypes.data for array in rooms}) == 1
+    assert rooms[0].nbytes == min(8 * 5, tile)
 
 
 class Failing(Momentum):

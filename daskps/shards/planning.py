@@ -1,0 +1,353 @@
+"""From the arrays of a step or a round to operations on the weights.
+
+Everything that can be wrong with them is found here, before the first byte is written:
+an array that does not fit, a parameter without an optimizer, a rule that raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import numpy as np
+
+from daskps import config
+from daskps.errors import NoOptimizerError, PushRejectedError
+from daskps.kernels import finite
+from daskps.layout.arrays import compute_dtype
+from daskps.limits import MOST_PUSHED_ROWS
+from daskps.optim import Bound, BoundFunction
+from daskps.shards import run_record
+from daskps.shards.arrays import by_function
+from daskps.shards.arrays.operations import Formed, PieceUpdate, overflows, scaled
+from daskps.shards.arrays.row_planning import check_rows, each_once
+from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.memory.format import FLIP
+from daskps.shards.memory.growth import look_up
+from daskps.shards.steps import (
+    ADD,
+    ASSIGN,
+    GRADIENT,
+    MODEL,
+    REMOVE,
+    Item,
+    Step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from daskps.layout.parameters import Parameter
+    from daskps.layout.tables import Table
+    from daskps.shards.arrays.rows import Operations
+    from daskps.shards.memory.segment import Segment
+    from daskps.typing import Array
+
+
+class Bindings(Protocol):
+    """Update rules by parameter index: a mapping, or what makes them when asked."""
+
+    def get(self, index: int, /) -> Bound | None:
+        """Return the rule of a parameter, None where it has none."""
+
+
+class UpdatePlanner:
+    """Plans updates of one shard's weights.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory of the shard.
+    bindings : Bindings
+        The update rule of each index of a parameter or table that has one.
+    """
+
+    def __init__(self, segment: Segment, bindings: Bindings) -> None:
+        self._segment, self._bindings = segment, bindings
+        self._cache_dir = segment.cache_dir
+        pieces, tables = segment.pieces, [table.piece for table in segment.tables]
+        self._pieces, self._tables = pieces, tables
+        whole: list[Parameter | Table] = [piece.parameter for piece in pieces]
+        whole += [piece.table for piece in tables]
+        names = [one.dtype for one in whole]
+        self._indices = [one.index for one in whole]
+        self._names = [one.name for one in whole]
+        #: Of weights, which `add` and `assign` take, and of gradients and models.
+        self._dtypes = [np.dtype(name) for name in names]
+        self._computed = [np.dtype(compute_dtype(name)) for name in names]
+        self._sizes = [piece.size for piece in pieces]
+        #: The rules that were found, by position: bindings make them when asked first.
+        self._rules: dict[int, Bound] = {}
+
+    def binding(self, position: int) -> Bound | None:
+        """Return the rule of a piece, None where it has none."""
+        return self._bindings.get(self._indices[position])
+
+    def check(self, step: Step, whole: bool = False) -> None:
+        """Refuse arrays and rows that do not fit, with `whole` also parts of a piece.
+
+        Raises
+        ------
+        PushRejectedError
+            Naming the parameter.
+        """
+        sizes, kind = self._sizes, step.kind
+        dtypes = self._computed if kind in (GRADIENT, MODEL) else self._dtypes
+        for item in step.items:
+            position, start, data, ids, _ = item
+            if ids is not None:
+                ordinal = position - len(sizes)
+                if not 0 <= ordinal < len(self._tables) or (
+                    len(step.items) > 1
+                    and [i.position for i in step.items].count(position) > 1
+                ):
+                    self._refuse_rows(position)
+                check_rows(item, self._tables[ordinal], dtypes[position], kind)
+            elif (
+                kind == REMOVE
+                or not 0 <= position < len(sizes)
+                or data.dtype != dtypes[position]
+                or data.ndim != 1
+                or not data.flags.c_contiguous
+                or not 0 <= start <= sizes[position] - len(data)
+                or (whole and len(data) != sizes[position])
+            ):
+                raise PushRejectedError(
+                    f"{data.shape} elements of {data.dtype} at {start} do not fit "
+                    f"{self._named(position)}; nothing was applied"
+                )
+
+    def _refuse_rows(self, position: int) -> NoReturn:
+        """Say why rows are no part of a step, where a table is named once."""
+        if not 0 <= position - len(self._pieces) < len(self._tables):
+            raise PushRejectedError(
+                f"rows by their ids were sent to {self._named(position)}, which is no "
+                f"table; nothing was applied, send the elements of the array instead"
+            )
+        raise PushRejectedError(
+            f"{self._named(position)} is named twice in one step; nothing was applied, "
+            f"send all of its rows together"
+        )
+
+    def _named(self, position: int) -> str:
+        n, n_all = len(self._pieces), len(self._names)
+        if not 0 <= position < n_all:
+            return f"piece {position} of a shard of {n_all}"
+        if position >= n:
+            of = self._tables[position - n]
+            return f"the {of.n_rows} rows of table {of.table.name[:60]!r}"
+        piece = self._pieces[position]
+        name = piece.parameter.name[:60]
+        return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
+
+    def plan(
+        self, step: Step, counts: Array, *, fused: bool = False, alone: bool = False
+    ) -> Operations:
+        """Return the operations of a step that is an update of its own.
+
+        `counts` has the steps that each piece has taken.
+
+        Where it was not looked for NaN and infinity yet, that is done here, or with
+        `fused` by those operations; of rows where it is `alone`, as they can be rolled
+        back.
+        """
+        self.check(step)
+        # A product may be infinite where the gradient is not.
+        fused = fused and step.kind == GRADIENT and step.weight == 1.0
+        if step.check and not fused:
+            for item in step.items:
+                if item.ids is None:
+                    self._look(item, step.kind)
+        weighs = step.kind == GRADIENT and step.weight != 1.0
+        planned: Operations = []
+        for item in step.items:
+            position, start, data, ids, _ = item
+            if ids is not None:
+                update = self._rows(item, step, counts, (step.check, alone))
+                planned.append((position, update))
+                continue
+            if weighs:
+                data = self._weighed(position, data, step.weight)
+            given = position, start, data
+            planned.append((position, self._array(given, counts, step, fused)))
+        return planned
+
+    def _array(
+        self,
+        item: tuple[int, int, Array | Formed],
+        counts: Array,
+        said: Step,
+        check: bool,
+    ) -> PieceUpdate:
+        """Return the update of a piece by what a step, or a round, brings for it."""
+        position, start, data = item
+        rule, scalars = self._prepare(position, counts, said)
+        if isinstance(rule, BoundFunction):
+            given, segment = PieceUpdate(data, start), self._segment
+            weights = segment.weights_of(segment.current, position)
+            now = {"weights": weights, "step": counts.item(position) + 1}
+            with np.errstate(all="ignore"):
+                return by_function.update_of(rule, self._pieces[position], given, **now)
+        replace = rule is None and said.kind != ADD
+        # As `PieceUpdate(...)`, at a third of what that takes.
+        values = data, start, rule, scalars, replace, check
+        return tuple.__new__(PieceUpdate, values)
+
+    def _prepare(
+        self, position: int, counts: Array, said: Step
+    ) -> tuple[Bound | None, tuple[float, ...]]:
+        """Return the rule for gradients of a piece, and its scalars for the next update.
+
+        Raises
+        ------
+        NoOptimizerError
+            For gradients of a piece that has none.
+        """
+        if said.kind != GRADIENT:
+            return None, ()
+        rule = self._rules.get(position) or self._find_rule(position)
+        segment, epoch = self._segment, None
+        record = segment.records[segment.header[FLIP] & 1]
+        if rule.goes_by_epoch and said.run:  # outside of runs nobody counts epochs
+            epoch = run_record.epoch_of(record)
+        word = record.factors[position]
+        scalars = rule.scalars(counts.item(position) + 1, said.lr, epoch, word)
+        if rule.ranks:
+            scalars = rule.of_rank(scalars, said.rank if said.run else -1)
+        return rule, scalars
+
+    def _find_rule(self, position: int) -> Bound:
+        """Return the rule of a piece, and keep it; refuse gradients where it has none."""
+        rule = self.binding(position)
+        if rule is None:
+            raise NoOptimizerError(
+                f"parameter {self._names[position]!r} has no optimizer, so a gradient "
+                f"cannot be applied; give create(optimizer=...) one, or use add or assign"
+            )
+        self._rules[position] = rule
+        return rule
+
+    def _rows(
+        self, item: Item, step: Step, counts: Array, look: tuple[bool, bool]
+    ) -> RowUpdate:
+        """Return the update of rows: repeats come to one, and are no rows twice.
+
+        `look` says whether they must be looked at, and whether the update may do that.
+        """
+        position, kind = item.position, step.kind
+        piece = self._tables[position - len(self._pieces)]
+        table = self._segment.tables[position - len(self._pieces)]
+        to = None
+        if table.any_rows is not None and item.ids is not None:
+            to = look_up(self._segment, table, item.ids)
+        ids, data, at, to = each_once(item, piece, kind, self._cache_dir, numbers=to)
+        if len(ids) > MOST_PUSHED_ROWS:
+            raise PushRejectedError(
+                f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
+                f"takes {MOST_PUSHED_ROWS} at most; nothing was applied, use more shards, or "
+                f"send them in parts"
+            )
+        if kind == REMOVE:
+            return RowUpdate(ids, data, forget=True, rows=to, by=step.producer)
+        # Sums and products may be infinite where what was pushed is not.
+        is_as_pushed = (
+            step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
+        )
+        fused = all(look) and is_as_pushed
+        if kind == GRADIENT and step.weight != 1.0:
+            data = scaled(data, step.weight)
+        # Sums are finite only of what is; there are fewer of them.
+        looks = (look[0] and not fused) or not (is_as_pushed or kind == ASSIGN)
+        if looks and not self._is_finite(position, data):
+            if look[0]:
+                self._look(item, kind)
+            self._refuse_overflow(position, item.data)
+        rule, scalars = self._prepare(position, counts, step)
+        how = rule, scalars, kind == ASSIGN, fused
+        return RowUpdate(ids, data, at, *how, rows=to, by=step.producer)
+
+    def each_once(self, item: Item) -> tuple[Array, Array, Array | None]:
+        """Return ids of rows, none twice, and their data; see `row_planning`."""
+        piece = self._tables[item.position - len(self._pieces)]
+        return each_once(item, piece, GRADIENT, self._cache_dir)[:3]
+
+    def check_rules(self, step: Step) -> None:
+        """Refuse gradients of rows without an optimizer.
+
+        Raises
+        ------
+        NoOptimizerError
+            Naming the table.
+        """
+        for item in step.items:
+            if item.ids is not None:
+                self._find_rule(item.position)
+
+    def round(
+        self,
+        said: Step,
+        reduced: Mapping[int, Array | Formed],
+        rows: Mapping[int, tuple[Array, Array]],
+        counts: Array,
+        *,
+        check: bool = False,
+    ) -> Operations:
+        """Return the operations of a complete round, which `said` speaks for.
+
+        Of its arrays and rows there are sums. With `check` they look whether these are
+        finite.
+        """
+        planned: Operations = []
+        for position in sorted(reduced):
+            data = reduced[position]
+            looks = check and isinstance(data, np.ndarray)
+            given = position, 0, data
+            planned.append((position, self._array(given, counts, said, looks)))
+        for position in sorted(rows):
+            ids, data = rows[position]
+            table = self._segment.tables[position - len(self._pieces)]
+            to = None
+            if table.any_rows is not None:
+                to = look_up(self._segment, table, ids)
+            rule, scalars = self._prepare(position, counts, said)
+            update = RowUpdate(ids, data, None, rule, scalars, check=check, rows=to)
+            planned.append((position, update))
+        return planned
+
+    def look(self, step: Step) -> None:
+        """Refuse arrays and rows of a step with NaN or infinity.
+
+        Raises
+        ------
+        PushRejectedError
+            Naming the parameter or table.
+        """
+        for item in step.items:
+            self._look(item, step.kind)
+
+    def _look(self, item: Item, kind: str) -> None:
+        """Refuse an array with NaN or infinity."""
+        if not self._is_finite(item.position, item.data):
+            name = self._names[item.position]
+            raise PushRejectedError(
+                f"the {kind} of {name[:60]!r} has NaN or Inf; nothing was applied"
+            )
+
+    def _weighed(self, position: int, data: Array, weight: float) -> Array:
+        """Return a gradient times its weight, or refuse what overflows."""
+        if weight == 1.0:
+            return data
+        product = scaled(data, weight)
+        if weight > 1.0 and not self._is_finite(position, product):
+            self._refuse_overflow(position, data)
+        return product
+
+    def _refuse_overflow(self, position: int, given: Array) -> None:
+        """Refuse what is not finite, if what was pushed for it is."""
+        if config.check_finite() and self._is_finite(position, given):
+            raise overflows(self._names[position], given.dtype)
+
+    def _is_finite(self, position: int, data: Array) -> bool:
+        binding = self.binding(position)
+        # The rule's look is kept on disk, as its loops are.
+        look = finite if binding is None else binding.is_finite
+        return look(data.reshape(-1))
