@@ -45,6 +45,16 @@ class Module:
         """The parsed source."""
         return ast.parse(self.source)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All that is in it."""
+        return [*ast.walk(self.tree)]
+
+    @cached_property
+    def tokens(self) -> list[tokenize.TokenInfo]:
+        """What its lines consist of."""
+        return [*tokenize.generate_tokens(io.StringIO(self.source).readline)]
+
     @property
     def room(self) -> str:
         """The folder it lies in, "." for the package itself."""
@@ -54,9 +64,7 @@ class Module:
     @cached_property
     def docstrings(self) -> list[ast.Expr]:
         """The docstrings of the module, its classes and functions."""
-        nodes = [
-            n for n in ast.walk(self.tree) if isinstance(n, _DOCUMENTED) and n.body
-        ]
+        nodes = [n for n in self.nodes if isinstance(n, _DOCUMENTED) and n.body]
         firsts = [node.body[0] for node in nodes]
         return [
             first
@@ -70,7 +78,7 @@ class Module:
     def code_lines(self) -> int:
         """Lines without comments, docstrings and blanks."""
         lines = set[int]()
-        for token in self._tokens():
+        for token in self.tokens:
             if token.type not in _NO_CODE:
                 lines.update(range(token.start[0], token.end[0] + 1))
         for doc in self.docstrings:
@@ -80,14 +88,14 @@ class Module:
     @property
     def statements(self) -> int:
         """Statements, docstrings among them."""
-        return sum(isinstance(node, ast.stmt) for node in ast.walk(self.tree))
+        return sum(isinstance(node, ast.stmt) for node in self.nodes)
 
     @property
     def longest_function(self) -> int:
         """Lines of the longest function, without its signature and docstring."""
         docs = {id(doc) for doc in self.docstrings}
         longest = 0
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, _FUNCTIONS):
                 first = node.body[id(node.body[0]) in docs and len(node.body) > 1]
                 longest = max(longest, (node.end_lineno or 0) - first.lineno + 1)
@@ -116,12 +124,9 @@ class Module:
         """Sentences of docstrings, comments and texts with a clause as subject."""
         return sum(len(_RIDDLE.findall(text)) for text in self._prose())
 
-    def _tokens(self) -> Iterator[tokenize.TokenInfo]:
-        return tokenize.generate_tokens(io.StringIO(self.source).readline)
-
     def _prose(self) -> Iterator[str]:
         comments, line = list[str](), 0
-        for token in self._tokens():
+        for token in self.tokens:
             if token.type == tokenize.COMMENT:
                 if token.start[0] != line + 1 and comments:
                     yield " ".join(comments)
@@ -129,7 +134,7 @@ class Module:
                 comments.append(token.string.lstrip("#: "))
                 line = token.start[0]
         yield " ".join(comments)
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from re.split(r"\n\s*\n", node.value.strip())
 
@@ -146,10 +151,15 @@ def _read() -> dict[str, Module]:
 class House:
     """All modules of the package, and what they take from each other."""
 
-    def __init__(self) -> None:
-        self.modules = _read()
-        #: By module the (module, name) pairs that it takes; "" is the module itself.
-        self.taken = {name: {*self._uses(m)} for name, m in self.modules.items()}
+    @cached_property
+    def modules(self) -> dict[str, Module]:
+        """All modules by name."""
+        return _read()
+
+    @cached_property
+    def taken(self) -> dict[str, set[tuple[str, str]]]:
+        """By module the (module, name) pairs that it takes; "" is the module itself."""
+        return {name: {*self._uses(m)} for name, m in self.modules.items()}
 
     def room(self, name: str) -> list[Module]:
         """Return the modules of a folder."""
@@ -206,7 +216,7 @@ class House:
                 taken = {self._origin(*pair)[1] for pair in self.taken[name]}
                 called = {
                     node.attr
-                    for node in ast.walk(module.tree)
+                    for node in module.nodes
                     if isinstance(node, ast.Attribute)
                 }
                 if taken & names or called & attributes:
@@ -218,7 +228,7 @@ class House:
 
     def _uses(self, module: Module) -> Iterator[tuple[str, str]]:
         bound: dict[str, str] = {}
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom):
                 base = self._base(module, node)
                 for alias in node.names:
@@ -261,7 +271,7 @@ class House:
 
 def _attributes(module: Module, bound: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Give what is used of modules, by the names that these have in a module."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         is_use = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         if is_use and (of := bound.get(node.value.id)):  # type: ignore[attr-defined]
             yield of, node.attr  # type: ignore[attr-defined]
