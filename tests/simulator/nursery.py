@@ -95,23 +95,23 @@ def main() -> int:
 
 
 def _nurse() -> int:
-    """Do what was asked for, with a nursery that ends with it."""
+    """Do what each line asks for, with a nursery that ends with the last one."""
     put(threading.Thread, start=_refuse)
     world.prepare()
     with tempfile.TemporaryDirectory(prefix="daskps-simulate-") as folder:
         nursery = Nursery(Path(folder))
         try:
-            # It came this way, and not in the command line, for the zygote's sake.
-            options = parser().parse_args(json.load(sys.stdin))
-            if min(options.seeds, options.repeat) < 1:
-                parser().error("--seeds and --repeat must be at least 1")
-            return _simulate(nursery, options)
+            # They come this way, and not in the command line, for the zygote's sake.
+            orders = (parser().parse_args(json.loads(line)) for line in sys.stdin)
+            return max([_simulate(nursery, options) for options in orders])
         finally:
             nursery.close()
 
 
 def _simulate(nursery: Nursery, options: argparse.Namespace) -> int:
     """Simulate what was asked for, up to the first finding; return the status."""
+    if min(options.seeds, options.repeat) < 1:
+        parser().error("--seeds and --repeat must be at least 1")
     bad = sorted(VARIANTS).index(options.known_bad) if options.known_bad else -1
     first, n = options.first, options.seeds
     if options.replay is not None:

@@ -62,9 +62,35 @@ def environment() -> dict[str, str]:
     return {**seen, **settings, "PYTHONHASHSEED": "0"}
 
 
-def run(
-    argv: Sequence[str], stdout: int | None = None
-) -> subprocess.CompletedProcess[bytes]:
+def start(stdout: int | None = None) -> subprocess.Popen[str]:
+    """Start a process that simulates for each line of options that it gets.
+
+    Parameters
+    ----------
+    stdout : int, optional
+        What becomes of what it prints, as for :class:`subprocess.Popen`.
+
+    Returns
+    -------
+    subprocess.Popen
+        The process. It ends with its input, or with an error of the options; its status
+        is 1 where something was found.
+    """
+    # Or its memory looks otherwise after the first run, which compiles.
+    for code in (CHECKOUT / "daskps", GROUND.parent):
+        compileall.compile_dir(code, quiet=2)
+    command = [sys.executable, str(GROUND)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment(), stdout=stdout, text=True
+    )
+
+
+def line(argv: Sequence[str]) -> str:
+    """Return options as the process reads them."""
+    return json.dumps(list(argv)) + "\n"
+
+
+def run(argv: Sequence[str], stdout: int | None = None) -> tuple[int, str]:
     """Simulate, in a process that has ended when this returns.
 
     Parameters
@@ -72,28 +98,21 @@ def run(
     argv : sequence of str
         The options of the command.
     stdout : int, optional
-        What becomes of what it prints, as for :func:`subprocess.run`.
+        As for :func:`start`.
 
     Returns
     -------
-    subprocess.CompletedProcess
-        How it ended.
+    tuple of int and str
+        The exit status, and what was printed where that is a pipe.
     """
-    # Or its memory looks otherwise after the first run, which compiles.
-    for code in (CHECKOUT / "daskps", GROUND.parent):
-        compileall.compile_dir(code, quiet=2)
-    return subprocess.run(
-        [sys.executable, str(GROUND)],
-        input=json.dumps(list(argv)).encode(),
-        env=environment(),
-        stdout=stdout,
-        check=False,
-    )
+    with start(stdout) as process:
+        said, _ = process.communicate(line(argv))
+    return process.returncode, said
 
 
 def main(argv: Sequence[str]) -> int:
     """Simulate, and return the exit status."""
     try:
-        return run(argv).returncode
+        return run(argv)[0]
     except KeyboardInterrupt:  # the process has heard it too, and ends by itself
         return 130
