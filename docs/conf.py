@@ -31,6 +31,8 @@ html_theme_options = {
     # One search box: the other one is in the side bar.
     "navbar_persistent": [],
     "use_download_button": False,
+    # Only where the reader is: each page had a list of all decisions.
+    "collapse_navbar": True,
 }
 html_static_path = ["_static"]
 html_css_files = ["daskps.css"]

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from tests.support import PATIENCE
 
@@ -26,6 +27,10 @@ TUTORIAL = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Errors, but for what Dask says where another program has its dashboard's port.
 WARNINGS = ["-Werror", "-Wignore:Port", "-Wignore:unclosed:ResourceWarning"]
+#: How pages start their cluster, with some number of threads.
+STARTED = re.compile(
+    r"Client\(n_workers=2, threads_per_worker=\d, dashboard_\w+=[^)]+\)"
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
 
 
@@ -53,9 +58,26 @@ def run_python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", with_python([p for p in PAGES if p != TUTORIAL]))
-def test_python_blocks_run_in_order(page: str, tmp_path: Path) -> None:
-    said = run_python("\n".join(blocks(ROOT / page, "python")), tmp_path)
+EXAMPLES = with_python([p for p in PAGES if p != TUTORIAL])
+
+
+def starting() -> set[str]:
+    """Return the first page of each way to start a cluster in its own words."""
+    first = {}
+    for page in reversed(EXAMPLES):
+        for words in STARTED.findall((ROOT / page).read_text()):
+            first[words] = page
+    return {*first.values()}
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_python_blocks_run_in_order(page: str, client: Client, tmp_path: Path) -> None:
+    """On the cluster of the tests where another page starts its own with these words."""
+    code = "\n".join(blocks(ROOT / page, "python"))
+    if page not in starting():
+        address = client.scheduler_info()["address"]
+        code = STARTED.sub(f"Client({address!r})", code)
+    said = run_python(code, tmp_path)
     if page == "README.md":
         numbers = [float(n) for n in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", said)]
         assert numbers[:3] == pytest.approx([1, -2, 3], abs=1e-3)
@@ -63,6 +85,8 @@ def test_python_blocks_run_in_order(page: str, tmp_path: Path) -> None:
 
 def test_pages_with_python_are_found() -> None:
     assert {"README.md", "docs/custom-rules.md"} <= set(with_python(PAGES))
+    # Of a dozen that start a cluster of processes.
+    assert starting() == {"docs/checkpoints.md", "docs/codecs.md"}
 
 
 def test_first_example_is_short() -> None:
