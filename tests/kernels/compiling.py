@@ -31,6 +31,7 @@ def _sum_of(module: Module, what: str) -> int:
 
 
 def llvm(module: Module, name: str) -> str:
-    """Return the optimised LLVM code of a function compiled in this process."""
+    """Return the optimised LLVM code of a function, also of one that was on disk."""
     dispatcher: Any = module.function(name)
-    return str(dispatcher.inspect_llvm(dispatcher.signatures[0]))
+    [compiled] = dispatcher.overloads.values()
+    return str(compiled.library._get_module_for_linking())

@@ -38,8 +38,7 @@ RULES = [
 def state(rule, dtype, n, seed=0):
     """Return a bound rule, weights, gradient, slots and scalars."""
     rng = np.random.default_rng(seed)
-    # Loops of f4, which f2 takes too, are compiled in each run: a test reads their code.
-    bound = optim.bind(rule, dtype, cache_dir=kept() if dtype == "f8" else None)
+    bound = optim.bind(rule, dtype, cache_dir=kept())
     w, g = (rng.standard_normal(n).astype(dtype) for _ in range(2))
     compute = bound.kernel.compute_dtype
     slots = tuple(1 + rng.random(n).astype(compute) for _ in rule.slots)
@@ -237,7 +236,7 @@ def test_any_split_has_the_bits_of_the_whole(rule, dtype, cuts, seed):
 def test_float32_loop_is_vectorised_and_free_of_float64(rule, name):
     if name == "move" and not rule.slots:
         return
-    code = llvm(optim.bind(rule, "f4").kernel.module, name)
+    code = llvm(optim.bind(rule, "f4", cache_dir=kept()).kernel.module, name)
     assert "double" not in code
     assert re.search(r"f(add|sub|mul)[a-z ]* <\d+ x float>", code)
 

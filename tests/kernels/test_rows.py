@@ -137,7 +137,7 @@ def test_ids_and_gradients_may_be_read_only_and_at_any_address(dtype):
 
 @pytest.mark.parametrize("rule", [RULES[0], RULES[-1], Mine(0.1)], ids=repr)
 def test_float32_rows_are_vectorised_and_free_of_float64(rule):
-    code = llvm(optim.bind(rule, "f4").kernel.module, "rows")
+    code = llvm(optim.bind(rule, "f4", cache_dir=kept()).kernel.module, "rows")
     assert "double" not in code
     assert re.search(r"f(add|sub|mul)[a-z ]* <\d+ x float>", code)
 

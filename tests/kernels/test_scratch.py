@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,23 @@ import pytest
 from daskps.kernels import row_repeats, scratch
 
 N = scratch.SMALLEST
-
-
-def all_kept() -> Any:
-    return scratch._kept
+Kept = dict[int, deque[Any]]
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: Any) -> None:
-    kept = {bits: type(of)() for bits, of in all_kept().items()}
-    monkeypatch.setattr(scratch, "_kept", kept)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """What is kept, by the bits of its length: nothing yet."""
+    found: Kept = {bits: deque() for bits in range(scratch.LARGEST.bit_length())}
+    monkeypatch.setattr(scratch, "_kept", found)
+    return found
 
 
 def address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-def n_kept() -> int:
-    return sum(len(of) for of in all_kept().values())
+def n_of(kept: Kept) -> int:
+    return sum(map(len, kept.values()))
 
 
 def test_memory_goes_on_when_its_last_view_is_gone() -> None:
@@ -41,18 +41,20 @@ def test_memory_goes_on_when_its_last_view_is_gone() -> None:
     assert address(scratch.empty(N // 8, np.int64)) == at
 
 
-def test_arrays_of_one_length_have_memory_of_their_own() -> None:
+def test_arrays_of_one_length_have_memory_of_their_own(kept: Kept) -> None:
     held = [scratch.empty(N, np.uint8) for _ in range(7)]
     for i, array in enumerate(held):
         array[:] = i
     assert [int(array.sum()) for array in held] == [i * N for i in range(7)]
-    assert n_kept() == 4
+    assert n_of(kept) == 4
 
 
-@pytest.mark.parametrize(("nbytes", "kept"), [(N - 1, 0), (2**23 + 1, 0), (2**23, 1)])
-def test_small_and_very_large_arrays_are_not_kept(nbytes: int, kept: int) -> None:
+@pytest.mark.parametrize(("nbytes", "n"), [(N - 1, 0), (2**23 + 1, 0), (2**23, 1)])
+def test_small_and_very_large_arrays_are_not_kept(
+    nbytes: int, n: int, kept: Kept
+) -> None:
     assert scratch.empty(nbytes, np.uint8).shape == (nbytes,)
-    assert n_kept() == kept
+    assert n_of(kept) == n
 
 
 def test_zeros_are_zeros_also_in_used_memory() -> None:
