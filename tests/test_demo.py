@@ -386,7 +386,8 @@ def test_running_cluster(place: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     scheduler = ["dask", "scheduler", *here, "--port", "0"]
-    worker = ["dask", "worker", *here, "--nthreads", "1", "--scheduler-file", str(file)]
+    worker = ["dask", "worker", *here, "--no-nanny", "--nthreads", "1"]
+    worker += ["--scheduler-file", str(file)]
     flags: dict[str, Any] = {"env": place, "cwd": tmp_path / "cwd"}
     # These workers import daskps and load kernels while the demo waits for its store.
     place["DASK_DASKPS__TIMEOUT"] = f"{PATIENCE} s"
@@ -430,7 +431,8 @@ def test_cluster_that_cannot_be_used(
     with ExitStack() as stack:
         stack.enter_context(popen(["dask", "scheduler", *here, "--port", "0"], env=env))
         for _ in range(n_workers):
-            stack.enter_context(popen(["dask", "worker", *here], env=env))
+            worker = ["dask", "worker", "--no-nanny", *here]
+            stack.enter_context(popen(worker, env=env))
         client = stack.enter_context(Client(scheduler_file=str(file)))
         if n_workers:
             client.wait_for_workers(n_workers, timeout=PATIENCE)
