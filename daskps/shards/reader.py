@@ -89,7 +89,7 @@ class RowsRead(NamedTuple):
 
 
 class Visibility:
-    """What a trainer, or a handle, may see of one shard.
+    """The flips of one shard that a trainer, or a handle, may see.
 
     Parameters
     ----------
@@ -193,9 +193,8 @@ class ShardReader(Visibility):
         self._whole: list[list[tuple[int, slice, Array]] | None] = [None, None, None]
         self._tables: dict[int, tuple[TableMemory, FixedGather]] = {}
         sizes = [(b - a) * np.dtype(dtype).itemsize for (dtype, a, b), _, _ in parts]
-        self.nbytes = sum(sizes)
         #: None to assign to a slice, which costs half as much as a call.
-        self._copy = copying.copier(self.nbytes, cache_dir=segment.cache_dir)
+        self._copy = copying.copier(sum(sizes), cache_dir=segment.cache_dir)
 
     def read(
         self, bound: int, outs: Sequence[Array], rows: Sequence[RowsRead] = ()

@@ -2,8 +2,8 @@
 
 Between two reads of the same parameters nothing changes but the clock: shards, elements
 and places stay. The cost of a small read is the Python between the call and the copy,
-so a prepared read looks all of that up once. What this process reaches it reads without
-a lock or a message.
+so a prepared read looks all of that up once. Shards that this process reaches are read
+without a lock or a message.
 
 A view copies nothing. Under BSP a shard applies round t + 1 only with the contribution
 of every live trainer. It writes that round to buffers that are not in force, and no

@@ -1,4 +1,4 @@
-"""Immediate answers to calls of a lane, with values read without a shard's lock.
+"""Immediate answers to calls of a lane: elements and rows, read without a shard's lock.
 
 Small answers are one buffer. The host sends large ones straight from the weights, but
 holds their end back until it knows that no update has overwritten the rest
@@ -16,7 +16,7 @@ import numpy as np
 from daskps.cluster.lane.frames import APPLIED, AnswerHead
 from daskps.cluster.lane.tail import TAIL_NBYTES, Tail
 from daskps.cluster.wire.read_words import encoded
-from daskps.shards.reader import ShardReader
+from daskps.shards.reader import RowsRead, ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.copy_budget import CopyBudget
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.wire.messages import Part
+    from daskps.layout.tables import Table
     from daskps.reduction import Empty
     from daskps.typing import Array
 
@@ -47,10 +48,14 @@ class FormAnswers:
         The parts of the form, one per shard.
     budget : CopyBudget
         Gives memory for the values.
+    tables : sequence of Table
+        The tables of which a call may read rows.
     """
 
-    def __init__(self, parts: Sequence[Part], budget: CopyBudget) -> None:
-        self._parts, self._budget = parts, budget
+    def __init__(
+        self, parts: Sequence[Part], budget: CopyBudget, tables: Sequence[Table] = ()
+    ) -> None:
+        self._parts, self._budget, self._tables = parts, budget, tables
         self._shards = [part.shard for part in parts]
         self.has_reads = any(part.ranges for part in parts)
         self._nbytes = sum(
@@ -60,7 +65,6 @@ class FormAnswers:
         )
         #: Whether any values are sent as words of a codec.
         self._is_coded = any(part.words for part in parts)
-        self._is_small = self._nbytes <= SMALL_NBYTES and not self._is_coded
         answered = sum(part.answer_nbytes for part in parts)
         self._head = AnswerHead(len(parts), answered)
         #: Bytes of memory for an answer, unless it is sent from the weights.
@@ -68,10 +72,15 @@ class FormAnswers:
         #: The shards that `find` was last called with, and their readers.
         self._hosted: Sequence[HostedShard] = ()
         self._reads: list[ShardReader | None] = []
+        #: By shard the end of its elements, where no rows come before, and the positions
+        #: of the tables.
+        self._places: list[tuple[int, list[int]]] = []
         #: The flip of each at the last call whose answer might have been the weights.
         self._seen: list[int] = []
         #: Whether `read_now` may answer; then the answer's buffer: head, rows, values.
-        self.may_read_now = self._is_small and self._nbytes <= NOW_NBYTES
+        self.may_read_now = self._nbytes <= NOW_NBYTES and not (
+            self._is_coded or tables
+        )
         nbytes = self._nbytes if self.may_read_now else 0
         self._whole = bytearray(self._head.nbytes + nbytes)
         self._head.pack_into(self._whole, 0, 4 * len(parts) * (0,))
@@ -79,17 +88,20 @@ class FormAnswers:
 
     def find(self, shards: Sequence[HostedShard]) -> None:
         """Make readers of these shards, for the calls from here on."""
-        self._hosted, self._reads, at = shards, [], 0
+        self._hosted, self._reads, self._places, at = shards, [], [], 0
         self._seen = [NEVER] * len(shards)
         for hosted, part in zip(shards, self._parts, strict=True):
-            segment, places = hosted.shard.segment, []
+            segment, parts = hosted.shard.segment, []
             for dtype, start, stop in part.ranges:
                 end = at + (stop - start) * np.dtype(dtype).itemsize
-                places.append(((dtype, start, stop), 0, slice(at, end)))
+                parts.append(((dtype, start, stop), 0, slice(at, end)))
                 at = end
             who = part.step.run, part.step.rank
-            reader = ShardReader(segment, places, *who, in_bytes=True)
-            self._reads.append(reader if places else None)
+            reader = ShardReader(segment, parts, *who, in_bytes=True)
+            self._reads.append(reader if parts or self._tables else None)
+            of, layout = part.shard, hosted.layout
+            positions = [layout.table_position(of, t.index) for t in self._tables]
+            self._places.append((at, positions))
 
     def read_now(self, number: int, bound: int) -> bytearray | None:
         """Return the small frame that answers a call which only reads.
@@ -103,24 +115,51 @@ class FormAnswers:
         return self._whole
 
     def _copy(
-        self, bounds: Iterable[int], versions: Iterable[int], out: Array
+        self,
+        bounds: Iterable[int],
+        versions: Iterable[int],
+        out: Array,
+        asked: Sequence[Sequence[Array]] = (),
     ) -> list[int] | None:
-        """Copy the values of all shards; return the rows of the answer's head."""
-        rows, outs = list[int](), (out,)
-        for shard, read, bound, version in zip(
-            self._shards, self._reads, bounds, versions, strict=False
+        """Copy the values of all shards; return the rows of the answer's head.
+
+        The rows that are `asked` of a shard follow its elements.
+        """
+        rows, outs, wanted, before = list[int](), (out,), list[RowsRead](), 0
+        for i, (shard, read, bound, version) in enumerate(
+            zip(self._shards, self._reads, bounds, versions, strict=False)
         ):
             lag = 0
-            if read is not None:
-                version = read.read(bound, outs)
+            if asked:
+                outs = (out[before:],)
+                wanted, before = self._rows_of(i, asked[i], out, before)
+            if read is not None and (wanted or self._parts[i].ranges):
+                version = read.read(bound, outs, wanted)
                 if version < 0:
                     return None
                 lag = read.lag
-            rows += (shard, version, lag, APPLIED)
+            rows += (shard, max(0, version), lag, APPLIED)
         return rows
 
+    def _rows_of(
+        self, i: int, asked: Sequence[Array], out: Array, before: int
+    ) -> tuple[list[RowsRead], int]:
+        """Return the reads of rows of a shard, and the bytes of rows up to their end."""
+        (first, positions), found = self._places[i], []
+        at = first + before
+        for table, position, ids in zip(self._tables, positions, asked, strict=True):
+            end = at + len(ids) * table.row_nbytes
+            if len(ids):
+                found.append(RowsRead(position, ids, out[at:end].view(table.dtype)))
+            at = end
+        return found, at - first
+
     def read(
-        self, number: int, bounds: Iterable[int], versions: Iterable[int]
+        self,
+        number: int,
+        bounds: Iterable[int],
+        versions: Iterable[int],
+        asked: Sequence[Sequence[Array]] = (),
     ) -> list[Any] | None:
         """Return the frame that answers a call, with the values it reads.
 
@@ -132,6 +171,8 @@ class FormAnswers:
             Least version, or clock, of each shard for its reads.
         versions : iterable of int
             Version after its step, for shards of which nothing is read.
+        asked : sequence of sequence of ndarray, shape (k,), int64
+            By shard the ids of rows to read, of each table.
 
         Returns
         -------
@@ -143,30 +184,34 @@ class FormAnswers:
         DaskPSError
             If there is no room for an answer.
         """
-        head = self._head
+        head, more = self._head, 0
         empty: Empty = self._budget.pool.empty
-        if not self.has_reads:
+        if not (self.has_reads or asked):
             rows = list[int]()
             for shard, version in zip(self._shards, versions, strict=True):
                 rows += (shard, version, 0, APPLIED)
             return [head.pack(number, rows)]
-        if self._is_small:
-            whole = np.empty(head.nbytes + self._nbytes, np.uint8)
+        for of in asked:
+            for table, ids in zip(self._tables, of, strict=True):
+                more += len(ids) * table.row_nbytes
+        nbytes = self._nbytes + more
+        if is_small := nbytes <= SMALL_NBYTES and not self._is_coded:
+            whole = np.empty(head.nbytes + nbytes, np.uint8)
             out = whole[head.nbytes :]
         else:
-            frame = self._read_straight(number, bounds, versions)
+            frame = None if asked else self._read_straight(number, bounds, versions)
             if frame is not None:
                 return frame
-            empty = self._budget.answer_now(self.read_nbytes)
-            out = empty(self._nbytes, np.uint8)
-        copied = self._copy(bounds, versions, out)
+            empty = self._budget.answer_now(self.read_nbytes + more)
+            out = empty(nbytes, np.uint8)
+        copied = self._copy(bounds, versions, out, asked)
         if copied is None:
             return None
-        if self._is_small:
-            head.pack_into(whole, number, copied)
+        first = head.pack_before(number, copied, more)
+        if is_small:
+            whole[: head.nbytes] = np.frombuffer(first, np.uint8)
             return [whole]
-        sent = self._in_words(out, empty) if self._is_coded else [out]
-        return [head.pack(number, copied), *sent]
+        return [first, *(self._in_words(out, empty) if self._is_coded else [out])]
 
     def _in_words(self, read: Array, empty: Empty) -> list[Array]:
         """Return arrays to send: the values in one buffer, encoded as words."""

@@ -15,14 +15,10 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from daskps.cluster.host.calls import answers_of
-from daskps.cluster.host.lane_answers import SMALL_NBYTES, FormAnswers
+from daskps.cluster.host.lane_answers import FormAnswers
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.lane.frames import (
-    APPLIED,
-    AnswerHead,
     Head,
     pack_answers,
     pack_refusal,
@@ -31,7 +27,6 @@ from daskps.cluster.wire.encoding import check_words, widened
 from daskps.cluster.wire.messages import Answer, Part, in_words
 from daskps.cluster.wire.wellformed import refused
 from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
-from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, changes
 
 if TYPE_CHECKING:
@@ -40,7 +35,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.lane.forms import Form, FrameBody
+    from daskps.cluster.lane.forms import Form
 
 logger = logging.getLogger(__name__)
 #: How long a call may wait here before its caller sends it as a message.
@@ -77,19 +72,18 @@ class HostForm:
         #: Whether shards may take its steps without tickets.
         self._steps = self._is_plain and _may_step(form)
         self._all_asked = (ASK,) * len(parts)
-        self._answers = FormAnswers(parts, host.budget)
-        #: Head of an answer of rows alone, and the bytes of a row of each table.
-        self._head = AnswerHead(len(parts), 0)
-        self._row_nbytes = [table.row_nbytes for table in form.read]
+        self._answers = FormAnswers(parts, host.budget, form.read)
         #: Whether the values read are sent as words of a codec.
         self._is_coded = bool(form.template.read_codec)
-        self._may_read_now = (
-            self._only_reads and not form.read and self._answers.may_read_now
+        self._may_read_now = self._only_reads and self._answers.may_read_now
+        #: Whether the rows that it reads, if any, are read without tickets.
+        self._reads_rows = not form.read or (
+            self._only_reads
+            and not self._is_coded
+            and all(table.is_bounded for table in form.read)
         )
         #: The shards of the last lookup; none before the first call.
         self._found: list[HostedShard] = []
-        #: Readers of the rows of each shard; empty if tickets must read them.
-        self._row_reads: list[ShardReader] = []
         #: Whether calls first try these shards without tickets.
         self._tries = False
 
@@ -127,16 +121,7 @@ class HostForm:
                 or hosted.shard.generation != part.step.generation
             ):
                 self._tries = False
-        self._found, self._row_reads = found, []
-        simple = not (self._answers.has_reads or self._is_coded)
-        tables = self.form.read if self._only_reads else ()
-        if self._tries and simple and all(table.is_bounded for table in tables):
-            who = self._run, self._step.rank
-            self._row_reads = [
-                ShardReader(hosted.shard.segment, (), *who)
-                for hosted in found
-                if tables
-            ]
+        self._found = found
 
     def read_now(self, number: int, clock: int) -> bytearray | None:
         """Return the answer to a call that has only a clock; None if it needs more."""
@@ -184,13 +169,11 @@ class HostForm:
             if self._steps:
                 parts = self.form.parts(head, said)
                 versions = self._try_steps(parts, seconds)
-            frame = None
-            if self._row_reads:
-                frame = self._read_rows(head, said, bounds)
-            elif not self.form.read and (self._only_reads or ASK not in versions):
-                frame = self._answers.read(head.number, bounds, versions)
-            if frame is not None:
-                return frame
+            if self._reads_rows and (self._only_reads or ASK not in versions):
+                asked = said.asked if self.form.read else ()
+                frame = self._answers.read(head.number, bounds, versions, asked)
+                if frame is not None:
+                    return frame
         parts = self._left(head, parts or self.form.parts(head, said), versions)
         answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
@@ -264,43 +247,6 @@ class HostForm:
             except ShardBusyError:
                 versions.append(ASK)
         return versions
-
-    def _read_rows(
-        self, head: Head, said: FrameBody, bounds: Iterable[int]
-    ) -> list[Any] | None:
-        """Return the frame that answers a read of rows, or None."""
-        nbytes = 0
-        for asked in said.asked:
-            for ids, row_nbytes in zip(asked, self._row_nbytes, strict=True):
-                nbytes += len(ids) * row_nbytes
-        if is_small := nbytes <= SMALL_NBYTES:
-            out = np.empty(self._head.nbytes + nbytes, np.uint8)
-            at = self._head.nbytes
-        else:
-            out, at = self._host.budget.answer_now(nbytes)(nbytes, np.uint8), 0
-        rows, layout = list[int](), self._found[0].layout
-        for shard, read, bound, asked in zip(
-            self._shards, self._row_reads, bounds, said.asked, strict=False
-        ):
-            version = lag = 0
-            if any(map(len, asked)):
-                wanted = []
-                for table, ids in zip(self.form.read, asked, strict=True):
-                    end = at + len(ids) * table.row_nbytes
-                    position = layout.table_position(shard, table.index)
-                    place = out[at:end].view(table.dtype)
-                    wanted.append(RowsRead(position, ids, place))
-                    at = end
-                version = read.read(bound, (), wanted)
-                if version < 0:
-                    return None
-                lag = read.lag
-            rows += (shard, version, lag, APPLIED)
-        first = self._head.pack_before(head.number, rows, nbytes)
-        if not is_small:
-            return [first, out]
-        out[: len(first)] = np.frombuffer(first, np.uint8)
-        return [out]
 
     # -- its answer ----------------------------------------------------------------
 

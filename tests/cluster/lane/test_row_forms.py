@@ -380,12 +380,14 @@ def test_a_push_of_rows_that_comes_again_counts_once(host, routes):
     assert host.shards["s", 1].shard.segment.tables[1].rows.tolist() == [[0 + 1]]
 
 
-def answers(host: ShardHost, routes: LaneRoutes, number: int) -> list[Any]:
-    """Return what a host says to a push of rows, and to a read of some of them."""
+def answers(
+    host: ShardHost, routes: LaneRoutes, number: int, arrays: tuple[int, ...]
+) -> list[Any]:
+    """Return what a host says to a push of rows, and to a read of some and of arrays."""
     found = []
     step = STEP._replace(sequence=number, floor=number)
     push_ = push(meta_of(routes), {}, step, rows=[brings(2, [8, 0, 8]), brings(0, [5])])
-    asked = target_of(routes, {0: [5, 0, 19, 5], 2: [8]})
+    asked = target_of(routes, {0: [5, 0, 19, 5], 2: [8]}, arrays)
     read_ = read(meta_of(routes), asked, None, Step())
     for request in (push_, read_):
         route = routes.find(request, tuple(request.route.slices))
@@ -398,18 +400,21 @@ def answers(host: ShardHost, routes: LaneRoutes, number: int) -> list[Any]:
     return found
 
 
-def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch):
+@pytest.mark.parametrize("arrays", [(), (0,), (0, 1)])
+def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch, arrays):
+    number = 2000 + 2 * len(arrays)
+
     def no_ticket(*_: Any, **__: Any) -> None:
         pytest.fail("a ticket")
 
     monkeypatch.setattr(Parked, "offer", no_ticket)
-    first = answers(host, routes, 2000)
+    first = answers(host, routes, number, arrays)
     monkeypatch.undo()
     monkeypatch.setattr(ShardReader, "read", lambda *_: reader.ASK)
-    again = answers(host, routes, 2000)  # the same push: it counts once
+    again = answers(host, routes, number, arrays)  # the same push: it counts once
     assert first[-2:] == again[-2:]
     monkeypatch.setattr(HostedShard, "try_step", lambda *_, **__: ASK)
-    later = answers(host, routes, 2001)
+    later = answers(host, routes, number + 1, arrays)
     versions = [np.frombuffer(x[1][:32], "i8")[1] for x in (*first[:2], *later[:2])]
     assert versions[2] == versions[0] + 1
     assert versions[3] == versions[1] + 1
