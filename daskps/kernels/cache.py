@@ -190,5 +190,5 @@ def _execute(source: str, name: str, path: str, *, cached: bool) -> ModuleType:
     module.__dict__["CACHE"] = cached
     # Numba looks the module up by name when it loads machine code.
     sys.modules[name] = module
-    exec(compile(source, path, "exec"), module.__dict__)
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -50,7 +50,7 @@ class Module:
         Parameters
         ----------
         name : str
-            One of the module's SIGNATURES.
+            The name of one of its loops.
 
         Returns
         -------
@@ -70,21 +70,21 @@ class Module:
         return function
 
     def _compile(self, name: str) -> Callable[..., Any]:
-        if self.cache_dir is None:
-            return self._compile_from(None, name)
         try:
-            return self._compile_from(self.cache_dir, name)
+            return self._compile_here(name)
         except (OSError, EOFError, ImportError, pickle.PickleError) as error:
+            if self.cache_dir is None:
+                raise
             # A full disk, or a damaged file of Numba's.
             cache.warn_once(self.cache_dir, error)
             self.cache_dir = self._module = None
-            return self._compile_from(None, name)
+            return self._compile_here(name)
 
-    def _compile_from(self, cache_dir: str | None, name: str) -> Callable[..., Any]:
+    def _compile_here(self, name: str) -> Callable[..., Any]:
         from numba.core.errors import NumbaError
 
         if self._module is None:
-            self._module = cache.load(self._source, cache_dir)
+            self._module = cache.load(self._source, self.cache_dir)
         dispatcher: Any = getattr(self._module, name)
         try:
             with cache.turn(self._module):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.source import COPY_SOURCE
+from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,16 @@ LARGE_NBYTES: Final = 8 * 2**20
 #: An array that is less is copied as ever: it costs no more than to look at it.
 _LEAST_NBYTES = 64 * 2**10
 _LINE = 64
+
+_SOURCE: Final = module_source("""\
+from daskps.kernels.intrinsics import fence, stream
+
+
+@loop
+def copy(a: read(types.uint8), out: write(types.uint8)):
+    stream(out, a, a.size)
+    fence()
+""")
 
 
 def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
@@ -50,7 +60,7 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
     for edge in (slice(0, first), slice(last, None)):
         target[edge] = source[edge]
     middle = slice(first, last)
-    loop = module_of(COPY_SOURCE, cache_dir).function("copy")
+    loop = module_of(_SOURCE, cache_dir).function("copy")
     loop(source[middle], target[middle])
 
 
@@ -72,4 +82,4 @@ def warm(*, cache_dir: str | None = None) -> None:
     cache_dir : str, optional
         Where it is kept, as in `build`.
     """
-    module_of(COPY_SOURCE, cache_dir).function("copy")
+    module_of(_SOURCE, cache_dir).function("copy")

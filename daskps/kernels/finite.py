@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.source import finite_source
+from daskps.kernels.source import module_source
+
+if TYPE_CHECKING:
+    from daskps.kernels.compiled import Module
 
 #: Below this many elements NumPy's two passes cost less than they gain.
 _SMALL = 16_384
+
+_FINITE = """\
+# The exponent bits alone: an integer OR vectorises, a floating-point sum does not.
+EXPONENT = np.{unsigned}({exponent})
+
+
+@loop
+def finite(a: read(types.{unsigned})):
+    for start in range(0, a.size, {block}):
+        block = a[start : start + {block}]
+        bad = np.{unsigned}(0)
+        for i in range(block.size):
+            bad |= np.{unsigned}((block[i] & EXPONENT) == EXPONENT)
+        if bad:
+            return False
+    return True
+"""
+
+
+@functools.cache
+def _module(dtype: np.dtype[Any], cache_dir: str | None) -> Module:
+    info = np.finfo(dtype)
+    exponent = hex(((1 << info.iexp) - 1) << info.nmant)
+    text = _FINITE.format(unsigned=f"uint{info.bits}", exponent=exponent, block=_SMALL)
+    return module_of(module_source(text), cache_dir)
 
 
 def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -> bool:
@@ -38,5 +67,4 @@ def finite(a: np.ndarray[Any, np.dtype[Any]], *, cache_dir: str | None = None) -
         return 0 not in np.isfinite(a).tobytes()
     flat = a.ravel(order="K")
     bits = flat.view(f"u{a.dtype.itemsize}")
-    module = module_of(finite_source(a.dtype), cache_dir)
-    return bool(module.function("finite")(bits))
+    return bool(_module(a.dtype, cache_dir).function("finite")(bits))

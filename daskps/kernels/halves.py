@@ -29,12 +29,11 @@ _LOOPS: Final = """\
 U, F = np.uint32, np.float32
 MAGNITUDE, INFINITY = U(0x7FFFFFFF), U(0x7F800000)
 ONE, THIRTEEN, SIXTEEN, HALF = U(1), U(13), U(16), U(0x7FFF)
-NUMBERS, BITS, WORDS = write(types.float32), write(types.uint32), write(types.uint16)
-ENCODE = read(types.uint32), read(types.float32), WORDS
+READ, BITS, NUMBERS = read(types.uint32), write(types.uint32), write(types.float32)
 
 
-@njit(nogil=True, cache=CACHE)
-def odd(wide, bits):
+@loop
+def odd(wide: read(types.float64), bits: BITS):
     # Rounded to odd: the last bit of a float32 says that there was more of a float64.
     # So it is no tie, and rounds as that would.
     narrow = bits.view(np.float32)
@@ -42,27 +41,22 @@ def odd(wide, bits):
         near, size = np.float64(narrow[i]), bits[i]
         less = U(size - ONE) if abs(near) > abs(wide[i]) else size
         bits[i] = U(less | ONE) if near != wide[i] and near == near else size
-
-
-SIGNATURES["odd"] = read(types.float64), BITS
-SIGNATURES["decode"] = read(types.uint16), BITS, NUMBERS
-SIGNATURES["encode"] = ENCODE
 """
 
 _BFLOAT16: Final = """
 QUIET = U(0x40)
 
 
-@njit(nogil=True, cache=CACHE)
-def decode(words, out, numbers):
+@loop
+def decode(words: read(types.uint16), out: BITS, numbers: NUMBERS):
     for i in range(words.size):
         out[i] = U(U(words[i]) << SIXTEEN)
 """
 #: Of bfloat16, with the number whose upper half it is.
 _ROUND: Final = """
 
-@njit(nogil=True, cache=CACHE)
-def {name}(a, numbers, out):
+@loop
+def {name}(a: READ, numbers: read(types.float32), out: write(types.uint16)):
     bad = U(0)
     for i in range(a.size):
         bits = a[i]
@@ -74,9 +68,6 @@ def {name}(a, numbers, out):
         out[i] = word
         bad |= U(U(word & HALF) >= U(INFINITY >> SIXTEEN))
     return bad == 0
-
-
-SIGNATURES["{name}"] = ENCODE
 """
 
 _FLOAT16: Final = """
@@ -91,8 +82,8 @@ LIMIT, UNIT = F(2.0**-14), F(2.0**-24)
 BLOCK = 1024
 
 
-@njit(nogil=True, cache=CACHE)
-def encode(a, numbers, out):
+@loop
+def encode(a: READ, numbers: read(types.float32), out: write(types.uint16)):
     bad = U(0)
     for i in range(a.size):
         bits = a[i]
@@ -111,8 +102,8 @@ def encode(a, numbers, out):
     return bad == 0
 
 
-@njit(nogil=True, cache=CACHE)
-def decode(words, out, numbers):
+@loop
+def decode(words: read(types.uint16), out: BITS, numbers: NUMBERS):
     # Slices: with indices from somewhere on it would be one number at a time.
     for start in range(0, words.size, BLOCK):
         some = words[start : start + BLOCK]

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels.row_split import Split, split_by
+from daskps.kernels.inputs import ID, check_input
+from daskps.kernels.row_split import Split, add_up, near, split_by
 from daskps.kernels.row_values import mixed
 from daskps.kernels.words import plain
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _HALF = 32
 _WORD_MASK = (1 << 64) - 1
-_ID = np.dtype(np.int64)
 
 
 def bucket(row: Long, seed: Hash, n_buckets: Hash) -> Any:
@@ -55,15 +55,10 @@ def owners_by_hash(
     for k in range(ids.size):
         found = np.int64(bucket(ids[k], seed, n_buckets))
         # Shards own about as many buckets as each other: a guess, and then those next to it.
-        s = min(n - 1, np.int64(found * per_bucket))
-        while found < edges[s]:
-            s -= 1
-        while found >= edges[s + 1]:
-            s += 1
+        s = near(edges, found, min(n - 1, np.int64(found * per_bucket)))
         owner[k] = s
         starts[s + 1] += 1
-    for s in range(n):
-        starts[s + 1] += starts[s]
+    add_up(starts)
 
 
 _module = functools.cache(functools.partial(plain, (bucketed, owners_by_hash)))
@@ -95,7 +90,7 @@ def buckets(
     ValueError
         If `ids` is not as described.
     """
-    _check(ids)
+    check_input(ids, ID, (ids.size,))
     out = np.empty(len(ids), np.int64)
     loop = _module(cache_dir).function("bucketed")
     loop(ids, np.uint64(seed & _WORD_MASK), np.uint64(n_buckets), out)
@@ -148,11 +143,11 @@ def split(
     ValueError
         If an array is not as described.
     """
-    _check(ids)
+    check_input(ids, ID, (ids.size,))
     n, k = len(edges) - 1, len(ids)
     if n == 1 or not k:
         return Split(ids, None, [0] + [k] * n)
-    _check(edges)
+    check_input(edges, ID, (n + 1,))
     if edges[0] or not 0 < edges[n] <= 1 << _HALF or (edges[1:] < edges[:-1]).any():
         raise ValueError(
             f"expected edges that rise from 0 to at most 2**32, got {edges}"
@@ -162,11 +157,3 @@ def split(
     loop = _module(cache_dir).function("owners_by_hash")
     loop(ids, word, n_buckets, edges, owner, starts)
     return split_by(ids, owner, starts, cache_dir=cache_dir)
-
-
-def _check(a: Array) -> None:
-    if a.dtype != _ID or a.ndim != 1 or not a.flags.c_contiguous:
-        raise ValueError(
-            f"expected contiguous int64, got {a.dtype} of shape {a.shape} with strides "
-            f"{a.strides}"
-        )

@@ -43,9 +43,10 @@ from daskps.kernels.index_probe import (
     STATE,
     USED,
     enter_all,
+    find,
     home,
+    in_force,
     leave_all,
-    probe,
 )
 from daskps.kernels.system import fetch, hold, store
 from daskps.kernels.words_log import N, put
@@ -174,17 +175,16 @@ def renew(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) -> 
 def is_full(words: Longs, places: Ids) -> Any:
     """Return whether the index has room for no more ids."""
     head = places[2 * HEAD]
-    slots = words[head + SLOTS_0 + (words[head + SIDE] & 1)]
+    slots = words[head + SLOTS_0 + (in_force(words, places) - SIDE_0)]
     return (words[head + USED] + words[head + CANDIDATES] + 1) * 8 > slots * 7
 
 
 def take_one(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) -> Any:
     """Give a row to an id; -1 if it gets none yet, less if it cannot."""
     head = places[2 * HEAD]
-    side = words[head + SIDE] & 1
-    start, slots = places[2 * (SIDE_0 + side)], words[head + SLOTS_0 + side]
-    at = probe(words, start, slots, home(row, words[head + SEED], slots), row)
-    value = words[start + 2 * at + 1] if at >= 0 else np.int64(0)
+    area = in_force(words, places)
+    at = find(words, places, area, row)
+    value = words[places[2 * area] + 2 * at + 1] if at >= 0 else np.int64(0)
     book[_IS_FRESH] = 0
     if value > 0:
         return renew(words, places, value - 1, entries, book)
@@ -265,10 +265,10 @@ def ask(words: Longs, places: Ids, ids: Ids, i: Long) -> None:
     """Ask memory for the home of an id before its turn."""
     if i + AHEAD < ids.size:
         head = places[2 * HEAD]
-        side = words[head + SIDE] & 1
-        slots = words[head + SLOTS_0 + side]
+        area = in_force(words, places)
+        slots = words[head + SLOTS_0 + (area - SIDE_0)]
         at = home(ids[i + AHEAD], words[head + SEED], slots)
-        fetch(words, places[2 * (SIDE_0 + side)] + 2 * at)
+        fetch(words, places[2 * area] + 2 * at)
 
 
 def tell(book: Longs, i: Long, k: Long, told: Longs) -> None:
@@ -333,13 +333,12 @@ def remove(
     """Forget ids; 0, or why not. `rows` gets their rows, or -1."""
     head = places[2 * HEAD]
     log_counts(words, places, entries, book)
-    side, seed = words[head + SIDE] & 1, words[head + SEED]
-    start, slots = places[2 * (SIDE_0 + side)], words[head + SLOTS_0 + side]
+    area = in_force(words, places)
     for k in range(ids.size):
         if book[N] < 0:
             return NO_LOG
-        at = probe(words, start, slots, home(ids[k], seed, slots), ids[k])
-        value = words[start + 2 * at + 1] if at >= 0 else np.int64(0)
+        at = find(words, places, area, ids[k])
+        value = words[places[2 * area] + 2 * at + 1] if at >= 0 else np.int64(0)
         rows[k] = max(value - 1, np.int64(-1))
         if value > 0:
             free_row(words, places, value - 1, entries, book)
@@ -381,15 +380,14 @@ def expire(
 
 def enter_new(words: Longs, places: Ids, ids: Ids, values: Ids) -> Any:
     """Give values to ids that have none; return the first that has one, or no entry, or -1."""
-    head = places[2 * HEAD]
-    side, seed = words[head + SIDE] & 1, words[head + SEED]
-    start, slots = places[2 * (SIDE_0 + side)], words[head + SLOTS_0 + side]
+    area = in_force(words, places)
+    slots = words[places[2 * HEAD] + SLOTS_0 + (area - SIDE_0)]
     for k in range(ids.size):
-        at = probe(words, start, slots, home(ids[k], seed, slots), ids[k])
+        at = find(words, places, area, ids[k])
         if at >= 0 or at == -1 - slots:
             return k
-        at = -1 - at
-        words[start + 2 * at], words[start + 2 * at + 1] = ids[k], values[k]
+        at = places[2 * area] + 2 * (-1 - at)
+        words[at], words[at + 1] = ids[k], values[k]
     return -1
 
 
@@ -401,7 +399,7 @@ def copy_entries(words: Longs, places: Ids, at_most: Long) -> Any:
     """
     head = places[2 * HEAD]
     side, seed = words[head + SIDE] & 1, words[head + SEED]
-    slots, its_slots = words[head + SLOTS_0 + side], words[head + SLOTS_0 + 1 - side]
+    slots = words[head + SLOTS_0 + side]
     start, to = places[2 * (SIDE_0 + side)], places[2 * (SIDE_0 + 1 - side)]
     built = words[head + BUILT]
     if built & 1:
@@ -417,7 +415,7 @@ def copy_entries(words: Longs, places: Ids, at_most: Long) -> Any:
         if value == 0 and seen >= high - low:
             break
         if value != 0 and low <= home(row, seed, slots) < high:
-            where = probe(words, to, its_slots, home(row, seed, its_slots), row)
+            where = find(words, places, SIDE_0 + 1 - side, row)
             where = where if where >= 0 else -1 - where
             words[to + 2 * where], words[to + 2 * where + 1] = row, value
         at = at + 1 if at + 1 < slots else 0

@@ -85,10 +85,23 @@ def probe(words: Ids, start: Long, slots: Long, at: Long, row: Long) -> Any:
     return -1 - slots
 
 
+def find(words: Ids, places: Ids, area: Long, row: Long) -> Any:
+    """Return the entry of an id in one side of the index, as `probe`."""
+    head = places[2 * HEAD]
+    slots = words[head + SLOTS_0 + (area - SIDE_0)]
+    at = home(row, words[head + SEED], slots)
+    return probe(words, places[2 * area], slots, at, row)
+
+
+def in_force(words: Ids, places: Ids) -> Any:
+    """Return the area of the side in force."""
+    return SIDE_0 + (words[places[2 * HEAD] + SIDE] & 1)
+
+
 def look_up(words: Ids, places: Ids, ids: Ids, rows: Longs, since: Long) -> Any:
     """Find the row of each id, -1 where it has none; return how many have none."""
     head, state = places[2 * HEAD], places[2 * STATE]
-    area = SIDE_0 + (words[head + SIDE] & 1)
+    area = in_force(words, places)
     slots = words[head + SLOTS_0 + (area - SIDE_0)]
     start, seed = places[2 * area], words[head + SEED]
     most = min(words[head + ROWS], places[2 * KEYS + 1])
@@ -124,13 +137,10 @@ def enter(
     book: Longs,
 ) -> None:
     """Give an id a value in one side of the index."""
-    head = places[2 * HEAD]
-    slots = words[head + SLOTS_0 + (area - SIDE_0)]
-    at = home(row, words[head + SEED], slots)
-    at = probe(words, places[2 * area], slots, at, row)
+    at = find(words, places, area, row)
     if at < 0:
         at = -1 - at
-        if at == slots:
+        if at == words[places[2 * HEAD] + SLOTS_0 + (area - SIDE_0)]:
             book[N] = -1
             return
         # The first word too: in this publication it may have been another id's.
@@ -144,7 +154,7 @@ def leave(
     """Take an id out of one side of the index."""
     head, start = places[2 * HEAD], places[2 * area]
     slots, seed = words[head + SLOTS_0 + (area - SIDE_0)], words[head + SEED]
-    hole = probe(words, start, slots, home(row, seed, slots), row)
+    hole = find(words, places, area, row)
     if hole < 0:
         return
     at = hole
@@ -183,7 +193,7 @@ def enter_all(
     words: Longs, places: Ids, row: Long, value: Long, entries: Longs, book: Longs
 ) -> None:
     """Give an id a value in the index."""
-    side = words[places[2 * HEAD] + SIDE] & 1
+    side = in_force(words, places) - SIDE_0
     for i in range(1 + is_copied(words, places, row)):
         enter(words, places, SIDE_0 + (side ^ i), row, value, entries, book)
 
@@ -192,6 +202,6 @@ def leave_all(
     words: Longs, places: Ids, row: Long, entries: Longs, book: Longs
 ) -> None:
     """Take an id out of the index."""
-    side = words[places[2 * HEAD] + SIDE] & 1
+    side = in_force(words, places) - SIDE_0
     for i in range(1 + is_copied(words, places, row)):
         leave(words, places, SIDE_0 + (side ^ i), row, entries, book)

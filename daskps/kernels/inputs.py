@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from daskps.typing import Array
 
-Shape: TypeAlias = tuple[int, ...]
+#: The dtype of ids, positions and words.
+ID: Final = np.dtype(np.int64)
 
 
-def check_input(a: Array, dtype: np.dtype[Any], shape: Shape) -> None:
+def check_input(a: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     """Refuse what a loop cannot read.
 
     Parameters
@@ -36,7 +37,9 @@ def check_input(a: Array, dtype: np.dtype[Any], shape: Shape) -> None:
         )
 
 
-def check_output(a: Array, dtype: np.dtype[Any], shape: Shape, what: str) -> None:
+def check_output(
+    a: Array, dtype: np.dtype[Any], shape: tuple[int, ...], what: str
+) -> None:
     """Refuse what a loop cannot write.
 
     Parameters

@@ -31,8 +31,8 @@ LARGEST = T(np.finfo(T).max)
 _LOOP = """\
 
 
-@njit(error_model="numpy", nogil=True, cache=CACHE)
-def {name}({arguments}, first, check):
+@loop
+def {name}({arguments}, first: INT, check: types.boolean):
 {scalars}{scratch}    whole = w.size - (w.size - first) % {block}
     for start in range(first, whole, {block}):
         bad = U(0)
@@ -50,23 +50,6 @@ def {name}({arguments}, first, check):
             {rest_targets} = {call}
             bad |= U(not abs(g_[i]) <= LARGEST)
     return not (check and bad)
-
-
-SIGNATURES["{name}"] = ({types}, types.int64, types.boolean)
-"""
-
-#: The module that copies bytes. Everything else about them is the caller's.
-COPY = """\
-from daskps.kernels.intrinsics import fence, stream
-
-
-@njit(nogil=True, cache=CACHE)
-def copy(a, out):
-    stream(out, a, a.size)
-    fence()
-
-
-SIGNATURES["copy"] = read(types.uint8), write(types.uint8)
 """
 
 
@@ -99,10 +82,12 @@ def _loop(
     part = f"[start : start + {_BLOCK}]"
     read, near = ["w", "g", *slots], [] if weights else ["out"]
     made = [f"{out}_[i]" for out in near] + [f"{made}[i]" for made, _ in pairs]
-    types = [*["READ", "WRITE", "READ"], *["READ"] * len(slots)]
+    types = dict.fromkeys(read, "READ") | dict.fromkeys(outs, "WRITE") | {"c": "READ"}
     return _LOOP.format(
         name=name,
-        arguments=", ".join(["w", "out", "g", *slots, *outs[1:], "c"]),
+        arguments=", ".join(
+            f"{a}: {types[a]}" for a in ("w", "out", "g", *slots, *outs[1:], "c")
+        ),
         scalars=scalars,
         scratch="".join(f"    {made} = np.empty({_BLOCK}, T)\n" for made, _ in pairs),
         block=_BLOCK,
@@ -114,5 +99,4 @@ def _loop(
         ),
         rest="".join(f"        {a}_ = {a}[start:stop]\n" for a in [*read, *outs]),
         rest_targets=", ".join(f"{out}_[i]" for out in outs),
-        types=", ".join([*types, *["WRITE"] * len(slots), "READ"]),
     )

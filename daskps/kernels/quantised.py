@@ -24,10 +24,16 @@ MAGNITUDE, INFINITY = U({magnitude}), U({infinity})
 # Adding it, and taking it away again, leaves no bits behind the point.
 WHOLE, LARGEST = F({whole}), np.finfo(F).max
 BYTE, TWO = np.uint8, np.uint64(2)
+R, W, N = read(types.{float}), write(types.{float}), types.{float}
+BITS, WORD = read(types.{bits}), write(types.{bits})
+QUARTER, SCALES = write(types.int8), write(types.float32)
 
 
-@njit(nogil=True, cache=CACHE)
-def int8(a, before, left, bits, words, scales, word, number, block):
+@loop
+def int8(
+    a: R, before: R, left: W, bits: BITS, words: QUARTER, scales: SCALES, word: WORD,
+    number: R, block: INT
+):
     # `bits` are those of `left`, `word` and `number` are of the same memory.
     finite = True
     k = 0
@@ -61,8 +67,10 @@ def int8(a, before, left, bits, words, scales, word, number, block):
     return finite
 
 
-@njit(nogil=True, cache=CACHE)
-def int8_back(words, scales, out, first, block):
+@loop
+def int8_back(
+    words: read(types.int8), scales: read(types.float32), out: W, first: INT, block: INT
+):
     # Of the first block there are `first` numbers.
     k, start, stop = 0, 0, min(first, out.size)
     while start < out.size:
@@ -72,8 +80,8 @@ def int8_back(words, scales, out, first, block):
         start, stop, k = stop, min(stop + block, out.size), k + 1
 
 
-@njit(nogil=True, cache=CACHE)
-def two_bit(a, before, left, words, t):
+@loop
+def two_bit(a: R, before: R, left: W, words: write(types.uint8), t: N):
     bad = np.uint32(0)
     last = words.size - 1
     for k in range(last):
@@ -99,8 +107,8 @@ def two_bit(a, before, left, words, t):
     return bad == 0
 
 
-@njit(nogil=True, cache=CACHE)
-def two_bit_back(words, out, table):
+@loop
+def two_bit_back(words: read(types.uint8), out: W, table: R):
     # Four numbers at a time, as the table has them for each byte.
     last = words.size - 1
     for k in range(last):
@@ -113,8 +121,8 @@ def two_bit_back(words, out, table):
         out[i] = table[4 * np.int64(words[last]) + i - 4 * last]
 
 
-@njit(nogil=True, cache=CACHE)
-def select(total, t, ties, indices, values):
+@loop
+def select(total: W, t: N, ties: INT, indices: WORDS, values: W):
     # All above `t`, and the first so many that are equal to it.
     n = 0
     for i in range(total.size):
@@ -128,26 +136,12 @@ def select(total, t, ties, indices, values):
     return n
 
 
-@njit(nogil=True, cache=CACHE)
-def count(total, t):
+@loop
+def count(total: R, t: N):
     n = 0
     for i in range(total.size):
         n += np.int64(abs(total[i]) >= t)
     return n
-
-
-R, W, N = read(types.{float}), write(types.{float}), types.{float}
-SIGNATURES["int8"] = (
-    R, R, W, read(types.{bits}), write(types.int8), write(types.float32),
-    write(types.{bits}), R, types.int64,
-)
-SIGNATURES["int8_back"] = (
-    read(types.int8), read(types.float32), W, types.int64, types.int64
-)
-SIGNATURES["two_bit"] = R, R, W, write(types.uint8), N
-SIGNATURES["two_bit_back"] = read(types.uint8), W, R
-SIGNATURES["select"] = W, N, types.int64, write(types.int64), W
-SIGNATURES["count"] = R, N
 """
 
 #: The unsigned integer of a float's size, and what its bits mean.

@@ -12,7 +12,7 @@ part at a time between publications, while changes go to both, and then it is in
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from daskps.kernels import index_changes as changes
 from daskps.kernels import index_probe as at
 from daskps.kernels import scratch, words_log
 from daskps.kernels.index_memory import IndexMemory
+from daskps.kernels.inputs import ID, check_input, check_output
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
     from daskps.kernels.words_log import WordsLog
     from daskps.typing import Array
 
-_ID = np.dtype(np.int64)
 _WHY = {
     changes.NO_LOG: "log",
     changes.NO_ROW: "rows",
@@ -118,8 +118,8 @@ class RowIndex(IndexMemory):
             If an array is not as described.
         """
         _check(ids, rows)
-        look_up = _module(self._cache_dir).function("look_up")
-        missing: int = look_up(self.words, self.places, ids, rows, since)
+        loop = _module(self._cache_dir).function("look_up")
+        missing: int = loop(self.words, self.places, ids, rows, since)
         return missing
 
     def rows_before(
@@ -211,11 +211,9 @@ class RowIndex(IndexMemory):
             to another shard.
         """
         _check(ids, rows)
-        words_log.check_log(log, log.begin)
         k = len(ids)
         told, book = scratch.empty(2 + 3 * k, np.int64), _book(log, stamp, admit, since)
-        loop = _module(self._cache_dir).function("take")
-        _refuse(loop(self.words, self.places, ids, rows, log.entries, book, told))
+        self._change("take", ids, rows, log.entries, book, told)
         (n_fresh, n_gone), (fresh, kept, gone) = told[:2], told[2:].reshape(3, k)
         n = int(book[words_log.N])
         return TakenRows(fresh[:n_fresh], kept[:n_fresh] != 0, gone[:n_gone], n)
@@ -246,10 +244,8 @@ class RowIndex(IndexMemory):
         """
         rows = np.empty(len(ids), np.int64)
         _check(ids, rows)
-        words_log.check_log(log, log.begin)
-        loop = _module(self._cache_dir).function("remove")
         book = _book(log)
-        _refuse(loop(self.words, self.places, ids, rows, log.entries, book))
+        self._change("remove", ids, rows, log.entries, book)
         return rows, int(book[words_log.N])
 
     def expire(
@@ -288,17 +284,23 @@ class RowIndex(IndexMemory):
         NoRoomError
             If there is no room in the log.
         """
-        words_log.check_log(log, log.begin)
         low, high = max(0, low), min(high, self.end)
         told, book = (
             scratch.empty(2 + max(0, high - low), np.int64),
             _book(log, 0, 1, since),
         )
         book[changes.PART], book[changes.ROOM] = part, room
-        loop = _module(self._cache_dir).function("expire")
-        _refuse(loop(self.words, self.places, low, high, log.entries, book, told))
+        self._change("expire", low, high, log.entries, book, told)
         stop, n = told[:2].tolist()
         return told[2 : 2 + n], stop
+
+    def _change(self, loop: str, *args: Any) -> None:
+        """Run a loop that changes rows."""
+        why = _module(self._cache_dir).function(loop)(self.words, self.places, *args)
+        if why in _WHY:
+            raise NoRoomError(_WHY[why])
+        if why < 0:
+            raise ValueError("a row or an id that the piece of a table cannot have")
 
     def restore(self, log: WordsLog, n: int) -> None:
         """Put back what words were before the first `n` entries of a log.
@@ -396,7 +398,6 @@ class RowIndex(IndexMemory):
         ValueError
             If the other side does not have all entries.
         """
-        words_log.check_log(log, log.begin)
         side = int(self.head[at.SIDE]) & 1
         slots = int(self.head[at.SLOTS_0 + side])
         if not self.is_building or self.head[at.BUILT] != 2 * slots:
@@ -409,27 +410,17 @@ class RowIndex(IndexMemory):
         ):
             put(self.words, self.places, at.HEAD, where, value, log.entries, book)
         n = int(book[words_log.N])
-        _refuse(0 if n >= 0 else changes.NO_LOG)
+        if n < 0:
+            raise NoRoomError(_WHY[changes.NO_LOG])
         return n
 
 
 def _book(log: WordsLog, stamp: int = 0, admit: int = 1, since: int = 0) -> Array:
+    words_log.check_log(log, log.begin)
     more = [0] * (changes.BOOK_WORDS - changes.BEGIN - 1)
     return log.book(stamp, admit, since, log.begin, *more)
 
 
 def _check(ids: Array, rows: Array) -> None:
-    for a in (ids, rows):
-        if a.dtype != _ID or a.shape != (len(ids),) or not a.flags.c_contiguous:
-            raise ValueError(
-                f"expected {len(ids)} contiguous int64, got {a.dtype} of shape {a.shape}"
-            )
-    if not rows.flags.writeable:
-        raise ValueError("rows cannot be written to a read-only array; use np.empty")
-
-
-def _refuse(why: int) -> None:
-    if why in _WHY:
-        raise NoRoomError(_WHY[why])
-    if why < 0:
-        raise ValueError("a row or an id that the piece of a table cannot have")
+    check_input(ids, ID, (len(ids),))
+    check_output(rows, ID, ids.shape, "rows")

@@ -8,29 +8,30 @@ table changes at all.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daskps.kernels import scratch
 from daskps.kernels.compiled import module_of
-from daskps.kernels.inputs import check_input
-from daskps.kernels.row_moves import NOWHERE, as_bytes, check_rows, gather, scatter
-from daskps.kernels.row_repeats import hash_table
-from daskps.kernels.source import MOVES_SOURCE
+from daskps.kernels.inputs import ID, check_input, check_output
+from daskps.kernels.row_moves import NOWHERE, gather, scatter
+from daskps.kernels.row_repeats import hash_table, spot
+from daskps.kernels.rows import MOVES_SOURCE
+from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from daskps.kernels.words import Ids, Ints, Longs
     from daskps.typing import Array
 
     #: Updates copies of weights and slots, given what came for them.
     RowChange = Callable[[Array, Array, tuple[Array, ...]], object]
 
-_ID = np.dtype(np.int64)
 #: Elements that are widened or added up at a time: they stay in a second-level cache.
 _BLOCK = 16_384
-#: Of a hash.
-_BITS = 64
 
 
 class TableRows(NamedTuple):
@@ -99,9 +100,7 @@ def in_blocks(
             scatter(a, rows, copies, cache_dir=cache_dir)
 
 
-def restore(
-    table: TableRows, log: UndoLog, n: int, *, cache_dir: str | None = None
-) -> None:
+def restore(table: TableRows, log: UndoLog, n: int) -> None:
     """Put back what rows were before the first `n` entries of a log.
 
     Where a process is killed meanwhile, another one does it again, with the same
@@ -115,8 +114,6 @@ def restore(
         Their log; its `begin` and `base` do not count here.
     n : int
         How many entries count.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
 
     Raises
     ------
@@ -125,14 +122,30 @@ def restore(
         names no row of the table: nothing outside is touched.
     """
     check_log(table, log._replace(begin=0), n)
-    loop = module_of(MOVES_SOURCE, cache_dir).function("restore")
+    rows = log.rows[:n]
+    for bad in np.flatnonzero(rows.view(np.uint64) >= len(table.w))[::-1]:
+        raise ValueError(
+            f"entry {bad} of an undo log names row {rows[bad]} of {len(table.w)}"
+        )
     pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
     for a, kept in pairs:
-        bad = loop(as_bytes(a), log.rows, as_bytes(kept), n)
-        if bad >= 0:
-            raise ValueError(
-                f"entry {bad} of an undo log names row {log.rows[bad]} of {len(a)}"
-            )
+        # The newest first: what a row was before the oldest of its entries stays.
+        a[rows[::-1]] = kept[:n][::-1]
+
+
+def find_oldest(
+    rows: Longs, n: int, first: int, ids: Ids, table: Ints, bits: int, entries: Longs
+) -> None:
+    """Find the first entry of a log for each id, -1 where there is none."""
+    for k in range(n):
+        at = spot(table, rows, rows[k], bits)
+        if not table[at]:
+            table[at] = k + 1
+    for k in range(ids.size):
+        entries[k] = table[spot(table, rows, ids[k] - first, bits)] - 1
+
+
+_module = functools.cache(functools.partial(plain, (find_oldest,)))
 
 
 def overlay(
@@ -172,20 +185,21 @@ def overlay(
     ValueError
         If an array is not as described, or a row is at none of `out`.
     """
-    check_rows(log.w, out)
-    places = NOWHERE if at is None else at
-    if at is not None:
-        check_input(at, _ID, ids.shape)
+    for some in (ids,) if at is None else (ids, at):
+        check_input(some, ID, ids.shape)
     n = min(n, len(log.rows))
-    if not n or not len(ids):
-        return
     table, bits = hash_table(n)
-    loop = module_of(MOVES_SOURCE, cache_dir).function("overlay")
-    kept, into = as_bytes(log.w), as_bytes(out)
-    where = table, _BITS - bits
-    done = loop(log.rows, kept, n, first, ids, places, into, *where)
-    if done < len(ids):
-        raise ValueError(f"place {places[done]} is not below {len(out)}")
+    entries = scratch.empty(len(ids), ID)
+    loop = _module(cache_dir).function("find_oldest")
+    loop(log.rows, n, first, ids, table, bits, entries)
+    there = np.flatnonzero(entries >= 0)
+    places = there if at is None else at[there]
+    gather(log.w, entries[there], out, places, cache_dir=cache_dir)
+
+
+def warm(*, cache_dir: str | None = None) -> None:
+    """Compile what reads a log, so that its first use finds it."""
+    _module(cache_dir).function("find_oldest")
 
 
 def check_log(table: TableRows, log: UndoLog, n: int) -> None:
@@ -215,17 +229,12 @@ def check_log(table: TableRows, log: UndoLog, n: int) -> None:
         raise ValueError(
             f"expected {len(table.slots)} slots in the log, got {len(log.slots)}"
         )
-    check_input(log.rows, _ID, (entries,))
-    check_input(log.word, _ID, (1,))
+    check_output(log.rows, ID, (entries,), "the numbers of rows in a log")
+    check_output(log.word, ID, (1,), "the word of a log")
     pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
     for a, kept in pairs:
-        if a.ndim != 2:
-            raise ValueError(f"expected an array of shape (rows, dim), got {a.shape}")
-        check_input(a, a.dtype, (len(table.w), a.shape[1]))
-        check_input(kept, a.dtype, (entries, a.shape[1]))
-    every = (table.w, *table.slots, log.rows, log.w, *log.slots, log.word)
-    if not all(a.flags.carray for a in every):
-        raise ValueError("rows and their log must be aligned and writable")
+        check_output(a, a.dtype, (len(table.w), a.shape[-1]), "rows of a table")
+        check_output(kept, a.dtype, (entries, a.shape[-1]), "rows of a log")
 
 
 def check_named(table: TableRows, ids: Array, at: Array | None, data: Array) -> Array:
@@ -252,9 +261,9 @@ def check_named(table: TableRows, ids: Array, at: Array | None, data: Array) -> 
     ValueError
         If an array is of another dtype or shape, or not contiguous.
     """
-    check_input(ids, _ID, (ids.size,))
+    check_input(ids, ID, (ids.size,))
     if at is not None:
-        check_input(at, _ID, ids.shape)
+        check_input(at, ID, ids.shape)
     n = len(ids) if at is None else len(data)
     check_input(data, data.dtype, (n, table.w.shape[1]))
     return NOWHERE if at is None else at

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.kernels.row_repeats import hash_table, spot
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from daskps.kernels.words import Floats, GivenFloats, Ids, Ints, Longs
     from daskps.typing import Array
 
-#: The factor that spreads ids over a table of hashes, and the width of a word.
-_MIX, _BITS = 0x9E3779B97F4A7C15, 64
 #: Nodes of a tree over the ranks that are open at once: one a level, and one more.
 _OPEN = 32
 
@@ -45,14 +44,12 @@ def index(
     Returns how many ids there are. Mention k is at `place[k]`, of the rank `owner[k]`, and
     the next one of its id is `following[k]`.
     """
-    mask, n, k = np.uint64(table.size - 1), 0, 0
+    n, k = 0, 0
     for one in range(0, spans.size, 3):
         start, rank = spans[one], spans[one + 2]
         for at in range(start, start + spans[one + 1]):
             row = ids[at]
-            here = np.uint64(row) * np.uint64(_MIX) >> np.uint64(_BITS - bits)
-            while table[here] and distinct[table[here] - 1] != row:
-                here = (here + np.uint64(1)) & mask
+            here = spot(table, distinct, row, bits)
             known = table[here] - 1
             if known < 0:
                 distinct[n], first[n] = row, k
@@ -198,8 +195,7 @@ def merge_rows(
     """
     n, dim = sum(one.n for one in brought), rows.shape[-1]
     _check(brought, ids, rows, size)
-    bits = max(1, (2 * n).bit_length())
-    table = np.zeros(1 << bits, np.int32)
+    table, bits = hash_table(n)
     distinct, first, last, following, place, owner = np.empty((6, n), np.int64)
     spans = np.array(brought, np.int64).reshape(-1)
     chain = first, last, following, place, owner

@@ -1,44 +1,50 @@
 """Rows of a table, copied out of it and into it, whatever their dtype."""
+# ruff: noqa: PLR0917  (table, ids, rows, and where they are)
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.source import MOVES_SOURCE
+from daskps.kernels.inputs import ID, check_input
+from daskps.kernels.rows import MOVES_SOURCE
 
 if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Instead of positions: every one, in order.
 NOWHERE = np.empty(0, np.int64)
-_ID, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
+_BYTE = np.dtype(np.uint8)
 
 
-def gather(
+def _move(
+    name: str,
     w: Array,
     ids: Array,
-    out: Array,
+    rows: Array,
     at: Array | None = None,
     *,
     first: int = 0,
     cache_dir: str | None = None,
 ) -> None:
-    """Copy rows of a table to where somebody wants them.
+    """Copy rows of a table to where somebody wants them, or from there into it.
 
     Parameters
     ----------
+    name : str
+        "gather", or "scatter": of an id that repeats, the last one stays then.
     w : ndarray, shape (n_rows, dim)
         The table, contiguous.
     ids : ndarray, shape (k,), int64
         Row `ids[i]` of all rows is `w[ids[i] - first]`; contiguous, in any order, and
         they may repeat.
-    out : ndarray, shape (n, dim), dtype of `w`
-        Contiguous and writable.
+    rows : ndarray, shape (n, dim), dtype of `w`
+        Contiguous; like the table writable where it is written.
     at : ndarray, shape (k,), int64, optional
-        Row i goes to `out[at[i]]`; to `out[i]` without it.
+        Row i goes to `rows[at[i]]`, or comes from there; `rows[i]` without it.
     first : int
         Id of the first row of `w`.
     cache_dir : str, optional
@@ -48,9 +54,33 @@ def gather(
     ------
     ValueError
         If an array is not as described, or an index is outside. Nothing outside is
-        read or written, but rows of `out` may have been.
+        read or written, but rows may have been.
     """
-    _run("gather", (w, ids, out, at), first, cache_dir)
+    check_rows(w, rows)
+    if not (rows if name == "gather" else w).flags.writeable:
+        raise ValueError("rows cannot be written to a read-only array; use np.empty")
+    n = len(ids)
+    places = NOWHERE if at is None else at
+    for a in (ids, places) if places is at else (ids,):
+        check_input(a, ID, (n,))
+    if not n:
+        return
+    loop = module_of(MOVES_SOURCE, cache_dir).function(name)
+    done = loop(as_bytes(w), first, ids, places, as_bytes(rows))
+    if done < n:
+        raise ValueError(
+            f"id {ids[done]} at position {done} is no row from {first} to "
+            f"{first + len(w) - 1}"
+            + (
+                ""
+                if at is None
+                else f", or its place {at[done]} is not below {len(rows)}"
+            )
+        )
+
+
+gather = functools.partial(_move, "gather")
+scatter = functools.partial(_move, "scatter")
 
 
 class FixedGather:
@@ -115,74 +145,6 @@ class FixedGather:
         return done == n
 
 
-def scatter(
-    w: Array,
-    ids: Array,
-    rows: Array,
-    at: Array | None = None,
-    *,
-    first: int = 0,
-    cache_dir: str | None = None,
-) -> None:
-    """Copy rows into a table; of an id that repeats, the last one stays.
-
-    Parameters
-    ----------
-    w : ndarray, shape (n_rows, dim)
-        The table, contiguous and writable.
-    ids : ndarray, shape (k,), int64
-        As in `gather`.
-    rows : ndarray, shape (n, dim), dtype of `w`
-        Contiguous.
-    at : ndarray, shape (k,), int64, optional
-        Row i is `rows[at[i]]`; `rows[i]` without it.
-    first : int
-        Id of the first row of `w`.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
-
-    Raises
-    ------
-    ValueError
-        If an array is not as described, or an index is outside. Nothing outside is
-        read or written, but rows of `w` may have been.
-    """
-    _run("scatter", (w, ids, rows, at), first, cache_dir)
-
-
-def _run(
-    name: str,
-    arrays: tuple[Array, Array, Array, Array | None],
-    first: int,
-    kept: str | None,
-) -> None:
-    w, ids, rows, at = arrays
-    check_rows(w, rows)
-    if not (rows if name == "gather" else w).flags.writeable:
-        raise ValueError("rows cannot be written to a read-only array; use np.empty")
-    n = len(ids)
-    for a in (ids,) if at is None else (ids, at):
-        if a.dtype != _ID or a.shape != (n,) or not a.flags.c_contiguous:
-            raise ValueError(
-                f"expected {n} contiguous int64, got {a.dtype} of shape {a.shape}"
-            )
-    if not n:
-        return
-    loop = module_of(MOVES_SOURCE, kept).function(name)
-    places = NOWHERE if at is None else at
-    done = loop(as_bytes(w), first, ids, places, as_bytes(rows))
-    if done < n:
-        raise ValueError(
-            f"id {ids[done]} at position {done} is no row from {first} to "
-            f"{first + len(w) - 1}"
-            + (
-                ""
-                if at is None
-                else f", or its place {at[done]} is not below {len(rows)}"
-            )
-        )
-
-
 def check_rows(w: Array, rows: Array) -> None:
     """Refuse two arrays between which no rows can be copied.
 
@@ -197,16 +159,7 @@ def check_rows(w: Array, rows: Array) -> None:
         If they are not.
     """
     for a in (w, rows):
-        if a.ndim != 2 or not a.flags.c_contiguous:
-            raise ValueError(
-                f"expected a contiguous array of shape (rows, dim), got {a.shape} with "
-                f"strides {a.strides}"
-            )
-    if w.dtype != rows.dtype or w.shape[1] != rows.shape[1]:
-        raise ValueError(
-            f"expected rows of {w.shape[1]} {w.dtype}, got {rows.dtype} of shape "
-            f"{rows.shape}"
-        )
+        check_input(a, w.dtype, (len(a), *w.shape[-1:]))
 
 
 def as_bytes(a: Array) -> Array:

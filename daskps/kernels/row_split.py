@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,23 @@ from daskps.kernels import scratch
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:
-    from daskps.kernels.words import Ids, Ints, Longs
+    from daskps.kernels.words import Ids, Ints, Long, Longs
     from daskps.typing import Array
+
+
+def near(edges: Ids, row: Long, s: Long) -> Any:
+    """Return the range that a number is in, and that may be `s` or one near it."""
+    while row < edges[s]:
+        s -= 1
+    while row >= edges[s + 1]:
+        s += 1
+    return s
+
+
+def add_up(starts: Longs) -> None:
+    """Make of how many there are in each range where they begin."""
+    for s in range(1, starts.size):
+        starts[s] += starts[s - 1]
 
 
 def owners(ids: Ids, edges: Ids, owner: Ints, starts: Longs) -> int:
@@ -26,15 +41,10 @@ def owners(ids: Ids, edges: Ids, owner: Ints, starts: Longs) -> int:
         if row < low or row >= high:
             return k
         # Ranges are about as long as each other: a guess, and then the few next to it.
-        s = min(n - 1, int((row - low) * per_row))
-        while row < edges[s]:
-            s -= 1
-        while row >= edges[s + 1]:
-            s += 1
+        s = near(edges, row, min(n - 1, int((row - low) * per_row)))
         owner[k] = s
         starts[s + 1] += 1
-    for s in range(n):
-        starts[s + 1] += starts[s]
+    add_up(starts)
     return len(ids)
 
 

@@ -101,64 +101,41 @@ def fill(
 _module = functools.cache(functools.partial(plain, (fill,)))
 
 
-def uniforms(
-    key: tuple[int, int], ids: Array, dim: int, *, cache_dir: str | None = None
-) -> Array:
-    """Return numbers of the uniform distribution on [0, 1).
-
-    Parameters
-    ----------
-    key : tuple of two int
-        Of 64 bits each. Tables with other ones have other numbers.
-    ids : ndarray, shape (k,), int64
-        Of rows; contiguous.
-    dim : int
-        How many numbers a row has.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
-
-    Returns
-    -------
-    ndarray, shape (k, dim), float64
-        Each a function of key, id and column.
-    """
-    return _drawn(key, ids, dim, cache_dir, is_normal=False)
-
-
-def normals(
-    key: tuple[int, int], ids: Array, dim: int, *, cache_dir: str | None = None
-) -> Array:
-    """Return numbers of the standard normal distribution.
-
-    Parameters
-    ----------
-    key : tuple of two int
-        Of 64 bits each. Tables with other ones have other numbers.
-    ids : ndarray, shape (k,), int64
-        Of rows; contiguous.
-    dim : int
-        How many numbers a row has.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
-
-    Returns
-    -------
-    ndarray, shape (k, dim), float64
-        Each a function of key, id and column.
-    """
-    return _drawn(key, ids, dim, cache_dir, is_normal=True)
-
-
 def _drawn(
     key: tuple[int, int],
     ids: Array,
     dim: int,
-    cache_dir: str | None,
     *,
     is_normal: bool,
+    cache_dir: str | None = None,
 ) -> Array:
+    """Return numbers of rows.
+
+    Parameters
+    ----------
+    key : tuple of two int
+        Of 64 bits each. Tables with other ones have other numbers.
+    ids : ndarray, shape (k,), int64
+        Of rows; contiguous.
+    dim : int
+        How many numbers a row has.
+    is_normal : bool
+        Whether they are of the standard normal distribution, else of the uniform one on
+        [0, 1).
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
+
+    Returns
+    -------
+    ndarray, shape (k, dim), float64
+        Each a function of key, id and column.
+    """
     ids = np.ascontiguousarray(ids, np.int64)
     out = np.empty((len(ids), dim))
     loop = _module(cache_dir).function("fill")
     loop(*map(np.uint64, key), ids, dim, is_normal, out.reshape(-1))
     return out
+
+
+uniforms = functools.partial(_drawn, is_normal=False)
+normals = functools.partial(_drawn, is_normal=True)

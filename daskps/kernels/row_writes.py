@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels import row_repeats
+from daskps.kernels import row_log, row_repeats
 from daskps.kernels.compiled import module_of
 from daskps.kernels.dense import build
 from daskps.kernels.finite import finite
@@ -20,7 +20,7 @@ from daskps.kernels.row_log import (
     outside,
 )
 from daskps.kernels.row_moves import as_bytes
-from daskps.kernels.source import MOVES_SOURCE
+from daskps.kernels.rows import MOVES_SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -140,8 +140,9 @@ def warm(dtypes: Iterable[str], *, cache_dir: str | None = None) -> None:
     dtypes = set(dtypes)
     # Those without a compiled loop of their own go in blocks.
     more = ("scatter",) if dtypes - {"float32", "float64"} else ()
-    for name in ("gather", "assign", "mark", "restore", "overlay", *more):
+    for name in ("gather", "assign", "mark", *more):
         module_of(MOVES_SOURCE, cache_dir).function(name)
+    row_log.warm(cache_dir=cache_dir)
     row_repeats.warm(dtypes, cache_dir=cache_dir)
 
 

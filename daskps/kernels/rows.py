@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daskps.kernels.source import module_source
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -25,8 +27,6 @@ _CHUNK = 16
 #: take 0.75 times as long as none. Gradients that have gaps are fetched ahead too:
 #: processors do that themselves only for memory without gaps.
 _AHEAD = 16
-#: The factor that spreads rows over a table of hashes.
-_MIX = 0x9E3779B97F4A7C15
 
 #: Bytes of a log from which on it is written past the caches: it does not stay there, and
 #: an ordinary store reads what it replaces. With 2 MiB both take the same time, with 25
@@ -39,7 +39,7 @@ _LINE = 64
 #: used. An unsigned number needs no check whether it counts from the end.
 _LOGGED = """\
 
-@njit(error_model="numpy", nogil=True, cache=CACHE)
+@loop
 def {name}({arguments}):
     direct = at.size == 0
     n, given = np.uint64(w.shape[0]), np.uint64(g.shape[0])
@@ -111,11 +111,8 @@ from daskps.kernels.intrinsics import copy_row, copy_row_past, fence
 from daskps.kernels.intrinsics import fetch, fetch_to_read, hold, store
 
 INFINITE, UNSIGNED = np.array([np.inf], T).view(U)[0], U(np.iinfo(U).max >> 1)
-
-{loop}
-ENTRIES = write(types.int64)
 READ_ROWS, WRITE_ROWS = READ.copy(ndim=2), WRITE.copy(ndim=2)
-SIGNATURES["rows"] = ({types})
+
 """
 
 
@@ -126,12 +123,14 @@ def _logged(
     *,
     before: str = "",
     after: str = "",
-    more: Sequence[str] = (),
+    more: str = "",
 ) -> str:
     """Return the text of a loop that logs rows and updates them, chunk by chunk."""
     kept = ("w", *slots)
     logs = [f"log_{array}" for array in kept]
-    arguments = ["w", "first", "ids", "at", "g", *slots, "log", *logs, "word"]
+    rows = [f"{array}: WRITE_ROWS" for array in (*slots, "log", *logs)]
+    rows[len(slots)] = "log: WORDS"
+    arguments = ["w: WRITE_ROWS, first: INT, ids: IDS, at: IDS, g: READ_ROWS", *rows]
     lines = [
         _KEEP.format(array=array, log=log)
         for array, log in zip(kept, logs, strict=True)
@@ -139,7 +138,7 @@ def _logged(
     past = [_IS_PAST.format(log=log, line=_LINE, least=_PAST_NBYTES) for log in logs]
     return _LOGGED.format(
         name=name,
-        arguments=", ".join([*arguments, "begin", "base", *more]),
+        arguments=", ".join([*arguments, f"word: WORDS, begin: INT, base: INT{more}"]),
         chunk=_CHUNK,
         ahead=_AHEAD,
         before=before,
@@ -158,14 +157,13 @@ _MOVES = """\
 from daskps.kernels.intrinsics import copy_row, copy_row_past, fence
 from daskps.kernels.intrinsics import fetch, fetch_to_read, hold, store
 
-AHEAD, MIX = {ahead}, np.uint64({mix})
+AHEAD = {ahead}
 READ_ROWS = read(types.uint8).copy(ndim=2)
 WRITE_ROWS = write(types.uint8).copy(ndim=2)
-IDS = read(types.int64)
 
 
-@njit(nogil=True, cache=CACHE)
-def gather(w, first, ids, at, out):
+@loop
+def gather(w: READ_ROWS, first: INT, ids: IDS, at: IDS, out: WRITE_ROWS):
     direct = at.size == 0
     n, room = np.uint64(w.shape[0]), np.uint64(out.shape[0])
     # Else a wrong id would be found when rows before it have been written.
@@ -186,8 +184,8 @@ def gather(w, first, ids, at, out):
     return ids.size
 
 
-@njit(nogil=True, cache=CACHE)
-def scatter(w, first, ids, at, rows):
+@loop
+def scatter(w: WRITE_ROWS, first: INT, ids: IDS, at: IDS, rows: READ_ROWS):
     direct = at.size == 0
     n, given = np.uint64(w.shape[0]), np.uint64(rows.shape[0])
     for k in range(ids.size):
@@ -202,112 +200,19 @@ def scatter(w, first, ids, at, rows):
 
 {assign}
 
-@njit(nogil=True, cache=CACHE)
-def mark(word, value):
+@loop
+def mark(word: WORDS, value: INT):
     store(word.ctypes.data, value)
     hold()
-
-
-@njit(nogil=True, cache=CACHE)
-def overlay(log, log_w, n, first, ids, at, out, table, shift):
-    direct = at.size == 0
-    last, room = np.uint64(table.size - 1), np.uint64(out.shape[0])
-    for k in range(n):
-        # Of several entries of a row the oldest has what it was before them all.
-        place = np.uint64(log[k]) * MIX >> np.uint64(shift)
-        while table[place] and log[table[place] - 1] != log[k]:
-            place = (place + np.uint64(1)) & last
-        if not table[place]:
-            table[place] = k + 1
-    for k in range(ids.size):
-        row = ids[k] - first
-        place = np.uint64(row) * MIX >> np.uint64(shift)
-        while table[place] and log[table[place] - 1] != row:
-            place = (place + np.uint64(1)) & last
-        if table[place]:
-            to = np.uint64(k) if direct else np.uint64(at[k])
-            if to >= room:
-                return k
-            copy_row(out, to, log_w, table[place] - 1)
-    return ids.size
-
-
-@njit(nogil=True, cache=CACHE)
-def restore(w, log, log_w, n):
-    # The newest first: what a row was before the oldest of its entries stays.
-    for k in range(n - 1, -1, -1):
-        r = np.uint64(log[k])
-        if r >= np.uint64(w.shape[0]):
-            return k
-        copy_row(w, r, log_w, k)
-    return -1
-
-
-SIGNATURES["gather"] = READ_ROWS, types.int64, IDS, IDS, WRITE_ROWS
-SIGNATURES["scatter"] = WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS
-ENTRIES = write(types.int64)
-SIGNATURES["assign"] = (
-    WRITE_ROWS, types.int64, IDS, IDS, READ_ROWS, ENTRIES, WRITE_ROWS, ENTRIES,
-    types.int64, types.int64
-)
-SIGNATURES["mark"] = ENTRIES, types.int64
-SIGNATURES["overlay"] = (
-    ENTRIES, READ_ROWS, types.int64, types.int64, IDS, IDS, WRITE_ROWS,
-    write(types.int32), types.int64
-)
-SIGNATURES["restore"] = WRITE_ROWS, ENTRIES, READ_ROWS, types.int64
 """
-
-
-_SUMS = """\
-T = types.{dtype}
-ROWS = read(T).copy(ndim=2), write(T).copy(ndim=2)
-
-
-@njit(nogil=True, cache=CACHE)
-def sums(rows, at, where, out):
-    n, given = 0, np.uint64(rows.shape[0])
-    for k in range(where.size):
-        source, to = np.uint64(at[k]), np.uint64(where[k])
-        if source >= given:
-            return False
-        if to == n:
-            n += 1
-            for i in range(rows.shape[1]):
-                out[to, i] = rows[source, i]
-        else:
-            for i in range(rows.shape[1]):
-                out[to, i] {operator} rows[source, i]
-    return True
-
-
-SIGNATURES["sums"] = ROWS[0], read(types.int64), read(types.int64), ROWS[1]
-"""
-
-
-def sums_text(dtype: str, operator: str) -> str:
-    """Return the text of the loop that adds up rows with one id.
-
-    Parameters
-    ----------
-    dtype : str
-        Of the rows.
-    operator : str
-        The operator that adds one in place.
-
-    Returns
-    -------
-    str
-        Python source.
-    """
-    return _SUMS.format(dtype=dtype, operator=operator)
 
 
 #: The text of the module that moves rows as they are.
-MOVES = _MOVES.format(
-    ahead=_AHEAD,
-    mix=_MIX,
-    assign=_logged("assign", (), "            copy_row(w, r, g, source)\n"),
+MOVES_SOURCE = module_source(
+    _MOVES.format(
+        ahead=_AHEAD,
+        assign=_logged("assign", (), "            copy_row(w, r, g, source)\n"),
+    )
 )
 
 
@@ -380,10 +285,7 @@ def rows_source(slots: Sequence[str], scalars: str, row: str) -> str:
         Python source.
     """
     update = row.format(look=_LOOK)
-    more = ("check", "c")
+    more = ", check: types.boolean, c: READ"
     before = scalars + _BEFORE
     loop = _logged("rows", slots, update, before=before, after=_AFTER, more=more)
-    word, ids, rows = "types.int64", "read(types.int64)", "WRITE_ROWS"
-    types = [rows, word, ids, ids, "READ_ROWS", *[rows] * len(slots), "ENTRIES", rows]
-    types += [*[rows] * len(slots), "ENTRIES", word, word, "types.boolean", "READ"]
-    return _ROWS.format(loop=loop, types=", ".join(types))
+    return _ROWS + loop

@@ -24,32 +24,18 @@ if TYPE_CHECKING:
 #: scalars each takes.
 Before: TypeAlias = tuple[tuple[Callable[..., Any], int], ...]
 
-_UPDATE = """\
+_NUMBERS = """\
 from daskps.kernels.intrinsics import weight
 
 T, U = np.{dtype}, np.{unsigned}
 READ, WRITE = read(types.{dtype}), write(types.{dtype})
+"""
+
+#: The text of an update, of the function whose result is averaged over a row, and of those
+#: that change a gradient before.
+_FUNCTION = """\
+
 # Machine code from the disk names the module that it belongs to.
-_names = {{"__name__": __name__, {names}}}
-_cells = tuple(CellType(value) for value in ({cells}))
-update = rebuild("update", _names, _cells,
-{code})
-_update = njit(error_model="numpy", nogil=True)(update)
-"""
-
-#: The text of the function whose result is averaged over a row.
-_MEAN = """\
-
-_names = {{"__name__": __name__, {names}}}
-_cells = tuple(CellType(value) for value in ({cells}))
-_mean = rebuild("mean", _names, _cells,
-{code})
-_mean = njit(error_model="numpy", nogil=True)(_mean)
-"""
-
-#: The text of a function that changes a gradient before the update gets it.
-_BEFORE = """\
-
 _names = {{"__name__": __name__, {names}}}
 _cells = tuple(CellType(value) for value in ({cells}))
 {name} = rebuild("{name}", _names, _cells,
@@ -81,13 +67,10 @@ def _update({arguments}):
 
 _LOOP = """
 
-@njit(error_model="numpy", nogil=True, cache=CACHE)
-def {name}({arguments}, c):
+@loop
+def {name}({arguments}, c: READ):
 {scalars}    for i in range(w.size):
         {targets} = {call}
-
-
-SIGNATURES["{name}"] = ({types}, READ)
 """
 
 
@@ -139,19 +122,16 @@ def update_source(
     if of_rows is not None:
         rows = row_text(of_rows.per_row, scalars)
         return text + rows_source(slots, scalars_read, rows)
-    state = dict.fromkeys(slots, "WRITE")
-    for name, target, arrays in (
-        ("inplace", "w", {"w": "WRITE", "g": "READ"}),
-        ("publish", "out", {"w": "READ", "out": "WRITE", "g": "READ"}),
+    for name, target, arguments in (
+        ("inplace", "w", "w: WRITE, g: READ"),
+        ("publish", "out", "w: READ, out: WRITE, g: READ"),
     ):
-        arguments = arrays | state
         text += _LOOP.format(
             name=name,
-            arguments=", ".join(arguments),
+            arguments=", ".join([arguments, *(f"{slot}: WRITE" for slot in slots)]),
             scalars=scalars_read,
             targets=", ".join(f"{a}[i]" for a in (target, *slots)),
             call=_call(slots, scalars, "[i]"),
-            types=", ".join(arguments.values()),
         )
     text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
     call = _call(slots, scalars, "[r, i]", "[source, i]")
@@ -168,20 +148,19 @@ def _functions_text(
     slots, scalars, before = names
     own = scalars[: len(scalars) - sum(n for _, n in before)]
     between = slots if of_rows is None else ["mean", *slots]
-    frozen = freeze(update, 2 + len(between) + len(own), dtype)
     unsigned = f"uint{8 * dtype.itemsize}"
-    about = {"dtype": dtype.name, "unsigned": unsigned, **_fields(frozen)}
-    text = module_source(_UPDATE.format(**about))
+    text = module_source(_NUMBERS.format(dtype=dtype.name, unsigned=unsigned))
+    text += _function("_update", freeze(update, 2 + len(between) + len(own), dtype))
     called = [("_update", between)]
     if of_rows is not None:
         called.append(("_mean", []))
-        text += _MEAN.format(**_fields(freeze(of_rows.mean, 2 + len(own), dtype)))
+        text += _function("_mean", freeze(of_rows.mean, 2 + len(own), dtype))
     if not before:
         return text
     changed, at = "g", len(scalars)
     for j, (function, n) in reversed([*enumerate(before)]):
-        frozen, name, at = freeze(function, 1 + n, dtype), f"before{j}", at - n
-        text += _BEFORE.format(name=name, **_fields(frozen))
+        name, at = f"before{j}", at - n
+        text += _function(name, freeze(function, 1 + n, dtype))
         changed = f"{name}({', '.join([changed, *scalars[at : at + n]])})"
     for name, more in called:
         arguments = ", ".join(["w", "g", *more, *scalars])
@@ -199,8 +178,10 @@ def _mastered(slots: list[str], scalars: list[str]) -> str:
     return _MASTERED.format(arguments=arguments, targets=given, call=call, given=given)
 
 
-def _fields(frozen: Frozen) -> dict[str, str]:
-    return {"code": frozen.code, "names": frozen.names, "cells": frozen.cells}
+def _function(name: str, frozen: Frozen) -> str:
+    """Return the text that makes a function again, and compiles it where it is called."""
+    code, names, cells = frozen.code, frozen.names, frozen.cells
+    return _FUNCTION.format(name=name, code=code, names=names, cells=cells)
 
 
 def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from daskps.kernels import system
 from daskps.kernels.compiled import Module
 from daskps.kernels.freeze import written
-from daskps.kernels.source import plain_source
+from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +44,24 @@ TYPES = {
     "float": "types.float64",
     "bool": "types.boolean",
 }
+
+_HEAD = """\
+# Nobody calls them from C: to compile what would be for that takes a tenth as long.
+_jit = njit(
+    error_model="numpy", nogil={alone}, _nrt={counts}, cache=CACHE, no_cfunc_wrapper=True
+)
+"""
+#: Without these, functions take less time than to give the interpreter to another thread.
+_ALONE = """\
+from daskps.kernels.intrinsics import fetch, fetch_to_read, hold, store
+
+"""
+
+_FUNCTION = """
+{name} = _jit(rebuild("{name}", globals(), (),
+{code}))
+SIGNATURES["{name}"] = ({types},)
+"""
 
 
 def plain(
@@ -83,14 +101,14 @@ def plain(
     used: dict[str, Any] = {}
     for function in functions:
         _collect(function, used)
-    numbers = {name: n for name, n in used.items() if type(n) is int}
-    found = {name: f for name, f in used.items() if name not in numbers}
-    codes = {
-        name: written(f.__code__, f.__code__.co_code, _constants(f.__code__))
-        for name, f in found.items()
-    }
-    signatures = {name: _signature(f, floats) for name, f in found.items()}
-    return Module(plain_source(numbers, codes, signatures, alone=alone), cache_dir)
+    text = _ALONE * alone + _HEAD.format(alone=alone, counts=not alone)
+    for name, of in sorted(used.items(), key=lambda item: type(item[1]) is not int):
+        if type(of) is int:
+            text += f"{name} = {of}\n"
+        else:
+            code = written(of.__code__, of.__code__.co_code, _constants(of.__code__))
+            text += _FUNCTION.format(name=name, code=code, types=_signature(of, floats))
+    return Module(module_source(text), cache_dir)
 
 
 def _collect(function: Any, used: dict[str, Any]) -> None:

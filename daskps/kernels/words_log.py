@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from daskps.kernels.inputs import ID, check_output
 from daskps.kernels.system import hold, store
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _ENTRY = 2
 _ADDRESS = 0
 _BASE = 1
 N: Final = 2
-_ID = np.dtype(np.int64)
 
 
 class WordsLog(NamedTuple):
@@ -126,11 +126,7 @@ def check(words: Array, places: Array) -> None:
         If an array is of another dtype or not contiguous, or an area is outside.
     """
     for a in (words, places):
-        if a.dtype != _ID or a.ndim != 1 or not a.flags.carray:
-            raise ValueError(
-                f"expected writable contiguous int64, got {a.dtype} of shape {a.shape} "
-                f"with strides {a.strides}"
-            )
+        check_output(a, ID, (a.size,), "the memory of words and their areas")
     starts, lengths = places[::_ENTRY], places[1::_ENTRY]
     if (
         len(starts) != len(lengths)
@@ -158,15 +154,9 @@ def check_log(log: WordsLog, n: int) -> None:
     ValueError
         If it has fewer, or is no arrays of words.
     """
-    entries, word = log.entries, log.word
-    if not (
-        entries.dtype == word.dtype == _ID
-        and entries.flags.carray
-        and word.flags.carray
-        and entries.ndim == 1
-        and word.shape == (1,)
-    ):
-        raise ValueError("a log of words has arrays of int64, writable and contiguous")
+    entries = log.entries
+    check_output(entries, ID, (entries.size,), "a log of words")
+    check_output(log.word, ID, (1,), "the word of a log of words")
     if not 0 <= n <= len(entries) // _ENTRY:
         raise ValueError(
             f"{n} entries are not in a log of words of {len(entries) // _ENTRY}"

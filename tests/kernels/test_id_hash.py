@@ -94,9 +94,9 @@ def test_buckets_hold_all_rows_and_no_more(rows: int) -> None:
 def test_arrays_that_are_no_ids_or_edges_are_refused() -> None:
     ids, edges = np.arange(4), bucket_edges(8, 2)
     for bad in (ids.astype("u8"), ids[::2], ids.reshape(2, 2)):
-        with pytest.raises(ValueError, match="expected contiguous int64"):
+        with pytest.raises(ValueError, match="expected a contiguous int64"):
             id_hash.split(bad, 0, edges, cache_dir=kept())
-        with pytest.raises(ValueError, match="expected contiguous int64"):
+        with pytest.raises(ValueError, match="expected a contiguous int64"):
             id_hash.buckets(bad, 0, 8, cache_dir=kept())
     for wrong in ([1, 4, 8], [0, 9, 8], [0, 4, 2**33], [0, 0, 0]):
         with pytest.raises(ValueError, match="expected edges"):

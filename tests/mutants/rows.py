@@ -346,9 +346,9 @@ MUTANTS = (
     ),
     Mutant(
         "publication-before-is-read-from-the-newest-entry",
-        "daskps.kernels.row_log:overlay",
-        "done = loop(log.rows, kept, n, first, ids, places, into, *where)",
-        "done = loop(log.rows[n - 1 :: -1].copy(), kept[n - 1 :: -1].copy(), n, first, ids, places, into, *where)",
+        "daskps.kernels.row_log:find_oldest",
+        "if not table[at]:",
+        "if n:",
         (f"{_LOG}::test_several_updates_are_undone_and_read_as_before",),
     ),
     Mutant(

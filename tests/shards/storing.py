@@ -184,5 +184,5 @@ def watched(segment: Segment, *, one: Callable[..., bool] = apply) -> Iterator[S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Record, "copy_from", copy_from)
         patch.setattr(RowUpdate, "apply", lambda *args: one(*args[:3], stores))
-        patch.setattr(RowBuffers, "roll_back", lambda to, _: roll_back(to, stores))
+        patch.setattr(RowBuffers, "roll_back", lambda to: roll_back(to, stores))
         yield stores

@@ -64,10 +64,10 @@ class RowBuffers(NamedTuple):
         """How many entries the log has."""
         return len(self.log.rows)
 
-    def roll_back(self, cache_dir: str | None) -> None:
+    def roll_back(self) -> None:
         """Put back what the log has, the newest first: a row may be in it twice."""
         word = self.undo[0]
-        restore(self.table, self.log, entries_of(word), cache_dir=cache_dir)
+        restore(self.table, self.log, entries_of(word))
         self.undo[0] = undo_word(flip_of(word), 0)
 
 

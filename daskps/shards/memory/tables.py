@@ -64,9 +64,9 @@ class TableMemory(NamedTuple):
             self.any_rows.begin(flip)
         self.buffers.undo[0] = undo_word(flip, 0)
 
-    def roll_back(self, cache_dir: str | None) -> None:
+    def roll_back(self) -> None:
         """Take back what the logs have."""
-        self.buffers.roll_back(cache_dir)
+        self.buffers.roll_back()
         if self.any_rows is not None:
             self.any_rows.roll_back()
 

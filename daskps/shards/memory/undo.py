@@ -110,7 +110,7 @@ def _roll_back(segment: Segment, flip: int) -> None:
     for table in segment.tables:
         if flip_of(table.buffers.undo[0]) == flip:
             segment.header[ROWS_SEQUENCE] |= UNTOLD
-            table.roll_back(segment.cache_dir)
+            table.roll_back()
 
 
 def _reset(segment: Segment) -> None:
