@@ -11,13 +11,12 @@ Examples
 
 from daskps.codecs.base import Codec
 from daskps.codecs.base import Encoded as Encoded
-from daskps.codecs.bfloat16 import BFloat16
 from daskps.codecs.choice import choose as choose
 from daskps.codecs.choice import is_plain as is_plain
 from daskps.codecs.choice import keep as keep
 from daskps.codecs.choice import name_of as name_of
 from daskps.codecs.choice import named as named
-from daskps.codecs.float16 import Float16
+from daskps.codecs.halves import BFloat16, Float16
 from daskps.codecs.int8 import Int8
 from daskps.codecs.top_k import TopK
 from daskps.codecs.two_bit import TwoBit

@@ -7,8 +7,7 @@ import itertools
 from typing import Any, Final
 
 from daskps.codecs.base import DTYPES, Codec
-from daskps.codecs.bfloat16 import BFloat16
-from daskps.codecs.float16 import Float16
+from daskps.codecs.halves import BFloat16, Float16
 from daskps.codecs.int8 import Int8
 
 #: Those that a name chooses.
