@@ -167,10 +167,8 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
     dask.array.Array
         A small layer of tasks over the futures of the copies.
     """
-    pieces, shape = taken.layout.pieces_of[parameter.index], parameter.shape
-    chunks = chunks_of(taken.layout, parameter)
-    about = _About(WEIGHTS, parameter.index, shape, parameter.dtype)
-    return _array_of(taken, about, chunks, [p.shard for p in pieces], alone=alone)
+    about = _About(WEIGHTS, parameter.index, parameter.shape, parameter.dtype)
+    return _array_of(taken, about, chunks_of(taken.layout, parameter), alone=alone)
 
 
 def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
@@ -181,7 +179,7 @@ def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
     if table.is_bounded:
         chunks = chunks_of_table(taken.layout, table)
         about = _About(ROWS, table.index, (table.rows, table.dim), table.dtype)
-        return _array_of(taken, about, chunks, [c.home for c in chunks], alone=alone)
+        return _array_of(taken, about, chunks, alone=alone)
     n_rows = taken.n_rows[table.index]
     n = sum(n_rows.values())
     return tuple(
@@ -189,7 +187,6 @@ def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
             taken,
             about,
             chunks_of_table(taken.layout, table, n_rows, about.area),
-            sorted(n_rows),
             alone=alone,
         )
         for about in (
@@ -210,12 +207,7 @@ class _About(NamedTuple):
 
 
 def _array_of(
-    taken: Taken,
-    about: _About,
-    chunks: Sequence[Chunk],
-    shards: Sequence[int],
-    *,
-    alone: bool,
+    taken: Taken, about: _About, chunks: Sequence[Chunk], *, alone: bool
 ) -> Any:
     """Return chunks as an array; what they hold follows from the versions of shards."""
     import dask.array as da
@@ -226,6 +218,7 @@ def _array_of(
     if not chunks:
         return da.zeros(shape, dtype=dtype, chunks=shape)
     versions = dict(taken.version.pairs)
+    shards = dict.fromkeys(shard for chunk in chunks for shard, _ in chunk.parts)
     told = [(shard, versions[shard]) for shard in shards]
     token = tokenize(taken.uid, area, position, told, alone)
     name = f"daskps-snapshot-array-{token}"

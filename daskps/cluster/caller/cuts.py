@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
@@ -20,7 +20,6 @@ async def take_cut(
     cut: str,
     *,
     index: int | None,
-    wanted: Sequence[int],
     deadline: Deadline,
 ) -> Mapping[str, Any]:
     """Have all hosts copy their shards at one moment.
@@ -35,8 +34,6 @@ async def take_cut(
         A name that no other cut has.
     index : int or None
         The part of the shards to copy, see :mod:`daskps.layout.chunks`.
-    wanted : sequence of int
-        The shards that have any of it.
     deadline : Deadline
         When to give up.
 
@@ -58,7 +55,6 @@ async def take_cut(
         owner=link.owner,
         seconds=seconds,
         cut=cut,
-        shards=wanted,
         index=index,
     )
     margin = None if seconds is None else seconds + _MARGIN_SECONDS

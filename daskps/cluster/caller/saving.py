@@ -123,11 +123,8 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
         As of :func:`save`.
     """
     meta, name = shards.meta, uuid.uuid4().hex
-    every = range(meta.layout.n_shards)
     try:
-        found = await take_cut(
-            shards, name, index=WHOLE, wanted=[*every], deadline=deadline
-        )
+        found = await take_cut(shards, name, index=WHOLE, deadline=deadline)
     except BaseException:
         await drop_cut(shards, name)
         raise

@@ -93,12 +93,10 @@ async def take_snapshot(
         As their names say.
     """
     link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
-    if not (wanted := shards_of(meta.layout, index)):
+    if not shards_of(meta.layout, index):
         return Taken(meta.uid, meta.name, meta.layout, meta.owners, Version.of(()), {})
     try:
-        found = await take_cut(
-            shards, cut, index=index, wanted=wanted, deadline=deadline
-        )
+        found = await take_cut(shards, cut, index=index, deadline=deadline)
         sizes = {shard: nbytes for shard, _, nbytes, *_ in found["versions"]}
         rows = {shard: n for shard, _, _, *n in found["versions"]}
         version = Version.of((shard, v) for shard, v, *_ in found["versions"])

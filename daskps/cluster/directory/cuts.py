@@ -94,7 +94,6 @@ class Cuts:
         seconds: float | None,
         *,
         cut: str,
-        shards: Sequence[int],
         index: int | None,
     ) -> dict[str, Any]:
         """Copy a cut on the hosts; `drop_cut` frees the copies.
@@ -104,15 +103,13 @@ class Cuts:
         "waited_for".
         """
         entry = self._entry(uid)
-        layout = Layout.from_wire(entry.layout)
-        every = shards_of(layout, index)
+        shards = shards_of(Layout.from_wire(entry.layout), index)
         kind, name = owner
         known = cut in self._claims or cut in self._over
-        if known or not entry.ready or not every or sorted(shards) != every:
-            # It would wait for ever: for shards that no host has to copy.
+        if known or not entry.ready or not shards:
             raise ProtocolError(
-                f"a cut through shards {list(shards)!r:.60} and parameter {index} of "
-                f"store {entry.name!r}"
+                f"cut {cut!r:.60} of store {entry.name!r}: it was taken before, or there "
+                f"is nothing of parameter {index} to copy"
             )
         if index == WHOLE:
             self._check_idle(entry)
@@ -256,7 +253,7 @@ class Cuts:
         finally:
             copying.cancel()
         found = sorted(tuple(row) for of in copying.result() for row in of)
-        if [i for i, *_ in found] != sorted(cut.shards):
+        if [i for i, *_ in found] != cut.shards:
             # Other hosts were asked to copy than had begun: a worker left in between.
             raise StaleGenerationError("some shards of the cut have left their hosts")
         return found

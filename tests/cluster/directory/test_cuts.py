@@ -57,8 +57,6 @@ def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
     async def cut() -> dict[str, Any]:
         hosts: Any = Answering(entry)
         cuts = Cuts(hosts, lambda uid: entry, lambda producers: [])
-        return await cuts.on_cut(
-            "u", ("client", "c"), 60.0, cut="one", shards=[0, 1], index=None
-        )
+        return await cuts.on_cut("u", ("client", "c"), 60.0, cut="one", index=None)
 
     assert virtual.run(cut())["versions"] == [(0, 7), (1, 7)]
