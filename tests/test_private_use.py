@@ -22,7 +22,7 @@ ALLOWED = {
     "cluster": 14,
     "cluster/caller": 13,
     "cluster/directory": 4,
-    "cluster/host": 6,
+    "cluster/host": 5,
     "cluster/lane": 61,
     "cluster/machine": 7,
     "cluster/runs": 3,
