@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "sparse-memory",
-        "daskps.cluster.machine.block_files:allocate",
+        "daskps.cluster.machine.blocks:allocate",
         "os.posix_fallocate(fd, start, stop - start)",
         "pass",
         (

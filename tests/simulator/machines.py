@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.machine.block_files import allocate
-from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress
+from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, allocate
 from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.growing import Growing
 from daskps.cluster.machine.locks import FileLock

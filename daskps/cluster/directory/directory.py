@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry
-from daskps.cluster.directory.epochs import EpochCounts
 from daskps.cluster.directory.move import ShardMoves
 from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
@@ -64,7 +63,6 @@ class Directory:
             scheduler, self.hosts, made=self._store_made, gone=self._store_gone
         )
         self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
-        self.epochs = EpochCounts(self.hosts, self.runs, self.stores.entry)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)

@@ -1,4 +1,4 @@
-"""Runs as the directory sees them: how they begin and end, and why before their time."""
+"""Runs as the directory sees them: how they begin and end, and epochs between them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from daskps.cluster.directory.run import RunState
 from daskps.cluster.wire.begin import Who, check_begin, none_left
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.wellformed import check
+from daskps.epochs import Epochs
 from daskps.errors import (
     ConsistencyError,
     NotEnoughWorkersError,
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 0.5
 #: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
+#: Between two tries to ask for epochs, while a host of the store dies.
+LOOK_SECONDS = 0.1
 
 
 def not_begun(entry: StoreEntry, error: Exception) -> NotEnoughWorkersError:
@@ -286,6 +289,59 @@ class Runs:
     def how_over(self, run: int) -> dict[str, Any] | None:
         """Return how a run has ended on all shards that could be reached, once it has."""
         return self._ended[run][1] if run in self._ended else None
+
+    # -- epochs: in the records of shards ---------------------------------------
+
+    @DIRECTORY.handles("epochs")
+    async def on_epochs(self, uid: str) -> tuple[Epochs, str]:
+        """Return where a store is in its epochs, once no run is on its way to an end.
+
+        And what its client has said of the run that ended last.
+
+        Raises
+        ------
+        ConsistencyError
+            While one goes on.
+        """
+        left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
+        while True:
+            entry, began = await self.free_entry(uid), clock()
+            try:
+                async with asyncio.timeout(max(left, 0)):
+                    return await self._furthest(entry), entry.trained_by
+            except (OSError, StaleGenerationError) as error:
+                # A host dies: its shards find an owner, or are lost.
+                left -= clock() - began + LOOK_SECONDS
+                if left <= 0:
+                    raise not_begun(entry, error) from error
+                await asyncio.sleep(LOOK_SECONDS)
+
+    @DIRECTORY.handles("trained_by")
+    def on_trained_by(
+        self, uid: str, described: str | None = None, lineage: str = ""
+    ) -> str:
+        """Return what run has trained a store last, or does; or note it of a new one.
+
+        And the lineage of the checkpoint that it was loaded from.
+        """
+        entry = self._entry(uid)
+        if described is not None:
+            entry.trained_by = described
+        entry.lineage = lineage or entry.lineage
+        return entry.trained_by
+
+    async def _furthest(self, entry: StoreEntry) -> Epochs:
+        """Return where the shard is that has come furthest.
+
+        After rounds all are at the same place. Without, a run that was fenced may have
+        left one of them a step ahead.
+        """
+        asked = [
+            self._hosts.control(worker, "epochs", store=entry.uid)
+            for worker in entry.hosts
+        ]
+        rows = [Epochs(*row) for of in await asyncio.gather(*asked) for row in of]
+        return max(rows, key=lambda epochs: epochs.place)
 
     # -- what the cluster tells us -------------------------------------------
 

@@ -22,8 +22,15 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from daskps.cluster.machine.block_files import check_room, new_block, open_block
-from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, owner_of
+from daskps.cluster.machine.blocks import (
+    BLOCK,
+    Block,
+    BlockAddress,
+    check_room,
+    new_block,
+    open_block,
+    owner_of,
+)
 from daskps.cluster.machine.folder import (
     WayClosed,
     folder_of,

@@ -19,8 +19,12 @@ import pytest
 
 from daskps.cluster.machine import folder, sweeping
 from daskps.cluster.machine import registry as module
-from daskps.cluster.machine.block_files import SPARED_DESCRIPTORS
-from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
+from daskps.cluster.machine.blocks import (
+    SPARED_DESCRIPTORS,
+    BlockAddress,
+    owner_of,
+    pid_of,
+)
 from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
 from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.membership import Membership

@@ -36,12 +36,11 @@ TO_HOSTS = {
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut wrote",
     "directory.directory": "hello locate",
-    "directory.epochs": "epochs trained_by",
     "directory.stores": "create commit grew await_store find list delete close",
     "directory.recoveries": "recover recovering recovery_failed",
     "directory.move": "leaving awaits removed",
     "directory.producers": "producer ended",
-    "directory.runs": "open_run close_run fence_run",
+    "directory.runs": "open_run close_run fence_run epochs trained_by",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
     "watch verdict note receipts",
 }
