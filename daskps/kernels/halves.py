@@ -24,7 +24,7 @@ WORD: Final = "uint16"
 _BLOCK = 16_384
 
 
-#: What both formats have.
+#: The loops that both formats share.
 _LOOPS: Final = """\
 U, F = np.uint32, np.float32
 MAGNITUDE, INFINITY = U(0x7FFFFFFF), U(0x7F800000)

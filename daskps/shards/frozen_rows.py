@@ -37,7 +37,7 @@ class FrozenRows:
     """
 
     position: int
-    #: What rows have by area, the ids among it, each of shape (n, width).
+    #: The arrays of its rows by area, the ids among them, each of shape (n, width).
     areas: Mapping[str, Array]
     #: The ids without rows, and how often each was pushed, as rows.
     candidates: Array

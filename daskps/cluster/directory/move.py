@@ -10,8 +10,8 @@ generation rises with its owner, so what was meant for the former one is refused
 again.
 
 Copies of shards and rebalancing will be moves, too: they differ in the worker that is
-asked, and in what it is asked for, where it now maps memory that is there. What follows
-from its answer stays: `_install` names the owner, raises the generation with it, and
+asked, and in what it is asked for, where it now maps memory that is there. The rest stays
+as it is: after the answer `_install` names the owner, raises the generation with it, and
 tells the mailboxes of runs.
 """
 

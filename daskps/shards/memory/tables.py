@@ -107,7 +107,7 @@ class TableMemory(NamedTuple):
 
     @property
     def by_area(self) -> dict[str, Array]:
-        """What rows have, by area, each of two dimensions: of any ids also the ids."""
+        """The arrays of its rows by area, of two dimensions; of any ids also the ids."""
         found = {ROWS: self.rows}
         found |= {slot_area(i): slot for i, slot in enumerate(self.slots)}
         if self.any_rows is not None:

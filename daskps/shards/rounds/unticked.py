@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Pushed(NamedTuple):
     """The pushes of a rank in the open round."""
 
-    #: What all its pushes say as one step.
+    #: All its pushes as one step.
     step: Step
     arrays: dict[int, Array]
     #: By position.
