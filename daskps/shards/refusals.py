@@ -30,8 +30,8 @@ def find_refusal(
         )
     if step.run and step.run != record.plain[RUN]:
         return run_state.why_over(step.run)
-    if step.run and (stopped := run_state.why_stopped) is not None:
-        return stopped
+    if step.run == run_state.stopped[0] != 0:
+        return run_state.why_stopped
     return None if ticket.applied else _find_misplacement(step, record)
 
 

@@ -250,7 +250,7 @@ class Shard:
     @property
     def round(self) -> Round | None:
         """The open round of the run in progress, if it has rounds."""
-        return self.run_state.round
+        return self.run_state.attached and self.run_state.round
 
     @property
     def _may_apply(self) -> bool:

@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "both-buffers-taken-for-one",
-        "daskps.shards.memory.publication:Publication._finish",
+        "daskps.shards.memory.publication:Publication.commit",
         "self.record.plain[SIDE] = self.record.side",
         "self.record.plain[SIDE] = self.flip & 1",
         (

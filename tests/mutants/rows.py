@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         "arrays-of-all-pieces-leave-rows-behind",
         "daskps.shards.rounds.round:Round._publish",
-        "if came.spans or table.words[words.N_BROUGHT]:",
-        "if came.spans:",
+        "has_rows = bool(came.spans or table.words[words.N_BROUGHT])",
+        "has_rows = bool(came.spans)",
         (f"{_ROUNDS}::test_rows_beside_arrays_of_all_pieces",),
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "feed-forgets-a-round-that-is-withdrawn",
-        "daskps.shards.memory.withdrawal:Withdrawal._finish",
+        "daskps.shards.memory.withdrawal:Withdrawal.commit",
         "table.feed.again(self.old, self.record)",
         "self.record.told[0] = self.old.told[0]",
         (f"{_CRASHES}::test_killed_while_a_publication_of_rows_is_withdrawn[batch0]",),
@@ -196,9 +196,9 @@ MUTANTS = (
     ),
     Mutant(
         "slots-of-rows-keep-their-values",
-        "daskps.shards.memory.publication:Publication._finish",
-        "if (self._resets or self.withdraws) and self.segment.tables:",
-        "if self.withdraws and self.segment.tables:",
+        "daskps.shards.memory.publication:Publication.commit",
+        "if (self._resets or self.withdraws) and segment.tables:",
+        "if self.withdraws and segment.tables:",
         (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
     ),
     Mutant(

@@ -19,8 +19,7 @@ from daskps.layout.spans import ROWS, Span, slot_area
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
-from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
-from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION, Record
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
@@ -588,7 +587,7 @@ def test_slots_come_back_with_rows_whatever_has_changed_these(order, monkeypatch
     def fail(publication):
         raise ArithmeticError("no")
 
-    monkeypatch.setattr(Publication, "finish", fail)
+    monkeypatch.setattr(Record, "side", property(fail))
     tickets = [
         Ticket(Step(kind, [rows(shard, EMB, [3, i], 1)], producer=9, sequence=i))
         for i, kind in enumerate(order)

@@ -337,9 +337,7 @@ def _try_near(
         looks = not request.arrays and len(near.parts) == 1
         if not looks:  # else one shard applies it before another finds NaN
             check()
-    step, touched = request.step, request.route.touched
-    if looks or touched is not None:
-        step = step._replace(check=looks, touched=touched)
     # Ctrl-C must not come between taking a lock and giving it back.
     with holding_interrupts():
-        return near.try_step(step, request.arrays, request.rows)
+        step, given = request.step, (request.arrays, request.rows)
+        return near.try_step(step, *given, check=looks)

@@ -93,11 +93,13 @@ class NearRoute:
         step: Step,
         arrays: Mapping[Any, Array],
         rows: Sequence[RowsGiven] = (),
+        *,
+        check: bool = False,
     ) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
         """Have each shard take a simple step, as nearly all are.
 
-        Of several shards those that other threads use get their part last: updates of
-        many rows take long.
+        With `check` each shard looks for NaN and infinity. Of several shards those that
+        other threads use get their part last: updates of many rows take long.
 
         Returns
         -------
@@ -123,9 +125,10 @@ class NearRoute:
                 if rows:
                     layout = hosted.layout
                     items += [of.item(layout, shard, sent=False) for of in rows]
-                said = step[0], items, *step[2:8], generation, *step[9:]
+                how = check, step.owned, step.floor, self.route.touched
+                said = step[0], items, *step[2:8], generation, *step[9:13], *how
                 try:
-                    part_step = tuple.__new__(Step, said)
+                    part_step = tuple.__new__(Step, (*said, *step[17:]))
                     version = hosted.try_step(part_step, seconds)
                 except ShardBusyError:
                     version = ASK

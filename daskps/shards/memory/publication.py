@@ -87,7 +87,8 @@ class Publication:
 
         Each piece that they touch by its rule has taken one step more.
         """
-        record, counted = self.record, set[int]()
+        record = self.record
+        counted: set[int] = set()
         for position, operation in operations:
             if operation.binding is not None and position not in counted:
                 counted.add(position)
@@ -152,7 +153,16 @@ class Publication:
                 self._update(position, rule, whole, scalars)
             else:
                 self._run(position, operations, large=large)
-        self._finish()
+        self.record.plain[SIDE] = self.record.side
+        if (self._resets or self.withdraws) and segment.tables:
+            kind = undo.RESET if self._resets else undo.WITHDRAW
+            undo.go_forward(segment, self.flip, kind)
+            return
+        header = segment.header
+        header[FLIP] = self.flip
+        header[CHANGED_ROW] = self.row
+        if self._rows:
+            undo.done(header)
 
     def _run(
         self, position: int, operations: Sequence[PieceUpdate], *, large: bool
@@ -246,19 +256,6 @@ class Publication:
         """Return where to read the weights of a piece and where to write them."""
         into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
-
-    def _finish(self) -> None:
-        """Put all updates in force in one store."""
-        self.record.plain[SIDE] = self.record.side
-        if (self._resets or self.withdraws) and self.segment.tables:
-            kind = undo.RESET if self._resets else undo.WITHDRAW
-            undo.go_forward(self.segment, self.flip, kind)
-            return
-        header = self.segment.header
-        header[FLIP] = self.flip
-        header[CHANGED_ROW] = self.row
-        if self._rows:
-            undo.done(header)
 
     def _update(
         self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]

@@ -57,11 +57,11 @@ class Withdrawal(Publication):
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)
 
-    def _finish(self) -> None:
+    def commit(self) -> None:
         """Take the round back, after its rows were told once more."""
         for table in self.segment.tables:
             table.feed.again(self.old, self.record)
             if table.since(self.old):
                 # Rows whose time was over are there again, and no entry has them.
                 table.feed.stop()
-        super()._finish()
+        super().commit()

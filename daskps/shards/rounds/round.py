@@ -164,7 +164,8 @@ class Round:
         ConsistencyError
             When the others send another kind.
         """
-        arrays, table = dict[int, "Array"](), self.find_table()
+        table = self.find_table()
+        arrays: dict[int, Array] = {}
         code = CODES.get(step.kind, words.FREE) if step.items else 0
         joins = step.tick and may_apply and takes_ticks and not self._unticked
         if joins and code >= 0 and 0 <= step.rank < self.size:
@@ -282,7 +283,8 @@ class Round:
         """Publish a complete round; return how many pushed."""
         segment, table, step = self._segment, self._table, came.step
         said = self._said[KINDS[came.code or table.words[words.KIND]]]
-        if segment.has_any_ids:
+        has_rows = bool(came.spans or table.words[words.N_BROUGHT])
+        if has_rows and segment.has_any_ids:
             settle(segment)
         if callable(self.reduce):
             reduced = self._reduce(came, said.kind)
@@ -290,7 +292,7 @@ class Round:
             weighs = self._weighs[said.kind]
             reduced = sums.divide(sums.gather(came, weighs, self._forms), weighs)
         rows: Mapping[int, tuple[Array, Array]] = {}
-        if came.spans or table.words[words.N_BROUGHT]:
+        if has_rows:
             rows = self._merge(came, said.kind)
         counts = segment.records[self._header[FLIP] & 1].steps
         # One rank's arrays alone were looked at before they came.
@@ -298,7 +300,7 @@ class Round:
             came.slices or step.check or callable(self.reduce)
         )
         planned = self._planner.round(said, reduced, rows, counts, check=looks)
-        if segment.has_any_ids:
+        if has_rows and segment.has_any_ids:
             make_room(segment, planned)
         # Not before: it overwrites the round before the one in force.
         publication = Publication(segment, of_sums=True)

@@ -164,9 +164,10 @@ def forms_of(pieces: Sequence[Piece], work: Compiled, *, check: bool) -> list[Fo
 
 def gather(came: Delivery, weighs: bool, forms: Sequence[Forming]) -> dict[int, Sum]:
     """Return the sums, by position, of a contribution and what it meets on its way up."""
-    weight, sums = came.step.weight, dict[int, Sum]()
+    weight = came.step.weight
+    scale = weight if weighs else 1.0
+    sums: dict[int, Sum] = {}
     for position, array in came.arrays.items():
-        scale = weight if weighs else 1.0
         sums[position] = Sum(array, scale, weight, forms[position])
     for sibling in came.slices:
         for position, other in enumerate(sibling.weights.tolist()):
