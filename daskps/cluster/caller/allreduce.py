@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Bytes of the elements that one host reduces at least, where several could.
-PART_NBYTES = 256 * 1024
+_PART_NBYTES = 256 * 1024
 #: How long one message waits at a host; less where results may be found elsewhere.
 WAIT_SECONDS, LOST_SECONDS = 5.0, 0.5
 #: How long the host of another trainer may take to send its result, and the number of
@@ -115,7 +115,7 @@ class Allreduces:
         self._calls.at(clock)
         nbytes = sum(flat.nbytes for flat in flats)
         n_shards = self._shards.meta.layout.n_shards
-        parts = max(1, min(n_shards, -(-nbytes // PART_NBYTES)))
+        parts = max(1, min(n_shards, -(-nbytes // _PART_NBYTES)))
         try:
             outs = self._link.run(
                 lambda: self._reduced(brought, flats, parts, deadline)

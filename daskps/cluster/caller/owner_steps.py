@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: One contribution's rows for one host: shard, position of the piece, data.
-PartRows = list[tuple[int, int, Any]]
+_PartRows = list[tuple[int, int, Any]]
 
 
 class Applied(NamedTuple):
@@ -216,7 +216,7 @@ def _by_host(
 ) -> dict[str, dict[str, Any]]:
     """Return the message to each host that gets a part of any contribution."""
     where = meta.where
-    hosts: dict[str, list[PartRows]] = {
+    hosts: dict[str, list[_PartRows]] = {
         w: [[] for _ in contributions] for w in where.hosts
     }
     for rank, arrays in enumerate(contributions):

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: How long the directory keeps a question until somebody has restored the store.
-ASK_SECONDS = 5.0
+_ASK_SECONDS = 5.0
 #: How often the process that restores a store says that it still does.
-SAY_SECONDS = 2.0
+_SAY_SECONDS = 2.0
 #: Number of tries of a restore during which workers die.
 _MOST_TRIES = 5
 #: How long a host may take to say the version of its shards.
@@ -84,7 +84,7 @@ async def after_loss(
                 changes=False,
             )
         left = deadline.remaining()
-        wait = ASK_SECONDS if left is None else min(ASK_SECONDS, left / 2)
+        wait = _ASK_SECONDS if left is None else min(_ASK_SECONDS, left / 2)
         about = {"uid": uid, "owner": link.owner, "wait_seconds": wait, "tried": tried}
         try:
             said = await link.directory("recover", **about)
@@ -138,7 +138,7 @@ async def _take_turn(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
 async def _say_on(link: Link, uid: str, token: int, work: asyncio.Future[None]) -> None:
     """Keep the turn; stop the work once another process has it."""
     while True:
-        await asyncio.sleep(SAY_SECONDS)
+        await asyncio.sleep(_SAY_SECONDS)
         try:
             await link.directory("recovering", uid=uid, token=token)
         except DaskPSError as error:

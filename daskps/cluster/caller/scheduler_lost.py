@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
 #: How often to look at the client, which hears of its connection's end by itself.
-LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.1
 WATCH_SECONDS = 0.5
 #: How long there may be no connection. The call then winds up its work for
 #: `link.GRACE_SECONDS`, so its caller hears of it within five seconds.
@@ -90,7 +90,7 @@ async def _has_scheduler(link: Link) -> bool:
     end = loop.time() + OVER_SECONDS
     try:
         while link.has_scheduler and loop.time() < end:
-            if (await asyncio.wait({asked}, timeout=LOOK_SECONDS))[0]:
+            if (await asyncio.wait({asked}, timeout=_LOOK_SECONDS))[0]:
                 return not isinstance(asked.exception(), OSError)
         return link.has_scheduler
     finally:

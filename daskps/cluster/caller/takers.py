@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
 
 #: How long the hosts may take to answer.
-ASK_SECONDS = 5.0
+_ASK_SECONDS = 5.0
 
 
 async def name_takers(
@@ -45,7 +45,7 @@ async def name_takers(
         asked = shards.control(
             "has_step", run=step.run, owner=owner, sequence=step.sequence
         )
-        found = await asyncio.wait_for(asked, ASK_SECONDS)
+        found = await asyncio.wait_for(asked, _ASK_SECONDS)
     except (OSError, DaskPSError) as why:
         said = f"which shards have applied it could not be found out: {why}"
     else:

@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.5
 #: Tries until the next worker comes or goes.
 _MOST_TRIES = 120
 #: How long a worker may take to answer.
-ANSWER_SECONDS = 15.0
+_ANSWER_SECONDS = 15.0
 
 
 class Orphans:
@@ -92,7 +92,7 @@ class Orphans:
         try:
             # First what is there: what comes later is no orphan yet.
             asked = self._hosts.control(worker, "orphans", cluster=cluster)
-            found = await asyncio.wait_for(asked, ANSWER_SECONDS)
+            found = await asyncio.wait_for(asked, _ANSWER_SECONDS)
             if (known := self._named()) is None:
                 return False
             named, keep = known
@@ -100,7 +100,7 @@ class Orphans:
                 asked = self._hosts.control(
                     worker, "sweep", cluster=cluster, names=names, keep=keep
                 )
-                await asyncio.wait_for(asked, ANSWER_SECONDS)
+                await asyncio.wait_for(asked, _ANSWER_SECONDS)
         except (OSError, DaskPSError) as error:
             logger.debug("%s could not look for orphans: %r", worker, error)
             return False

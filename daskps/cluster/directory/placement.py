@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 #: Seconds between two looks for workers that may still be starting.
-LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ async def find_servers(
                 f"cluster has {len(scheduler.workers)}{idle}. Start workers, or name "
                 f"others in servers="
             )
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
@@ -201,7 +201,7 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     async def hello(worker: str) -> None:
         asked = asyncio.ensure_future(hosts.control(worker, "hello"))
         try:
-            while not (await asyncio.wait({asked}, timeout=LOOK_SECONDS * 10))[0]:
+            while not (await asyncio.wait({asked}, timeout=_LOOK_SECONDS * 10))[0]:
                 if not hosts.has_worker(worker):
                     # Dask would try to reach it for long.
                     raise OSError("it has left")

@@ -13,7 +13,7 @@ import math
 from daskps.cluster.wire.reports import Sight
 
 #: When an absence is no longer a matter of moments, and is said.
-SAY_SECONDS = 5.0
+_SAY_SECONDS = 5.0
 #: Between two questions: at first often, as a worker dies within milliseconds and the
 #: next one comes within a second; then every second; rarely once a shard is lost.
 FIRST_SECONDS, PAUSE_SECONDS, LOST_SECONDS = 0.05, 1.0, 10.0
@@ -57,7 +57,7 @@ class Verdict:
         self._lost_after = lost_after
         end = math.inf if runs_end_after is None else runs_end_after
         self._found_at, self._absent = -math.inf, False
-        self._to_come = {Due.SAY: now + SAY_SECONDS, Due.END_RUNS: now + end}
+        self._to_come = {Due.SAY: now + _SAY_SECONDS, Due.END_RUNS: now + end}
 
     def see(self, sight: Sight, now: float) -> None:
         """Take in what one worker says, and when to ask again."""

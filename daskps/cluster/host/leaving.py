@@ -30,7 +30,7 @@ _LATE_SECONDS = 0.3
 #: How long other processes may keep a shard locked; a worker that adopts waits longer.
 LOCK_SECONDS = 1.0
 #: Seconds between two tries to get at a shard.
-PAUSE_SECONDS = 0.0005
+_PAUSE_SECONDS = 0.0005
 
 
 async def leave(host: ShardHost, reason: str) -> None:
@@ -78,7 +78,7 @@ async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
             # The worker that adopts these shards takes this one for dead.
             logger.info("%d shards stayed locked by other processes", len(waiting))
             return
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

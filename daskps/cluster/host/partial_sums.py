@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Item
 
 #: Stands for the number of rows of an array.
-NO_ROWS = -1
+_NO_ROWS = -1
 #: By shard and node of the rank tree the sums of pieces: position and weight, the number
 #: of rows, the codec of words, "" for numbers, and their factor. The arrays follow in
 #: this order, those of rows behind their ids.
@@ -220,7 +220,7 @@ def described(sums: Sequence[Sequence[NodeSums]]) -> tuple[Said, list[Array]]:
         for node in row:
             said[-1].append([])
             for position, (data, weight, ids, codec, scale) in node.items():
-                n = NO_ROWS if ids is None else len(ids)
+                n = _NO_ROWS if ids is None else len(ids)
                 name = codec.name if codec else ""
                 said[-1][-1].append((position, weight, n, name, scale))
                 arrays += [data] if ids is None else [ids, data.reshape(-1)]
@@ -268,7 +268,7 @@ class SumsAsked:
             for position, _, n, codec, _ in node:
                 sizes = self._sizes(shard, position, n, codec)
                 found += sizes
-                if n != NO_ROWS:
+                if n != _NO_ROWS:
                     nbytes += sum(k * np.dtype(dtype).itemsize for dtype, k in sizes)
         if nbytes > self.row_nbytes:
             raise ProtocolError(
@@ -287,7 +287,7 @@ class SumsAsked:
     ) -> list[tuple[str, int]]:
         """Return dtype and length of the arrays of one sum."""
         pieces, tables = self.layout.pieces[shard], self.layout.table_pieces[shard]
-        if n == NO_ROWS and 0 <= position < len(pieces):
+        if n == _NO_ROWS and 0 <= position < len(pieces):
             piece = pieces[position]
             numbers = compute_dtype(piece.parameter.dtype)
             return [(codecs.named(codec).dtype if codec else numbers, piece.size)]
@@ -317,7 +317,7 @@ class SumsAsked:
         found: NodeSums = {}
         for position, weight, n, name, scale in node:
             codec, ids, data = codecs.named(name) if name else None, None, next(coming)
-            if n != NO_ROWS:
+            if n != _NO_ROWS:
                 piece, ids = tables[position - n_pieces], data
                 check_ids(piece, ids)
                 data = next(coming).reshape(n, piece.table.dim)

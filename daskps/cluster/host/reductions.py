@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: All-reduces may take at most this share of the memory that the shards leave.
-SHARE = 0.5
+_SHARE = 0.5
 
 
 # -- aggregates --------------------------------------------------------------
@@ -207,7 +207,7 @@ async def allreduce(
     [live] = await host.each(shards[:1], partial(_live_ranks, run=run, rank=rank))
     if not 0 <= floor <= number:
         raise ProtocolError(f"allreduce {number}, and none below {floor}")
-    held, room = host.collectives, room_at(host)
+    held, room = host.collectives, _room_at(host)
     least = held.told(
         run, rank, floor, [r for r, is_live in enumerate(live) if is_live]
     )
@@ -257,13 +257,13 @@ def _live_ranks(hosted: HostedShard, *, run: int, rank: int) -> list[bool]:
     return live
 
 
-def room_at(host: ShardHost) -> int | None:
+def _room_at(host: ShardHost) -> int | None:
     """Return how many bytes all-reduces may take here, None if there is no limit."""
     limit = host.worker.memory_limit
     if not limit:
         return None
     shards = sum(hosted.nbytes for hosted in host.shards.values())
-    return max(0, int(SHARE * (host.worker.pause_share * limit - shards)))
+    return max(0, int(_SHARE * (host.worker.pause_share * limit - shards)))
 
 
 def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[Array]:

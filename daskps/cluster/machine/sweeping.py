@@ -34,7 +34,7 @@ from daskps.cluster.machine.registry import is_in, locked
 LEAST_SECONDS = 60.0
 
 
-class Fate(Enum):
+class _Fate(Enum):
     """The fate of a folder."""
 
     REMOVED = 1
@@ -44,7 +44,7 @@ class Fate(Enum):
     STAYS = 3
 
 
-class Swept(NamedTuple):
+class _Swept(NamedTuple):
     """The fate of all folders: paths of those that went, and whether some wait."""
 
     removed: list[str]
@@ -59,7 +59,7 @@ def patience() -> float:
 
 def sweep_abandoned(
     base: str | os.PathLike[str], but: str = "", *, seconds: float | None = None
-) -> Swept:
+) -> _Swept:
     """Remove this user's folders of clusters that are over.
 
     Parameters
@@ -73,20 +73,20 @@ def sweep_abandoned(
 
     Returns
     -------
-    Swept
+    _Swept
         Nothing where there is no such base.
     """
     seconds = patience() if seconds is None else seconds
     pattern = re.compile(rf"daskps-{os.getuid()}-[0-9a-f]{{16}}")
-    found = dict[str, Fate]()
+    found = dict[str, _Fate]()
     # A folder of somebody else's, or one that just goes, is left alone.
     with suppress(OSError):
         for entry in os.listdir(base):
             path = os.path.join(base, entry)
             if pattern.fullmatch(entry) and path != but:
                 found[path] = sweep(path, seconds)
-    removed = [path for path, became in found.items() if became is Fate.REMOVED]
-    return Swept(removed, Fate.WAITS in found.values())
+    removed = [path for path, became in found.items() if became is _Fate.REMOVED]
+    return _Swept(removed, _Fate.WAITS in found.values())
 
 
 def sweep_later(base: str | os.PathLike[str], but: str = "") -> None:
@@ -104,7 +104,7 @@ def sweep_later(base: str | os.PathLike[str], but: str = "") -> None:
     timer.start()
 
 
-def sweep(path: str, seconds: float) -> Fate:
+def sweep(path: str, seconds: float) -> _Fate:
     """Remove a folder of this user whose cluster is over.
 
     Parameters
@@ -117,7 +117,7 @@ def sweep(path: str, seconds: float) -> Fate:
 
     Returns
     -------
-    Fate
+    _Fate
         `STAYS` also where this process itself is there.
     """
     with locked(), suppress(OSError, WayClosed), ExitStack() as opened:
@@ -125,16 +125,16 @@ def sweep(path: str, seconds: float) -> Fate:
         opened.callback(os.close, folder_fd)
         # Perhaps under another path. Opening its registry would drop our locks.
         if is_in(inode_of(folder_fd)):
-            return Fate.STAYS
+            return _Fate.STAYS
         try:
             fd = open_registry(folder_fd)
         except FileNotFoundError:
             os.rmdir(path)  # A process that is just making it tries again.
-            return Fate.REMOVED
+            return _Fate.REMOVED
         opened.callback(os.close, fd)
         # Until the file is closed: a scheduler that comes now tries again.
         if not try_lock(fd, KEPT_AT, fcntl.LOCK_EX, keep=True):
-            return Fate.STAYS
+            return _Fate.STAYS
         waits = False
 
         def is_over() -> bool:
@@ -144,6 +144,6 @@ def sweep(path: str, seconds: float) -> Fate:
 
         went = remove_without_members(path, folder_fd, fd, only_if=is_over)
         if went is not None:
-            return Fate.REMOVED
-        return Fate.WAITS if waits else Fate.STAYS
-    return Fate.STAYS
+            return _Fate.REMOVED
+        return _Fate.WAITS if waits else _Fate.STAYS
+    return _Fate.STAYS

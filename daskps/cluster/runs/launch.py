@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: When it is said that a run cannot begin yet, as a shard is away.
-SAY_SECONDS = 5.0
+_SAY_SECONDS = 5.0
 _Listener = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
@@ -62,7 +62,7 @@ async def launch(
     """
     body, reduce, codec = _pickled(spec)
     await upstream.connected(link.client)
-    async with saying_away(link, spec.uid, spec.name):
+    async with _saying_away(link, spec.uid, spec.name):
         run = await _opened(link, _open(link, spec, reduce, codec))
     began(run)
     trainers: Trainers | GraphDriver
@@ -260,13 +260,13 @@ async def epochs_of(link: Link, uid: str, name: str) -> tuple[Epochs, str]:
     ConsistencyError
         While a run goes on.
     """
-    async with saying_away(link, uid, name):
+    async with _saying_away(link, uid, name):
         epochs, described = await link.directory("epochs", uid=uid)
         return Epochs(*epochs), described
 
 
 @asynccontextmanager
-async def saying_away(link: Link, uid: str, name: str) -> AsyncIterator[None]:
+async def _saying_away(link: Link, uid: str, name: str) -> AsyncIterator[None]:
     """Say why a run cannot begin, once that takes long."""
     saying = asyncio.ensure_future(_say_away(link, uid, name))
     try:
@@ -276,7 +276,7 @@ async def saying_away(link: Link, uid: str, name: str) -> AsyncIterator[None]:
 
 
 async def _say_away(link: Link, uid: str, name: str) -> None:
-    await asyncio.sleep(SAY_SECONDS)
+    await asyncio.sleep(_SAY_SECONDS)
     located = await link.directory("locate", uid=uid)
     for shard, why in sorted(located["away"])[:1]:
         worker = located["owners"][shard]

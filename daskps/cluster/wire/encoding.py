@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Shard, and position of the piece in it.
-PieceId = tuple[int, int]
+_PieceId = tuple[int, int]
 
 
 def learn(name: str, pickled: bytes) -> None:
@@ -51,7 +51,7 @@ def encoded(
     residuals: Mapping[int, Array] | None = None,
     finite: bool,
     empty: Empty,
-) -> tuple[dict[PieceId, Array], dict[int, Array]]:
+) -> tuple[dict[_PieceId, Array], dict[int, Array]]:
     """Return words of checked gradients, by shard and position of the piece.
 
     And what they do not say, by parameter index. `residuals`, what was left before,
@@ -63,7 +63,7 @@ def encoded(
         If one of them is too large for the codec, or that does not do what it says.
         Nothing has been changed anywhere.
     """
-    found: dict[PieceId, Array] = {}
+    found: dict[_PieceId, Array] = {}
     left: dict[int, Array] = {}
     for index, array in arrays.items():
         pieces = [p for p in layout.pieces_of[index] if p.start < p.stop]
@@ -145,7 +145,7 @@ def decoded(codec: Codec, words: Array, piece: Piece, empty: Empty) -> Array:
 
 
 def numbers(
-    layout: Layout, words: Mapping[PieceId, Array], codec: Codec, empty: Empty
+    layout: Layout, words: Mapping[_PieceId, Array], codec: Codec, empty: Empty
 ) -> dict[int, Array]:
     """Return the numbers that words of whole gradients stand for, by parameter index."""
     found: dict[int, Array] = {}

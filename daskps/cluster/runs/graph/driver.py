@@ -139,8 +139,8 @@ class GraphDriver:
         self._release()
         await asyncio.sleep(0)
 
-    def _graph(self, window: range) -> WindowGraph:
-        graph = WindowGraph(
+    def _graph(self, window: range) -> _WindowGraph:
+        graph = _WindowGraph(
             self._shared[0],
             self._label,
             hosts=self.meta.hosts,
@@ -229,7 +229,7 @@ def _same(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowGraph:
+class _WindowGraph:
     """The graph of one window.
 
     Parameters

@@ -142,7 +142,7 @@ def reduce_round(
     if 0 in shards:
         noted = context.note(place, [*map(tuple, sorted(receipts))])
     # The host that owns them, not the place of an anchor: the step is forwarded.
-    found = reduce_sums(context, place, shards, receipts)
+    found = _reduce_sums(context, place, shards, receipts)
     kinds = {r.kind for r in receipts if r.kind}
     if len(kinds) > 1:
         raise ConsistencyError(
@@ -178,7 +178,7 @@ def reduce_round(
     return place.round
 
 
-def reduce_sums(
+def _reduce_sums(
     context: TaskContext,
     place: RoundId,
     shards: Sequence[int],
