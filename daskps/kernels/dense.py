@@ -507,11 +507,12 @@ class Kernel:
                 f"the rule has {self.n_scalars} scalars, got {len(scalars)}: {scalars}"
             )
         largest = _LARGEST[self.compute_dtype]
-        if not all(-largest <= scalar <= largest for scalar in scalars):
-            raise ValueError(
-                f"scalars must be finite in {self.compute_dtype}, got {scalars}. "
-                f"Check what `prepare` returns."
-            )
+        for scalar in scalars:
+            if not -largest <= scalar <= largest:
+                raise ValueError(
+                    f"scalars must be finite in {self.compute_dtype}, got {scalars}. "
+                    f"Check what `prepare` returns."
+                )
 
     def _cast(self, scalars: Scalars) -> Array:
         """Return scalars in the compute dtype; their values were checked before."""

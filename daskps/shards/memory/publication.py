@@ -183,7 +183,7 @@ class Publication:
         In memory of this process alone slots have one buffer.
         """
         slots = self.segment.slot_init
-        if not any(slots[at] for at in self._operations):
+        if not any(map(slots.__getitem__, self._operations)):
             return
         for position, operations in self._operations.items():
             for data, *_, check in operations:
