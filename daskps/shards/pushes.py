@@ -25,7 +25,7 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.growth import OwnerOnlyError, make_room
-from daskps.shards.memory.publication import Publication, looks
+from daskps.shards.memory.publication import Publication, is_large, looks
 from daskps.shards.memory.undo import settle
 from daskps.shards.steps import GRADIENT, NOTHING, SCALE, Step, Ticket
 
@@ -58,6 +58,7 @@ class Pushes:
         self._segment = segment
         self._planner = planner
         self._floors = floors
+        self._is_large = is_large(segment)
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
         """Apply the pushes of some tickets, in order, in one publication if possible."""
@@ -136,7 +137,8 @@ class Pushes:
                 _scaled(record, step)
             else:
                 # Else the others would be refused with it.
-                fused = step.check and alone and looks(segment, step.items)
+                may = step.check and self._is_large
+                fused = may and alone and looks(segment, step.items)
                 planned = self._planner.plan(
                     step, record.steps, fused=fused, alone=alone
                 )
@@ -177,7 +179,8 @@ class Pushes:
             run_record.note_step(record, at, step)
         else:
             producers.note_push(record, step, row)
-        self._floors.note(step)
+        if step.touched is not None or self._floors.targets:
+            self._floors.note(step)
         publication.add(planned)
         changes = bool(planned)
         if step.kind == SCALE:

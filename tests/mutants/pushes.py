@@ -231,8 +231,8 @@ MUTANTS = (
     Mutant(
         "a-bad-push-takes-others-along",
         "daskps.shards.pushes:Pushes._planned",
-        "fused = step.check and alone and looks(segment, step.items)",
-        "fused = step.check and looks(segment, step.items)",
+        "fused = may and alone and looks(segment, step.items)",
+        "fused = may and looks(segment, step.items)",
         (
             "tests/shards/test_looks.py::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused[past the caches-queued0]",
         ),

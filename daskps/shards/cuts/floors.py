@@ -51,14 +51,15 @@ class Floors:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._touched: dict[int, dict[int, Intervals]] = {}
+        #: By owner and number where steps go that are not meant for all shards.
+        self.targets: dict[int, dict[int, Intervals]] = {}
 
     def note(self, step: Step) -> None:
         """Take what an applied step says besides its arrays, and the record has not."""
         owner = -1 - step.rank if step.run else step.producer
         if step.touched is not None:
-            self._touched.setdefault(owner, {})[step.sequence] = step.touched
-        if owner in self._touched:
+            self.targets.setdefault(owner, {})[step.sequence] = step.touched
+        if owner in self.targets:
             self._drop(owner, step.floor)
 
     def floor(self, owner: int) -> int:
@@ -87,24 +88,24 @@ class Floors:
 
     def _drop(self, owner: int, floor: int) -> None:
         """Forget where steps below a floor go."""
-        of = self._touched.pop(owner, {})
+        of = self.targets.pop(owner, {})
         if left := {s: t for s, t in of.items() if s >= floor}:
-            self._touched[owner] = left
-        if len(self._touched) > _MOST:
+            self.targets[owner] = left
+        if len(self.targets) > _MOST:
             self._prune()
 
     def touched(self) -> Iterator[tuple[int, int, Intervals]]:
         """Give owner, sequence number and shards of the steps not meant for all."""
-        for owner, of in self._touched.items():
+        for owner, of in self.targets.items():
             floor = self.floor(owner)
             yield from ((owner, s, runs) for s, runs in of.items() if s >= floor)
 
     def forget_ranks(self) -> None:
         """Forget the trainers: another run numbers its steps from 0 again."""
-        self._touched = {o: t for o, t in self._touched.items() if o >= 0}
+        self.targets = {o: t for o, t in self.targets.items() if o >= 0}
 
     def _prune(self) -> None:
         record = self._segment.current
         rows = record.producers[: record.fixed[N_PRODUCERS], PRODUCER]
         kept = set(rows.tolist())
-        self._touched = {o: t for o, t in self._touched.items() if o < 0 or o in kept}
+        self.targets = {o: t for o, t in self.targets.items() if o < 0 or o in kept}
