@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from daskps.layout.parameters import Parameter
     from daskps.layout.tables import Table
-    from daskps.shards.arrays.rows import Operations
+    from daskps.shards.memory.growth import Operations
     from daskps.shards.memory.segment import Segment
     from daskps.typing import Array
 

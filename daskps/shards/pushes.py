@@ -32,9 +32,9 @@ from daskps.shards.steps import GRADIENT, NOTHING, SCALE, Step, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.arrays.rows import Operations
     from daskps.shards.cuts.floors import Floors
     from daskps.shards.memory.format import Record
+    from daskps.shards.memory.growth import Operations
     from daskps.shards.memory.segment import Segment
     from daskps.shards.planning import UpdatePlanner
 

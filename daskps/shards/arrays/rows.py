@@ -16,7 +16,6 @@ import numpy as np
 from daskps.kernels.row_log import TableRows, UndoLog, restore
 from daskps.kernels.row_moves import gather
 from daskps.kernels.row_writes import add, assign
-from daskps.shards.arrays.operations import PieceUpdate
 
 if TYPE_CHECKING:
     from daskps.kernels.dense import FixedRows
@@ -118,7 +117,3 @@ class RowUpdate(NamedTuple):
         bare, log = target.table._replace(slots=()), log._replace(slots=())
         with np.errstate(all="ignore"):
             return write(bare, *what, log, check=self.check, cache_dir=cache_dir)
-
-
-#: Operations, each with the position of its piece; those of tables come after the others.
-Operations = list[tuple[int, PieceUpdate | RowUpdate]]

@@ -21,6 +21,7 @@ from daskps.shards.arrays.any_rows import (
     SWITCHED,
     WORDS_ROOM,
 )
+from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.memory.room import (
@@ -34,7 +35,6 @@ from daskps.shards.memory.room import (
 
 if TYPE_CHECKING:
     from daskps.shards.arrays.any_rows import AnyRows
-    from daskps.shards.arrays.rows import Operations
     from daskps.shards.memory.room import Memory
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.tables import TableMemory
@@ -48,6 +48,8 @@ _LEAST_NBYTES: Final = 2**16
 #: do, from two thirds full to seven eighths, but memory for the next one comes first.
 _COPIED: Final = 1024
 _COPIED_AN_ID: Final = 8
+#: Operations, each with the position of its piece; those of tables come after the others.
+Operations = list[tuple[int, PieceUpdate | RowUpdate]]
 
 
 class OwnerOnlyError(Exception):
