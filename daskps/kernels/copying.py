@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,8 +10,6 @@ from daskps.kernels.compiled import module_of
 from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from daskps.typing import Array
 
 #: Copies of so much together gain by stores past the caches, also where the copy is
@@ -62,16 +59,6 @@ def copy(out: Array, a: Array, *, cache_dir: str | None = None) -> None:
     middle = slice(first, last)
     loop = module_of(_SOURCE, cache_dir).function("copy")
     loop(source[middle], target[middle])
-
-
-def copier(
-    nbytes: int, *, cache_dir: str | None = None
-) -> Callable[[Array, Array], None] | None:
-    """Return what copies the second array to the first in reads of so many bytes in all.
-
-    None for `numpy.copyto`, or an assignment to a slice.
-    """
-    return partial(copy, cache_dir=cache_dir) if nbytes >= LARGE_NBYTES else None
 
 
 def warm(*, cache_dir: str | None = None) -> None:

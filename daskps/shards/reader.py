@@ -14,6 +14,7 @@ This module alone, outside of the shard's memory, compares flips and row sequenc
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -44,12 +45,12 @@ from daskps.shards.memory.format import (
     WRITING,
 )
 from daskps.shards.memory.sides import runs
-from daskps.shards.memory.undo import LOGGED, UNTOLD, is_logged, settle
+from daskps.shards.memory.undo import LOGGED, is_logged, settle
 from daskps.shards.run_record import CODES
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.shards.arrays.any_rows import AnyRows
     from daskps.shards.memory.format import Record
@@ -194,7 +195,9 @@ class ShardReader(Visibility):
         self._tables: dict[int, tuple[TableMemory, FixedGather]] = {}
         sizes = [(b - a) * np.dtype(dtype).itemsize for (dtype, a, b), _, _ in parts]
         #: None to assign to a slice, which costs half as much as a call.
-        self._copy = copying.copier(sum(sizes), cache_dir=segment.cache_dir)
+        self._copy: Callable[[Array, Array], None] | None = None
+        if sum(sizes) >= copying.LARGE_NBYTES:
+            self._copy = partial(copying.copy, cache_dir=segment.cache_dir)
 
     def read(
         self, bound: int, outs: Sequence[Array], rows: Sequence[RowsRead] = ()
@@ -347,7 +350,7 @@ class ShardReader(Visibility):
         now = header[FLIP]
         is_before = locked and flip == now - 1 and header[WRITING] == now
         is_before = is_before and header[WITHDRAWS] != now
-        if sequence & UNTOLD == UNTOLD or not (flip == now or is_before):
+        if not (flip == now or is_before):
             return False
         gathered, looked = [], list[tuple["AnyRows", Looked | None]]()
         for one in wanted:
@@ -371,8 +374,8 @@ class ShardReader(Visibility):
             for any_rows, kept in looked:
                 any_rows.looked = kept or any_rows.looked
             return True
-        if not is_still and (looked or not is_logged(sequence, header[ROWS_SEQUENCE])):
-            return False
+        if looked and not is_still:
+            return False  # no log tells which ids had which rows
         for table, one, out in gathered:
             table.put_back(flip, one.ids, out, one.at, cache_dir=segment.cache_dir)
         return is_still or is_logged(sequence, header[ROWS_SEQUENCE])

@@ -235,8 +235,8 @@ MUTANTS = (
     Mutant(
         "rows-that-a-writer-ran-into-are-good",
         "daskps.shards.reader:ShardReader._copy_rows",
-        "if not is_still and (looked or not is_logged(sequence, header[ROWS_SEQUENCE])):",
-        "if not is_still and looked:",
+        "return is_still or is_logged(sequence, header[ROWS_SEQUENCE])",
+        "return True",
         (f"{_ROWS}::test_a_read_that_an_update_runs_into_is_told_so",),
     ),
     Mutant(
@@ -297,9 +297,9 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-are-being-taken-back-are-good",
-        "daskps.shards.reader:ShardReader._copy_rows",
-        "if sequence & UNTOLD == UNTOLD or not (flip == now or is_before):",
-        "if not (flip == now or is_before):",
+        "daskps.shards.memory.undo:is_logged",
+        "return now & UNTOLD != UNTOLD and now <= (began | UNTOLD) + 1",
+        "return now <= (began | UNTOLD) + 1",
         (f"{_ROWS}::test_a_reader_is_told_of_a_writer_that_is_being_taken_back",),
     ),
     Mutant(

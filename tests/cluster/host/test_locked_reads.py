@@ -77,14 +77,12 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
 def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
     held = []
 
-    def copier(nbytes: int, **_: Any) -> Any:
-        def copy(out, source):
-            held.append(hosted.block.lock().try_acquire())
-            out[:] = source
+    def copy(out, source, **_: Any):
+        held.append(hosted.block.lock().try_acquire())
+        out[:] = source
 
-        return copy
-
-    monkeypatch.setattr(copying, "copier", copier)
+    monkeypatch.setattr(copying, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(copying, "copy", copy)
     copy_out(hosted, asks(hosted), RANGES, [np.empty(1000)])
     assert held == [False]
 
