@@ -8,6 +8,7 @@ again, as one *whole* step.
 
 from __future__ import annotations
 
+from math import nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -258,7 +259,11 @@ class Round:
         if came.arrays or n > 1:
             weighs = self._weighs[step.kind]
             out = mailbox.slice(self.found[words.INTO])
-            sums.fill_slice(out, sums.gather(came, weighs, self._forms))
+            weights = [nan] * len(out.arrays)
+            for position, total in sums.gather(came, weighs, self._forms).items():
+                weights[position] = total.weight
+                total.write(out.arrays[position])
+            out.weigh(weights)
         table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
         who = step.rank, came.bits, step.sequence + 1, came.code, step.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)

@@ -7,7 +7,7 @@ by tile: the arrays that came are read once and never changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -99,7 +99,7 @@ class Sum:
     def write(self, out: Array) -> None:
         """Form all of it in `out`, for a sum that others are added to."""
         if self.scale == 1.0 and not self.others:
-            np.copyto(out, self.start)
+            out[:] = self.start  # `copyto` would be a call of Python
             return
         size = len(self.start)
         # Several passes over a tile stay in the second-level cache; one needs none.
@@ -196,12 +196,3 @@ def divide(sums: Mapping[int, Sum], divides: bool) -> dict[int, Sum | Array]:
             total[0:0]
         reduced[position] = total if needs else total.start
     return reduced
-
-
-def fill_slice(out: Slice, sums: Mapping[int, Sum]) -> None:
-    """Form sums in a slice, by position."""
-    weights = [nan] * len(out.arrays)
-    for position, total in sums.items():
-        weights[position] = total.weight
-        total.write(out.arrays[position])
-    out.weigh(weights)
