@@ -1,4 +1,4 @@
-"""The loops of an update rule: over arrays, and over rows of tables."""
+"""The kernel of an update rule: its loops over arrays, beside those over rows."""
 # ruff: noqa: PLR0913, PLR0917  (compiled loops take positional arguments only: weights in and
 # out, gradient, slots, scalars; the methods around them keep that order)
 
@@ -11,36 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.finite import finite
 from daskps.kernels.inputs import check_input, check_output
-from daskps.kernels.row_log import (
-    TableRows,
-    UndoLog,
-    check_inside,
-    check_log,
-    check_named,
-    in_blocks,
-    outside,
-)
-from daskps.kernels.row_moves import NOWHERE
+from daskps.kernels.row_updates import Arrays, RowLoops, Scalars
 from daskps.kernels.update_source import update_source
 from daskps.typing import Array
 
 if TYPE_CHECKING:
-    from daskps.kernels.compiled import Module
     from daskps.kernels.rows import OfRows
     from daskps.kernels.update_source import Before
 
-Arrays: TypeAlias = tuple[Array, ...]
-Scalars: TypeAlias = tuple[float, ...]
 #: An update of arrays that stay where they are, given a gradient and scalars.
 Fixed: TypeAlias = Callable[[Array, Scalars], None]
-#: An update of rows of a table that stays where it is, like its log: given ids, where
-#: their gradients are, gradients, scalars, `base` and `begin` of the log, and `check`.
-FixedRows: TypeAlias = Callable[
-    [Array, Array | None, Array, Scalars, int, int, bool], bool
-]
-
 #: Bytes of a cache line: what is written past the caches is written in full lines.
 LINE = 64
 #: Elements that weights are widened at a time: the two float32 scratch arrays
@@ -55,12 +36,9 @@ _COMPUTED: Final = {
 _WIDER: Final = {
     np.dtype(of): np.dtype(wide) for of, wide in (("f2", "f4"), ("f4", "f8"))
 }
-_LARGEST = {
-    np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
-}
 
 
-class Kernel:
+class Kernel(RowLoops):
     """An update rule for arrays of one dtype; made by `build`.
 
     Notes
@@ -76,33 +54,7 @@ class Kernel:
 
     A rule with slots of ranks is given those of all, and updates those of one: its scalars
     are followed by the rank.
-
-    Parameters
-    ----------
-    module : Module
-        The generated module.
-    dtypes : (dtype, dtype)
-        Of weights and gradients, and of slots and arithmetic.
-    sizes : (int, int)
-        How many slots the loops take, and scalars.
-    per_row : tuple of bool, optional
-        Of each slot whether it has one number per row; None of a rule for arrays too.
-    ranks : range
-        The slots of ranks, of which the loops take one; none where it is empty.
     """
-
-    def __init__(
-        self,
-        module: Module,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
-        sizes: tuple[int, int],
-        per_row: tuple[bool, ...] | None,
-        ranks: range,
-    ) -> None:
-        self.module, self.per_row, self._ranks = module, per_row, ranks
-        self.dtype, self.compute_dtype = dtypes
-        self.n_slots, self.n_scalars = sizes[0] + max(0, len(ranks) - 1), sizes[1]
-        self._is_wide = self.dtype != self.compute_dtype
 
     def inplace(self, w: Array, g: Array, slots: Arrays, scalars: Scalars) -> None:
         """Update weights and slots in place.
@@ -294,160 +246,6 @@ class Kernel:
 
         return update
 
-    def rows(
-        self,
-        table: TableRows,
-        ids: Array,
-        at: Array | None,
-        g: Array,
-        scalars: Scalars,
-        log: UndoLog,
-        *,
-        check: bool = False,
-    ) -> bool:
-        """Update some rows of weights and slots in place, and touch no other.
-
-        Each of them has the bits that `inplace` would give it. Their old values are put
-        into a log, 16 rows at a time, where they count before the rows change.
-
-        Parameters
-        ----------
-        table : TableRows
-            Weights of shape (n_rows, dim) and `dtype`; slots of as many rows, of
-            one number each where the rule says so, and `compute_dtype`. Contiguous,
-            aligned and writable.
-        ids : ndarray, shape (k,), int64
-            The rows, in any order. One that repeats is updated as often, one gradient
-            after the other: those of one row are summed before.
-        at : ndarray, shape (k,), int64, optional
-            The gradient of row `ids[i]` is `g[at[i]]`; `g[i]` without it.
-        g : ndarray, shape (n, dim), `compute_dtype` or `dtype`
-            Gradients; contiguous. Like `ids` and `at` they may be read-only and start
-            at any address.
-        scalars : tuple of float
-            The result of the rule's `prepare`.
-        log : UndoLog
-            Takes k entries from `begin` on: the number of the row, which is its id
-            less that of the first row, and copies of weights and slots.
-        check : bool, default False
-            Whether to look for NaN and infinity in the gradients of these rows.
-
-        Returns
-        -------
-        bool
-            False where `check` found one. Rows before that have changed:
-            `row_log.restore` puts them back, as many as the word of the log says.
-
-        Raises
-        ------
-        ValueError
-            If an array is not as described, before anything is changed; or if an id
-            or a position is outside, with rows before it changed as above.
-
-        Notes
-        -----
-        `warm` does not compile this loop: `warm_rows` or the first call does.
-        """
-        places = self._check_rows(table, ids, at, g, log)
-        loop: Any = self.module.function("rows")
-        if self._is_wide:
-            self.check_scalars(scalars)
-            check_inside(table, ids, at, g)
-            if check and not self.is_finite(g if at is None else g[at]):
-                return False
-        c = self._cast(scalars)
-        if not self._is_wide:
-            where = log.rows, log.w, *log.slots, log.word, log.begin, log.base
-            what = table.w, table.first, ids, places, g, *table.slots
-            done = loop(*what, *where, check, c)
-            if done < 0:
-                raise outside(ids, at, -1 - done, table)
-            return bool(done == len(ids))
-
-        def change(w: Array, given: Array, slots: Arrays) -> None:
-            # Copies, which nobody else sees: their log is for nobody either.
-            wide, numbers = w.astype(self.compute_dtype), np.arange(len(w))
-            given = given.astype(self.compute_dtype, copy=False)
-            unread = [np.empty_like(a) for a in (numbers, wide, *slots, numbers[:1])]
-            loop(wide, 0, numbers, NOWHERE, given, *slots, *unread, 0, 0, False, c)
-            with np.errstate(over="ignore"):
-                w[:] = wide
-
-        cache_dir = self.module.cache_dir
-        in_blocks(table, ids, at, g, log, change, cache_dir=cache_dir)
-        return True
-
-    def fixed_rows(self, table: TableRows, log: UndoLog) -> FixedRows:
-        """Return `rows` for a table and a log that stay where they are.
-
-        They are checked once, here, which for few rows is most of the work; for float16
-        in each call.
-
-        Parameters
-        ----------
-        table, log
-            As in `rows`; `base` and `begin` of the log come with each call.
-
-        Returns
-        -------
-        callable
-            Called with ids, positions, gradients, scalars, `base`, `begin` and `check`
-            it does what `rows` does.
-
-        Raises
-        ------
-        ValueError
-            As `rows`, here or from the callable.
-        """
-        dtype, dim, room = self.dtype, table.w.shape[1], len(log.rows)
-        self._check_rows(table, NOWHERE, None, np.empty((0, dim), dtype), log)
-        loop: Any = self.module.function("rows")
-        w, slots, first, word = table.w, table.slots, table.first, log.word
-        logs = log.rows, log.w, *log.slots
-        latest: tuple[Scalars | None, Array] = None, np.empty(0)
-
-        def update(
-            ids: Array,
-            at: Array | None,
-            g: Array,
-            scalars: Scalars,
-            base: int,
-            begin: int,
-            check: bool,
-        ) -> bool:
-            nonlocal latest
-            n = len(ids)
-            usual = g.dtype is dtype and g.ndim == 2 and g.shape[1] == dim
-            if self._is_wide or not (
-                usual
-                and 0 <= begin <= room - n
-                and (at is None or (at.shape == (n,) and at.flags.c_contiguous))
-            ):
-                place = log._replace(base=base, begin=begin)
-                return self.rows(table, ids, at, g, scalars, place, check=check)
-            kept = latest
-            if scalars is not kept[0]:
-                kept = latest = scalars, self._cast(scalars)
-            # The compiled function refuses all else that may be wrong with its arrays.
-            where = *logs, word, begin, base, check, kept[1]
-            places = NOWHERE if at is None else at
-            done = loop(w, first, ids, places, g, *slots, *where)
-            if done < 0:
-                raise outside(ids, at, -1 - done, table)
-            return bool(done == n)
-
-        return update
-
-    def warm_rows(self) -> None:
-        """Compile, or load, the loop over rows.
-
-        Raises
-        ------
-        TypeError
-            If Numba cannot compile the update function.
-        """
-        self.module.function("rows")
-
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         """Compile, or load, the loops that will be used now.
 
@@ -472,53 +270,6 @@ class Kernel:
         self.module.function("move" if moves else "publish")
         if past and (moves or not self.n_slots):
             self.module.function("past")
-
-    def is_finite(self, g: Array) -> bool:
-        """Return whether a gradient has no NaN and no infinity.
-
-        Parameters
-        ----------
-        g : ndarray
-            As in `publish`. The loop for large ones is kept where those of the rule
-            are.
-
-        Returns
-        -------
-        bool
-            True iff every element is finite.
-        """
-        return finite(g, cache_dir=self.module.cache_dir)
-
-    def check_scalars(self, scalars: Scalars) -> None:
-        """Refuse scalars that a loop cannot take.
-
-        Parameters
-        ----------
-        scalars : tuple of float
-            The result of the rule's `prepare`.
-
-        Raises
-        ------
-        ValueError
-            If there are more or fewer, or one does not fit into the dtype.
-        """
-        if len(scalars) != self.n_scalars:
-            raise ValueError(
-                f"the rule has {self.n_scalars} scalars, got {len(scalars)}: {scalars}"
-            )
-        largest = _LARGEST[self.compute_dtype]
-        for scalar in scalars:
-            if not -largest <= scalar <= largest:
-                raise ValueError(
-                    f"scalars must be finite in {self.compute_dtype}, got {scalars}. "
-                    f"Check what `prepare` returns."
-                )
-
-    def _cast(self, scalars: Scalars) -> Array:
-        """Return scalars in the compute dtype; their values were checked before."""
-        if len(scalars) != self.n_scalars:
-            self.check_scalars(scalars)
-        return np.array(scalars, self.compute_dtype)
 
     def _past(
         self, w_out: Array, slots: Arrays, outs: Arrays, past: bool
@@ -552,31 +303,6 @@ class Kernel:
             check_input(w_in, self.dtype, shape)
         for slot in () if slots_out is None else slots:
             check_input(slot, self.compute_dtype, shape)
-
-    def _check_rows(
-        self, table: TableRows, ids: Array, at: Array | None, g: Array, log: UndoLog
-    ) -> Array:
-        """Refuse rows that do not fit; return the positions of their gradients."""
-        if self._ranks:
-            raise ValueError("a rule with slots of ranks updates arrays, and no tables")
-        wide, (n, dim) = self.compute_dtype, table.w.shape
-        if table.w.dtype != self.dtype or g.dtype not in (self.dtype, wide):
-            raise ValueError(
-                f"expected rows of {self.dtype} and gradients of {wide}, got "
-                f"{table.w.dtype} and {g.dtype}"
-            )
-        if [a.dtype for a in table.slots] != [wide] * self.n_slots:
-            raise ValueError(
-                f"the rule has {self.n_slots} slots of {wide}, got "
-                f"{[str(a.dtype) for a in table.slots]}"
-            )
-        per_row = self.per_row or (False,) * self.n_slots
-        for slot, of_row in zip(table.slots, per_row, strict=True):
-            if slot.shape != (shape := (n, 1 if of_row else dim)):
-                raise ValueError(f"expected a slot of {shape}, got {slot.shape}")
-        places = check_named(table, ids, at, g)
-        check_log(table, log, len(ids))
-        return places
 
 
 def _first_line(arrays: Arrays) -> int | None:

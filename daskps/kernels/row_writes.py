@@ -25,8 +25,9 @@ from daskps.kernels.rows import MOVES_SOURCE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from daskps.kernels.dense import Arrays, Kernel
+    from daskps.kernels.dense import Kernel
     from daskps.kernels.row_log import TableRows, UndoLog
+    from daskps.kernels.row_updates import Arrays
     from daskps.typing import Array
 
 
