@@ -81,7 +81,8 @@ class ShardMoves:
     ) -> None:
         self.scheduler, self.hosts, self.runs = scheduler, hosts, runs
         self.stores = stores
-        self._open: set[Move] = set()
+        #: In the order in which they began: that of a set would be that of addresses.
+        self._open: list[Move] = []
 
     @DIRECTORY.handles("leaving")
     def on_leaving(self, worker: str) -> list[str]:
@@ -151,7 +152,7 @@ class ShardMoves:
             entry, rounds_lost(left_by[0]), lambda run: not run.survives(shards)
         )
         move = Move(self, entry, left_by, shards, in_order=in_order)
-        self._open.add(move)
+        self._open.append(move)
         work = self.hosts.spawn(move.run())
         work.add_done_callback(lambda _: self._open.remove(move))
 
