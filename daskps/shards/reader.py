@@ -408,20 +408,21 @@ def _look_up(
         ids[:] = wanted.ids
     if before:
         rows = any_rows.find_before(ids, since)
+        n_absent = int(np.count_nonzero(rows < 0))
     else:
         rows = scratch.empty(len(ids), np.int64)
-        any_rows.index.look_up(ids, rows, since=since)
-    there = rows >= 0
-    if wanted.found is None or wanted.found.shape != there.shape:
+        n_absent = any_rows.index.look_up(ids, rows, since=since)
+    position, _, out, at, marks = wanted
+    if marks is None or marks.shape != rows.shape:
         raise not_any(table)
-    wanted.found[:] = there
-    if not wanted.out.size:
-        read = wanted._replace(ids=rows[:0], at=None)
-    elif there.all():
-        read = wanted._replace(ids=rows)
+    marks[:] = rows >= 0 if n_absent else 1
+    if not out.size:
+        read = RowsRead(position, rows[:0], out)
+    elif not n_absent:
+        read = RowsRead(position, rows, out, at)
     else:
-        at = np.flatnonzero(there) if wanted.at is None else wanted.at[there]
-        read = wanted._replace(ids=rows[there], at=at)
+        there = np.flatnonzero(marks)
+        read = RowsRead(position, rows[there], out, there if at is None else at[there])
     return read, Looked(sequence, ids, rows, since) if keeps else None
 
 

@@ -137,7 +137,7 @@ class RowReads:
             is_read = self._read(pending)
         if is_read:
             for rows in absent:
-                if not rows.marks.all():
+                if np.count_nonzero(rows.marks) < len(rows.marks):
                     rows.fill()
             for _, ids, _ in asked:
                 self._counters.rows_pulled += len(ids)
