@@ -89,7 +89,10 @@ class Far:
         self.counters = Counters()
         self.sent: list[tuple[Request, list[int]]] = []
 
-    def start(self, request: Request, shards: Any, deadline: Any) -> Any:
+    def find_lanes(self, _: Request, __: Any) -> None:
+        """Return None: all calls are messages."""
+
+    def send(self, request: Request, shards: Any, deadline: Any) -> Any:
         """Answer a message."""
         self.sent.append((request, [*shards]))
         done: Future[Reply] = Future()
