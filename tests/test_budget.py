@@ -21,19 +21,22 @@ ROOMS = {
     ".": (1405, 1084),
     "checkpoint": (1488, 1216),
     "cli": (679, 486),
-    "cluster": (19278, 16742),
+    "cluster": (19279, 16742),
     "codecs": (523, 472),
     "compat": (2919, 2490),
     "demo": (575, 481),
     "kernels": (3500, 2591),
     "layout": (1027, 963),
     "optim": (1145, 1016),
-    "shards": (5871, 5317),
+    "shards": (5878, 5322),
     "store": (4057, 3303),
     "training": (4579, 3904),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
 GRANTED: list[tuple[str, int, int, str]] = [
+    (".", 47, 51, "sums along the rank tree came here from hosts and graph rounds"),
+    ("layout", 14, 0, "runs of elements came here from checkpoints and snapshots"),
+    ("kernels", 4, 7, "loops over rows and over arrays have a module each"),
     ("cluster", 2, 2, "an error of a socket thread that stays takes no core"),
     ("training", 9, 11, "a condition of a user's own is a subclass"),
 ]
