@@ -111,6 +111,7 @@ class NearRoute:
         versions: list[tuple[int, int]] = []
         if time.monotonic() > self.next_look and not self.is_live():
             return versions, self.parts
+        firsts = self.route.firsts
         seconds = SOON_SECONDS if len(self.parts) == 1 or not rows else 0.0
         rest: Sequence[NearPart] = self.parts
         while True:
@@ -120,7 +121,8 @@ class NearRoute:
                 items: list[Item] = []
                 for position, name, start, stop in slices:
                     # As `Item(...)`, and below `_replace`, at a third of what that takes.
-                    values = position, 0, arrays[name][start:stop], None, None
+                    at = firsts.get((shard, position), 0) if firsts else 0
+                    values = position, at, arrays[name][start:stop], None, None
                     items.append(tuple.__new__(Item, values))
                 if rows:
                     layout = hosted.layout
