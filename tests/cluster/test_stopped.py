@@ -74,15 +74,15 @@ def add_and_stop(handle, at):
     from daskps.shards.memory.publication import Publication
 
     publication: Any = Publication
-    finish = publication.finish
+    commit = publication.commit
 
     def stop(self, *args, **kwargs):
-        publication.finish = finish
+        publication.commit = commit
         # To this thread: others would stop while it goes on for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        return finish(self, *args, **kwargs)
+        return commit(self, *args, **kwargs)
 
-    publication.finish = stop
+    publication.commit = stop
     return int(handle.add({"w": one(at)}))
 
 

@@ -300,11 +300,7 @@ class Round:
         if has_rows:
             rows = self._merge(came, said.kind)
         counts = segment.records[self._header[FLIP] & 1].steps
-        # One rank's arrays alone were looked at before they came.
-        looks = self._checks and bool(
-            came.slices or step.check or callable(self.reduce)
-        )
-        planned = self._planner.round(said, reduced, rows, counts, check=looks)
+        planned = self._planner.round(said, reduced, rows, counts, check=self._checks)
         if has_rows and segment.has_any_ids:
             make_room(segment, planned)
         # Not before: it overwrites the round before the one in force.
