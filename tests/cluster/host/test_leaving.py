@@ -158,7 +158,9 @@ def test_memory_of_the_dead_is_awaited_until_it_is_lost(
         made = Directory(scheduler)
         more: Any = ("C", False, {}, (left_by[0],), {}, 1.0, b"", {})
         entry = made.stores["s"] = StoreEntry("s", "s", *more)
-        made.moves._open.append(Move(made.moves, entry, left_by, [0], in_order=in_order))
+        made.moves._open.append(
+            Move(made.moves, entry, left_by, [0], in_order=in_order)
+        )
         if is_lost:
             entry.lost[0] = left_by
         who = left_by[0] if itself else "tcp://127.0.0.1:2"
