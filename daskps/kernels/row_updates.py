@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -66,6 +67,8 @@ class RowLoops:
         self.dtype, self.compute_dtype = dtypes
         self.n_slots, self.n_scalars = sizes[0] + max(0, len(ranks) - 1), sizes[1]
         self._is_wide = self.dtype != self.compute_dtype
+        #: Whether a gradient has no NaN and no infinity; its loop is kept with the rule's.
+        self.is_finite = partial(finite, cache_dir=module.cache_dir)
 
     def rows(
         self,
@@ -220,22 +223,6 @@ class RowLoops:
             If Numba cannot compile the update function.
         """
         self.module.function("rows")
-
-    def is_finite(self, g: Array) -> bool:
-        """Return whether a gradient has no NaN and no infinity.
-
-        Parameters
-        ----------
-        g : ndarray
-            As in `publish`. The loop for large ones is kept where those of the rule
-            are.
-
-        Returns
-        -------
-        bool
-            True iff every element is finite.
-        """
-        return finite(g, cache_dir=self.module.cache_dir)
 
     def check_scalars(self, scalars: Scalars) -> None:
         """Refuse scalars that a loop cannot take.
