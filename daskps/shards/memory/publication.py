@@ -261,8 +261,7 @@ class Publication:
         self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
     ) -> None:
         """Apply one update to a whole piece, as each step of a small shard is."""
-        # As `_move`, without a call for each piece of each step.
-        into = self.record.weight_sides[position] = 1 - self.old.weight_sides[position]
+        into = self._move(position)
         slots, slots_out = self._slots(position)
         outs = slots_out if slots is not slots_out else None
         key = position, into, self.record.slot_sides.item(position), outs is None
