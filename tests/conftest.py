@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.logging import LogCaptureHandler
 from hypothesis import settings
 
 from tests import support
@@ -158,6 +160,17 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def heard() -> None:
+    """Have `caplog` take all records, whatever cluster was started before.
+
+    A `LocalCluster` silences the handlers that there are then, for as long as it lives.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogCaptureHandler):
+            handler.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
