@@ -63,6 +63,8 @@ CLUSTERS = {
     "rpc_cluster",
     "way",
 }
+#: Whether this process has begun with the tests that may start a cluster.
+FROZEN = pytest.StashKey[bool]()
 #: Programs without examples: imported a second time, by another name, their functions
 #: would be those of a module that no other process can import.
 collect_ignore = ["benchmarks", "preloaded.py", "simulator"]
@@ -106,6 +108,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests with a cluster last: its threads would look like leaks of others."""
     items[:] = [item for item in items if not _is_vain(item)]
     items.sort(key=_may_start_cluster)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave what tests without a cluster keep out of later collections of garbage.
+
+    Syntax trees of the package and compiled loops are a million objects: each time a
+    test, or a store, collected garbage the process looked at them for a second.
+    """
+    if _may_start_cluster(item) and not item.config.stash.get(FROZEN, False):
+        item.config.stash[FROZEN] = True
+        gc.collect()
+        gc.freeze()
 
 
 def _is_vain(item: pytest.Item) -> bool:
