@@ -20,6 +20,7 @@ from daskps.tracebacks import entrances, hide
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
+    from daskps.store.pushes import Writable
     from daskps.typing import Array
 
 
@@ -52,6 +53,8 @@ class ParameterArray(ReadableArray):
     >>> np.asarray(w).sum()
     np.float64(0.0)
     """
+
+    _store: Writable
 
     def push(
         self,

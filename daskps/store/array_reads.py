@@ -16,7 +16,7 @@ from daskps.store.handle import DEFAULT
 from daskps.store.mistaken import no_array_attribute, not_written_in_part
 from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
-from daskps.store.snapshot import dask_array, taken_by
+from daskps.store.snapshot import dask_array
 from daskps.store.targets import checked_out, target_of
 from daskps.tracebacks import hide
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.parameters import Parameter
-    from daskps.store.pushes import Writable
+    from daskps.store.handle import Handle
     from daskps.store.regions import Region
     from daskps.typing import Array
 
@@ -47,7 +47,7 @@ class ReadableArray:
     """
 
     def __init__(
-        self, store: Writable, parameter: Parameter, region: Region | None = None
+        self, store: Handle, parameter: Parameter, region: Region | None = None
     ) -> None:
         self._store = store
         self._parameter = parameter
@@ -239,12 +239,11 @@ class ReadableArray:
         array([2., 3.])
         """
         parameter, region = self._parameter, self._region
-        return taken_by(
-            self._store,
+        return self._store._taken(
             parameter.index,
             lambda taken: _part(dask_array(taken, parameter, alone=True), region),
-            what=f"a copy of {self.name!r}",
-            timeout=timeout,
+            timeout,
+            f"a copy of {self.name!r}",
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

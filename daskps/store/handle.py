@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from daskps import config
-from daskps.cluster.caller import recovering
+from daskps.cluster.caller import recovering, snapshots
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.producer import Producer, producer_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.lifetime import Hold
     from daskps.cluster.caller.producer import Repeated
     from daskps.cluster.caller.routes import Reply, Request
+    from daskps.cluster.caller.snapshots import Taken
     from daskps.layout.arrays import Layout
 
 T = TypeVar("T")
@@ -424,6 +425,16 @@ class Handle:
             return await self._guarded(link, call, deadline)
 
         return link.run_beside(attached) if beside else link.run(attached)
+
+    def _taken(
+        self, index: int | None, make: Callable[[Taken], Any], timeout: Any, what: str
+    ) -> Any:
+        """Take a snapshot of one parameter or table, or of all; make something of it."""
+
+        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+            return make(await snapshots.take_snapshot(shards, index, deadline))
+
+        return self._with_shards(work, timeout, what, beside=True)
 
     def _ask(
         self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT

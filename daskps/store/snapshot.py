@@ -8,42 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from dask.tokenize import tokenize
 
-from daskps.cluster.caller import snapshots
 from daskps.layout.chunks import chunks_of, chunks_of_table
 from daskps.layout.spans import IDS, ROWS, WEIGHTS
 from daskps.store.repr import snapshot_html, snapshot_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.snapshots import Taken
     from daskps.cluster.host.snapshot_copies import CopyGroup
-    from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.chunks import Chunk
     from daskps.layout.parameters import Parameter
     from daskps.layout.spans import Span
     from daskps.layout.tables import Table
-    from daskps.store.handle import Handle
     from daskps.typing import Array
     from daskps.version import Version
-
-
-def taken_by(
-    store: Handle,
-    index: int | None,
-    make: Callable[[Taken], Any],
-    *,
-    what: str,
-    timeout: Any,
-) -> Any:
-    """Take a snapshot through a handle and make something of it."""
-
-    async def work(shards: ShardClient, deadline: Deadline) -> Any:
-        return make(await snapshots.take_snapshot(shards, index, deadline))
-
-    return store._with_shards(work, timeout, what, beside=True)
 
 
 class Snapshot(Mapping[str, Any]):

@@ -32,7 +32,7 @@ from daskps.store.owner_verbs import Owned
 from daskps.store.pulls import Readable
 from daskps.store.pushes import Writable
 from daskps.store.replica import Replica
-from daskps.store.snapshot import Snapshot, taken_by
+from daskps.store.snapshot import Snapshot
 from daskps.store.table import ParameterTable
 from daskps.tracebacks import entrances, hide
 
@@ -192,7 +192,7 @@ class ParameterStore(Owned, Writable, Readable, Closable):
         >>> (snap["w"] * 2).compute()
         array([0., 2., 4., 6.])
         """
-        return taken_by(self, None, Snapshot, what="a snapshot", timeout=timeout)
+        return self._taken(None, Snapshot, timeout, "a snapshot")
 
     def save(
         self,

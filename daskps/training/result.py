@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.epochs import Epochs
-    from daskps.store.store import ParameterStore
     from daskps.typing import Array
 
 #: Weights that a repr names, before it counts the rest.
@@ -55,7 +54,7 @@ class RunStatus:
     furthest behind; `loss` the mean over the epoch so far, None where it is not known.
     """
 
-    store: ParameterStore
+    store: Any
     epochs: int
     first: int = 0
     rounds: int = 0
