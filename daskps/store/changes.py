@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from daskps.row_init import initial_rows
 from daskps.store.targets import pulled, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
@@ -75,10 +73,6 @@ class Changes:
     complete: bool
 
 
-#: Yields questions, or ids to read, gets the answers, and returns the changes.
-_Steps: TypeAlias = Generator["Question | Mapping[str, Array]", Any, Changes]
-
-
 def checked_since(
     uid: str, table: Table, since: Any, latest: Callable[[str], str]
 ) -> TableState | None:
@@ -112,64 +106,53 @@ def checked_since(
     return since if since.uid == now else None
 
 
-def here(steps: _Steps, shards: ShardClient, deadline: Deadline) -> Changes:
-    """Take all steps from a thread that may wait."""
-    result: Any = None
-    try:
-        while True:
-            step = steps.send(result)
-            if isinstance(step, Question):
-                result = changes.look(shards, step)
-                if result is None:
-                    asking = partial(changes.ask, shards, step, deadline)
-                    result = shards.link.run(asking)
-            else:
-                request = _reading(shards.meta, step)
-                shards.pull(request, deadline)
-                result = _rows_of(request, step)
-    except StopIteration as end:
-        found: Changes = end.value
+class Asker:
+    """Asks the shards of a store, and reads rows: in a thread, or on the event loop.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    deadline : Deadline
+        The end of all questions.
+    on_loop : bool
+        Whether it is the event loop that must not wait.
+    """
+
+    def __init__(
+        self, shards: ShardClient, deadline: Deadline, *, on_loop: bool
+    ) -> None:
+        self.shards, self._deadline, self._on_loop = shards, deadline, on_loop
+
+    async def ask(self, question: Question) -> dict[int, Changed]:
+        """Return what shards know of changes; a thread looks for itself if it can."""
+        asking = partial(changes.ask, self.shards, question, self._deadline)
+        if self._on_loop:
+            return await asking()
+        found = changes.look(self.shards, question)
+        return self.shards.link.run(asking) if found is None else found
+
+    async def read(self, table: Table, ids: Array) -> Array:
+        """Return rows of a table, read part by part where they are many."""
+        targets = pulled(self.shards.meta, (), {table.name: ids}, None)
+        request = reading(self.shards.meta, targets)
+        if self._on_loop:
+            await self.shards.call_async(request, self._deadline)
+        else:
+            self.shards.pull(request, self._deadline)
+        found: Array = targets[0].finish()[table.name]
         return found
 
 
-async def awaited(steps: _Steps, shards: ShardClient, deadline: Deadline) -> Changes:
-    """Take all steps on the event loop."""
-    result: Any = None
-    try:
-        while True:
-            step = steps.send(result)
-            if isinstance(step, Question):
-                result = await changes.ask(shards, step, deadline)
-            else:
-                request = _reading(shards.meta, step)
-                await shards.call_async(request, deadline)
-                result = _rows_of(request, step)
-    except StopIteration as end:
-        found: Changes = end.value
-        return found
-
-
-def _reading(meta: StoreMap, rows: Mapping[str, Array]) -> Request:
-    """Return what reads rows, part by part where they are many."""
-    return reading(meta, pulled(meta, (), rows, None))
-
-
-def _rows_of(request: Request, rows: Mapping[str, Array]) -> Array:
-    """Return what was read of one table."""
-    (name,) = rows
-    if request.target is None:
-        raise TypeError(f"no rows of {name!r} were read")
-    found: Array = request.target.finish()[name]
-    return found
-
-
-def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _Steps:
+async def find_changes(
+    asker: Asker, table: Table, since: TableState | None, by: int
+) -> Changes:
     """Find out what has changed in a table.
 
     Parameters
     ----------
-    meta : StoreMap
-        The store.
+    asker : Asker
+        Asks the shards of the store.
     table : Table
         The table.
     since : TableState, optional
@@ -177,37 +160,32 @@ def steps(meta: StoreMap, table: Table, since: TableState | None, by: int) -> _S
     by : int
         The producer whose own changes are left out, 0 for none.
 
-    Yields
-    ------
-    Question or mapping of str to ndarray
-        A question that the caller asks the shards, or ids that it reads the rows of;
-        it sends the answers or the rows back.
-
     Returns
     -------
     Changes
         The changes, or all rows.
     """
+    meta = asker.shards.meta
     n = meta.layout.n_shards
     # Shards that are others by now know nothing of that time.
     known = since is not None and len(since.versions) == n
     versions = since.versions if since is not None and known else (NEVER,) * n
-    found = yield Question(table, dict(enumerate(versions)), by)
+    found = await asker.ask(Question(table, dict(enumerate(versions)), by))
     complete = all(one.complete for one in found.values())
     if not complete:
         others = [shard for shard, one in found.items() if one.complete]
         if others:
-            found |= yield Question(table, dict.fromkeys(others, NEVER), 0)
+            found |= await asker.ask(Question(table, dict.fromkeys(others, NEVER), 0))
     parts = {shard: _Part.of(meta, table, shard, one) for shard, one in found.items()}
     lacking = [shard for shard, one in found.items() if one.rows is None]
     for _ in range(_TRIES):
         if not lacking:
             break
-        yield from _fill(table, [parts[shard] for shard in lacking])
+        await _fill(asker, table, [parts[shard] for shard in lacking])
         # Rows were read one part after the other: those that changed meanwhile are read
         # again, together with the version that they lead to.
         since_then = {shard: parts[shard].version for shard in lacking}
-        newer = yield Question(table, since_then, 0)
+        newer = await asker.ask(Question(table, since_then, 0))
         # Where that is gone already the next call says so.
         newer = {shard: one for shard, one in newer.items() if one.complete}
         for shard, one in newer.items():
@@ -261,10 +239,10 @@ class _Part:
             setattr(self, name, np.concatenate(both)[order])
 
 
-def _fill(table: Table, parts: Sequence[_Part]) -> Generator[Any, Any, None]:
+async def _fill(asker: Asker, table: Table, parts: Sequence[_Part]) -> None:
     """Read the rows that were too many for an answer, as any pull does."""
     ids = np.concatenate([part.ids[~part.is_read] for part in parts])
-    rows = yield {table.name: ids}
+    rows = await asker.read(table, ids)
     for part in parts:
         n = len(part.ids) - int(part.is_read.sum())
         if n == len(part.ids):

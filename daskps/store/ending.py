@@ -8,7 +8,7 @@ from typing import Any, Self
 from daskps import config
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.errors import SchedulerLostError
-from daskps.store.handle import DEFAULT, Handle
+from daskps.store.handle import DEFAULT, Handle, nothing
 from daskps.store.mistaken import why_shut
 
 
@@ -69,7 +69,7 @@ class Closable(Handle):
         The client may be closed, and its event loop with it.
         """
         link = self._link
-        return _nothing() if link is not None and link.asynchronous else None
+        return nothing() if link is not None and link.asynchronous else None
 
     def delete(self, *, timeout: Any = DEFAULT) -> Any:
         """Free the store on all workers, even where others use it.
@@ -143,7 +143,3 @@ class Closable(Handle):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-async def _nothing() -> None:
-    return None

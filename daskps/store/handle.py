@@ -21,6 +21,7 @@ from daskps.cluster.upstream import current_task
 from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import (
     DaskPSError,
+    IllegalStateError,
     PushRejectedError,
     ShardLostError,
     StoreClosedError,
@@ -31,7 +32,7 @@ from daskps.store.repr import store_html, store_line
 from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from daskps.cluster.caller.lifetime import Hold
     from daskps.cluster.caller.producer import Repeated
@@ -445,6 +446,20 @@ class Handle:
             return finish(await shards.control(method, deadline))
 
         return self._with_shards(question, timeout, f"the {method}")
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread, all of whose calls wait in this very thread."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    raise IllegalStateError(f"{work} waits for an event loop")
+
+
+async def nothing() -> None:
+    """Do nothing, where an awaitable is asked for."""
 
 
 def _rebuild(cls: type[Handle], known: tuple[str, str, str], nonce: str) -> Handle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
@@ -16,12 +15,12 @@ from daskps.cluster.upstream import current_task
 from daskps.errors import PushRejectedError
 from daskps.optim.local import LocalModel, check_rules
 from daskps.store import intake
-from daskps.store.handle import DEFAULT
+from daskps.store.handle import DEFAULT, at_once, nothing
 from daskps.store.replica_weights import Exchange, ReplicaParams, ReplicaWeights
 from daskps.tracebacks import entrances
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.link import Link
@@ -41,15 +40,8 @@ class _Pending(NamedTuple):
     source: Repeated
 
 
-class _Asked(NamedTuple):
-    """One call of a sync, and as whose push it is made."""
-
-    make: Callable[[StoreMap], Request]
-    source: Repeated | None = None
-
-
-#: The calls of a sync, each of which is answered by what it has read.
-_Calls: TypeAlias = "Generator[_Asked, Any, None]"
+#: Makes a call of a sync, and returns what it has read.
+_Call: TypeAlias = "Callable[[Callable[[StoreMap], Request], Repeated | None], Any]"
 
 
 @entrances
@@ -171,7 +163,7 @@ class Replica:
         if self._steps % self._every == 0:
             return self.sync(timeout=timeout)
         link = self._store._bind()  # noqa: SLF001 (ours)
-        return link.run(_nothing) if link.asynchronous else None
+        return link.run(nothing) if link.asynchronous else None
 
     def sync(self, *, timeout: Any = DEFAULT) -> Any:
         """Add what was done here since the last sync, and take over what others did.
@@ -209,30 +201,39 @@ class Replica:
         deadline = store._deadline(timeout, _WHAT)  # noqa: SLF001 (ours)
         link = store._bind()  # noqa: SLF001 (ours)
         if link.asynchronous:
-            return link.run(lambda: self._sync_on_loop(link, deadline))
+            return link.run(lambda: self._sync(link, deadline))
+
+        async def here(
+            make: Callable[[StoreMap], Request], source: Repeated | None
+        ) -> Any:
+            return store._do(make, deadline, _WHAT, source=source)  # noqa: SLF001 (ours)
+
         if self._future is not None:
             wait([self._future], deadline.remaining())
-        for _ in self._rounds(deadline):
-            self._deliver(self._begun(link), deadline)
-            self._take_over()
-        return None
+        return at_once(self._send_all(link, here, deadline))
 
-    async def _sync_on_loop(self, link: Link, deadline: Deadline) -> None:
+    async def _sync(self, link: Link, deadline: Deadline) -> None:
+        """Sync on the event loop."""
         if self._future is not None:
             ended = asyncio.wrap_future(self._future)
             await asyncio.wait([ended], timeout=deadline.remaining())
             if ended.done() and not ended.cancelled():
                 ended.exception()  # the owner of the future hears of it
-        for _ in self._rounds(deadline):
-            await self._deliver_on_loop(link, self._begun(link), deadline)
-            self._take_over()
+        await self._send_all(link, self._on_loop(link, deadline), deadline)
 
-    def _rounds(self, deadline: Deadline) -> range:
-        """Return how often to send: what is in doubt goes before what was done since."""
+    async def _send_all(self, link: Link, call: _Call, deadline: Deadline) -> None:
+        """Send what is in doubt, and after it what was done since."""
         self._take_over()
         if self._future is not None:
             raise deadline.error("the sync before it", changes=False)
-        return range(1 if self._pending is None else 2)
+        for _ in range(1 if self._pending is None else 2):
+            await self._send(self._begun(link), call)
+            self._take_over()
+
+    def _on_loop(self, link: Link, deadline: Deadline) -> _Call:
+        """Return what makes a call of a sync on the event loop."""
+        do = self._store._do_async  # noqa: SLF001 (ours)
+        return lambda make, source: do(link, make, deadline, source)
 
     def sync_async(self, *, timeout: Any = DEFAULT) -> CallFuture[None]:
         """Start a sync, and go on with the replica meanwhile.
@@ -276,9 +277,8 @@ class Replica:
         deadline = store._deadline(timeout, _WHAT)  # noqa: SLF001 (ours)
         link = store._bind()  # noqa: SLF001 (ours)
         pending = self._begun(link)
-        self._future = link.start(
-            lambda: self._deliver_on_loop(link, pending, deadline)
-        )
+        call = self._on_loop(link, deadline)
+        self._future = link.start(lambda: self._send(pending, call))
         return self._future
 
     # -- one exchange ----------------------------------------------------------
@@ -292,35 +292,21 @@ class Replica:
             self._pending = _Pending(exchange, Repeated(link, uid, task))
         return self._pending
 
-    def _calls(self, exchange: Exchange, source: Repeated) -> _Calls:
-        """Give the calls of an exchange one after the other, and get what they return."""
-        if not exchange.is_complete:
-            self._weights.meet(exchange, (yield _Asked(_reading)))
-        if exchange.deltas:
-            found = yield _Asked(partial(_adding, exchange.deltas), source)
-        else:
-            found = yield _Asked(_reading)
-        exchange.found = found
-
-    def _deliver(self, pending: _Pending, deadline: Deadline) -> None:
-        """Carry out an exchange in a thread."""
-        do = self._store._do  # noqa: SLF001 (ours)
-        calls, found = self._calls(*pending), None
-        with suppress(StopIteration), _noting_refusal(pending.exchange):
-            while True:
-                make, source = calls.send(found)
-                found = do(make, deadline, _WHAT, source=source)
-
-    async def _deliver_on_loop(
-        self, link: Link, pending: _Pending, deadline: Deadline
-    ) -> None:
-        """Carry out an exchange on the event loop."""
-        do = self._store._do_async  # noqa: SLF001 (ours)
-        calls, found = self._calls(*pending), None
-        with suppress(StopIteration), _noting_refusal(pending.exchange):
-            while True:
-                make, source = calls.send(found)
-                found = await do(link, make, deadline, source)
+    async def _send(self, pending: _Pending, call: _Call) -> None:
+        """Carry out an exchange."""
+        exchange, source = pending
+        try:
+            if not exchange.is_complete:
+                self._weights.meet(exchange, await call(_reading, None))
+            if exchange.deltas:
+                adding = partial(_adding, exchange.deltas)
+                exchange.found = await call(adding, source)
+            else:
+                exchange.found = await call(_reading, None)
+        except PushRejectedError:
+            # Nothing of it was or will be applied.
+            exchange.is_refused = True
+            raise
 
     def _take_over(self) -> None:
         """Take over what a sync has brought that has ended."""
@@ -380,17 +366,3 @@ def _adding(deltas: Mapping[str, Array], meta: StoreMap) -> Request:
     finite = config.check_finite()
     arrays = intake.values(meta.layout, deltas, "change", finite=finite)
     return routes.push(meta, arrays, Step(kind=ADD), target=routes.whole(meta))
-
-
-@contextmanager
-def _noting_refusal(exchange: Exchange) -> Iterator[None]:
-    """Note where nothing of an exchange was or will be applied."""
-    try:
-        yield
-    except PushRejectedError:
-        exchange.is_refused = True
-        raise
-
-
-async def _nothing() -> None:
-    return None

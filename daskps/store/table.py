@@ -9,7 +9,7 @@ import numpy as np
 from daskps.cluster.caller.table_ids import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
-from daskps.store.handle import DEFAULT, LOST
+from daskps.store.handle import DEFAULT, LOST, at_once
 from daskps.store.mistaken import not_a_row, refuses_arithmetic
 from daskps.store.repr import counted_tables, table_html
 from daskps.store.snapshot import dask_table
@@ -486,18 +486,16 @@ class ParameterTable:
         link, what = store._bind(), f"the changes of {self.name!r}"
         known = changes.checked_since(store.uid, table, since, link.latest)
         by = store._producer_here(link).id
+
+        def work(shards: ShardClient, deadline: Deadline) -> Any:
+            asker = changes.Asker(shards, deadline, on_loop=link.asynchronous)
+            return changes.find_changes(asker, table, known, by)
+
         if link.asynchronous:
-
-            async def work(shards: ShardClient, deadline: Deadline) -> changes.Changes:
-                steps = changes.steps(shards.meta, table, known, by)
-                return await changes.awaited(steps, shards, deadline)
-
             return store._with_shards(work, timeout, what)
         deadline, uid = store._deadline(timeout, what), store.uid
         try:
-            shards = store._attached(deadline)
-            steps = changes.steps(shards.meta, table, known, by)
-            return changes.here(steps, shards, deadline)
+            return at_once(work(store._attached(deadline), deadline))
         except LOST as error:
             store._hear_loss(link, uid, error, deadline)
             raise

@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "refused-sync-that-is-kept",
-        "daskps.store.replica:_noting_refusal",
+        "daskps.store.replica:Replica._send",
         "exchange.is_refused = True",
         "exchange.is_refused = False",
         (_REPLICA + "test_a_refused_sync_is_worked_out_anew",),

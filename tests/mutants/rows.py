@@ -140,14 +140,14 @@ MUTANTS = (
     ),
     Mutant(
         "changes-said-later-are-left-out",
-        "daskps.store.changes:steps",
+        "daskps.store.changes:find_changes",
         "parts[shard].take(_Part.of(meta, table, shard, one))",
         "parts[shard].version = one.version",
         (f"{_CHANGES}::test_who_hears_of_changes_has_the_table[few]",),
     ),
     Mutant(
         "one-shard-that-has-forgotten-tells-all-alone",
-        "daskps.store.changes:steps",
+        "daskps.store.changes:find_changes",
         "if others:",
         "if not others:",
         (f"{_CHANGES}::test_a_shard_that_has_forgotten_has_all_told_anew",),
