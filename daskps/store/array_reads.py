@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from daskps.store.mistaken import no_array_attribute, not_written_in_part
 from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array
-from daskps.store.targets import checked_out, target_of
+from daskps.store.targets import Outs, target_of
 from daskps.tracebacks import hide
 
 if TYPE_CHECKING:
@@ -155,13 +154,13 @@ class ReadableArray:
         """
         try:
             if self._region is not None:
-                flat = np.empty(self.size, self.dtype)
-                if out is not None:
-                    out = checked_out(
-                        out, self._shown.name, self.shape, str(self.dtype)
-                    )
-                runs, finish = [(0, self.size)], partial(_given_to, out, flat)
-                return self._read(runs, flat, finish, timeout=timeout)
+                name = self._shown.name
+                outs = Outs({} if out is None else {name: out})
+                flat = outs.place(name, self.shape, self._parameter.dtype)
+                runs = [(0, self.size)]
+                return self._read(
+                    runs, flat, lambda: outs.filled()[name], timeout=timeout
+                )
             given = None if out is None else {self.name: out}
 
             def make(meta: StoreMap) -> Request:
@@ -263,14 +262,6 @@ class ReadableArray:
             logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
         value: Array = self.pull()
         return value if dtype is None else value.astype(dtype, copy=False)
-
-
-def _given_to(out: Array | None, flat: Array) -> Array:
-    """Return what was read, in the caller's array if there is one."""
-    if out is None:
-        return flat
-    out[...] = flat
-    return out
 
 
 def _part(array: Any, region: Region | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,45 +51,75 @@ def target_of(
     """Return where a pull goes: new arrays, or those of `out`."""
     if names is None and out is None:
         return routes.whole(meta)
-    out = None if out is None else checked_mapping(out)
+    out = None if out is None else _checked_mapping(out)
     chosen = chosen_names(meta, names if names is not None else out)
     if out is not None and (unasked := [n for n in out if n not in chosen]):
         raise ValueError(
             f"out has {unasked[:8]}, which names= does not ask for; name them, or "
             f"leave names= out to pull what out names"
         )
-    given, layout = out or {}, meta.layout
-    arrays: dict[str, Array] = {}
-    flats: dict[int, Array] = {}
-    detours: list[tuple[Array, Array]] = []
+    outs, flats = Outs(out or {}), {}
     for name in chosen:
-        p = layout[name]
-        if name in given:
-            array = arrays[name] = checked_out(given[name], name, p.shape, p.dtype)
-            is_flat = array.flags.c_contiguous
-            flat = array.reshape(-1) if is_flat else _beside(array, detours)
-            flats[p.index] = flat
-        else:
-            flats[p.index] = np.empty(p.size, p.dtype)
-            arrays[name] = flats[p.index].reshape(p.shape)
-    check_apart(given.items())
-    return routes.into(meta, flats, partial(_filled, arrays, detours))
+        p = meta.layout[name]
+        flats[p.index] = outs.place(name, p.shape, p.dtype)
+    if out:
+        check_apart(out.items())
+    return routes.into(meta, flats, outs.filled)
 
 
-def _beside(array: Array, detours: list[tuple[Array, Array]]) -> Array:
-    """Return where the elements go, in C order, of an array that has another one."""
-    values = np.empty(array.shape, array.dtype)
-    detours.append((array, values))
-    return values.reshape(-1)
+class Outs:
+    """Arrays that a read fills: those of its caller, and new ones for the rest.
 
+    Parameters
+    ----------
+    given : mapping of str to ndarray
+        The caller's, by name.
+    """
 
-def _filled(
-    arrays: Mapping[str, Array], detours: Sequence[tuple[Array, Array]]
-) -> dict[str, Array]:
-    """Return arrays by name, once all has been read."""
-    for array, values in detours:
-        array[...] = values
-    return dict(arrays)
+    def __init__(self, given: Mapping[str, Array]) -> None:
+        self._given = given
+        self._arrays: dict[str, Array] = {}
+        #: Arrays in another order than C, and what is read for each.
+        self._detours: list[tuple[Array, Array]] = []
+
+    def place(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        what: str = "the parameter",
+    ) -> Array:
+        """Return where the elements of a name go, flat and in C order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an array of the caller's that they do not fit.
+        """
+        is_given = name in self._given
+        array: Any = self._given[name] if is_given else np.empty(shape, dtype)
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"out[{name!r}] is an ndarray, found {type(array).__name__}"
+            )
+        if array.shape != shape or array.dtype != np.dtype(dtype):
+            raise ValueError(
+                f"out[{name!r}] has shape {array.shape} and dtype {array.dtype}, {what} "
+                f"{shape} and {dtype}; they must be equal"
+            )
+        if not array.flags.writeable:
+            raise ValueError(f"out[{name!r}] is read-only")
+        self._arrays[name] = values = array
+        if not array.flags.c_contiguous:
+            values = np.empty(shape, dtype)
+            self._detours.append((array, values))
+        return values.reshape(-1)
+
+    def filled(self) -> dict[str, Array]:
+        """Return arrays by name, once all has been read."""
+        for array, values in self._detours:
+            array[...] = values
+        return dict(self._arrays)
 
 
 def pulled(
@@ -116,7 +145,8 @@ def pulled(
     """
     if rows is None:
         return [target_of(meta, names, out)]
-    given, out = checked_rows(rows), checked_mapping(out)
+    given = _checked_rows(rows)
+    out = {} if out is None else _checked_mapping(out)
     of_arrays = {n: array for n, array in out.items() if n not in given}
     dense = target_of(meta, names, of_arrays if out else None)
     return with_rows(meta, dense, given, out)
@@ -126,26 +156,17 @@ def with_rows(
     meta: StoreMap, dense: Target, rows: Mapping[str, Any], out: Mapping[str, Any]
 ) -> list[Target]:
     """Return where a read of arrays goes, and rows with it; see :func:`pulled`."""
-    arrays: dict[str, Array] = {}
-    detours: list[tuple[Array, Array]] = []
-    wanted = []
+    outs, what, wanted = Outs(out), "the rows that are asked for", []
     for name, given in rows.items():
-        table = table_of(meta, name)
+        table = _table_of(meta, name)
         ids, shape = asked_ids(table, given)
-        whole, what = (*shape, table.dim), "the rows that are asked for"
-        if name in out:
-            array = checked_out(out[name], name, whole, table.dtype, what=what)
-            is_flat = array.flags.c_contiguous
-            flat = array.reshape(-1) if is_flat else _beside(array, detours)
-        else:
-            flat = np.empty(len(ids) * table.dim, table.dtype)
-            array = flat.reshape(whole)
-        arrays[name] = array
+        flat = outs.place(name, (*shape, table.dim), table.dtype, what)
         wanted.append((table, ids, flat))
-    check_apart(out.items())
+    if out:
+        check_apart(out.items())
 
     def finish() -> Any:
-        return {**dense.finish(), **_filled(arrays, detours)}
+        return {**dense.finish(), **outs.filled()}
 
     return _in_parts(meta, dense, wanted, finish)
 
@@ -231,13 +252,13 @@ def given_ids(meta: StoreMap, rows: Any) -> dict[str, Array]:
         As a read of them does.
     """
     found = {}
-    for name, given in checked_rows(rows).items():
-        ids, shape = asked_ids(table_of(meta, name), given)
+    for name, given in _checked_rows(rows).items():
+        ids, shape = asked_ids(_table_of(meta, name), given)
         found[name] = ids.reshape(shape).copy()
     return found
 
 
-def checked_rows(rows: Any) -> Mapping[str, Any]:
+def _checked_rows(rows: Any) -> Mapping[str, Any]:
     """Return a mapping of names to ids, or refuse what is none."""
     if not isinstance(rows, Mapping):
         raise TypeError(
@@ -247,7 +268,7 @@ def checked_rows(rows: Any) -> Mapping[str, Any]:
     return rows
 
 
-def table_of(meta: StoreMap, name: Any) -> Table:
+def _table_of(meta: StoreMap, name: Any) -> Table:
     """Return a table by its name.
 
     Raises
@@ -268,10 +289,8 @@ def table_of(meta: StoreMap, name: Any) -> Table:
     return table
 
 
-def checked_mapping(out: Any) -> Mapping[str, Array]:
+def _checked_mapping(out: Any) -> Mapping[str, Array]:
     """Return a mapping of names to arrays, or refuse what is none."""
-    if out is None:
-        return {}
     if not isinstance(out, (dict, Mapping)):
         raise TypeError(
             f"out is a mapping of parameter names to arrays, found "
@@ -308,24 +327,3 @@ def given_names(names: Any) -> list[Any]:
         raise TypeError(
             f"names is the name of a parameter or a list of them, found {names!r:.60}"
         ) from None
-
-
-def checked_out(
-    array: Any,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    *,
-    what: str = "the parameter",
-) -> Array:
-    """Return an array that `what` can be read into, or refuse it."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"out[{name!r}] is an ndarray, found {type(array).__name__}")
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise ValueError(
-            f"out[{name!r}] has shape {array.shape} and dtype {array.dtype}, {what} "
-            f"{shape} and {dtype}; they must be equal"
-        )
-    if not array.flags.writeable:
-        raise ValueError(f"out[{name!r}] is read-only")
-    return array
