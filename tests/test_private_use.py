@@ -33,7 +33,7 @@ ALLOWED = {
     "shards/memory": 1,
     "shards/rounds": 5,
     "simulator": 12,
-    "store": 6,
+    "store": 5,
     "training": 11,
     "training/overlap": 1,
 }

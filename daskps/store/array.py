@@ -8,7 +8,7 @@ import numpy as np
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.measuring import measured
-from daskps.cluster.caller.routes import ADD, ASSIGN
+from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT
 from daskps.cluster.wire.measuring import Measuring
 from daskps.store.array_reads import ReadableArray
 from daskps.store.handle import DEFAULT
@@ -94,7 +94,7 @@ class ParameterArray(ReadableArray):
         """
         try:
             if (region := self._region) is not None:
-                make = region.pushing(grad, weight, lr)
+                make = region.planning(GRADIENT, grad, "gradient", weight=weight, lr=lr)
                 return self._store._do(make, timeout, "a push", producer=True)
             grads = {self.name: grad}
             return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
@@ -132,7 +132,7 @@ class ParameterArray(ReadableArray):
         array([1., 2., 3.])
         """
         if (region := self._region) is not None:
-            make = region.placing(ADD, delta, "delta")
+            make = region.planning(ADD, delta, "delta")
             return self._store._do(make, timeout, "an add", producer=True)
         return self._store.add({self.name: delta}, timeout=timeout)
 
@@ -166,7 +166,7 @@ class ParameterArray(ReadableArray):
         array([7., 7., 7.])
         """
         if (region := self._region) is not None:
-            make = region.placing(ASSIGN, value, "value")
+            make = region.planning(ASSIGN, value, "value")
             return self._store._do(make, timeout, "an assign", producer=True)
         return self._store.assign({self.name: value}, timeout=timeout)
 

@@ -46,10 +46,13 @@ class Closable(Handle):
         ...     print("closed")
         closed
         """
-        meta = self._meta_if_known()
-        if self._closed or (meta is not None and not meta.session):
+        meta, link = self._meta_if_known(), self._link
+        # Its client is gone, and took the session store along.
+        is_gone = link is not None and not link.live
+        if self._closed or is_gone or (meta is not None and not meta.session):
             self._shut("close")
-            return self._nothing_to_do()
+            # The client may be closed, and its event loop with it.
+            return nothing() if link is not None and link.asynchronous else None
         return self._end("close", timeout)
 
     def _shut(self, method: str) -> None:
@@ -62,14 +65,6 @@ class Closable(Handle):
         self._closed = self._closed or why_shut(method, self.name, is_session)
         if self._shards is not None:
             self._shards.close()
-
-    def _nothing_to_do(self) -> Any:
-        """Return None, or with an asynchronous client an awaitable of it.
-
-        The client may be closed, and its event loop with it.
-        """
-        link = self._link
-        return nothing() if link is not None and link.asynchronous else None
 
     def delete(self, *, timeout: Any = DEFAULT) -> Any:
         """Free the store on all workers, even where others use it.
@@ -100,10 +95,6 @@ class Closable(Handle):
 
     def _end(self, method: str, timeout: Any) -> Any:
         seconds = config.deadline(timeout)
-        if method == "close" and self._link is not None and not self._link.live:
-            # Its client is gone, and took the session store along.
-            self._shut(method)
-            return self._nothing_to_do()
         link = self._bind()
         self._shut(method)
         # Waiting for a silent host is not what it times out by.

@@ -359,17 +359,17 @@ class Handle:
         source: Producer | Repeated | None = None,
     ) -> Any:
         """Make a call and carry it out, on the event loop."""
-        work = partial(self._call_async, link, make, deadline, source)
-        return await self._guarded(link, work, deadline)
+        work = partial(self._call_async, make, source)
+        return await self._on_loop(link, work, deadline)
 
     async def _call_async(
         self,
-        link: Link,
         make: Callable[[StoreMap], Request],
-        deadline: Deadline,
         source: Producer | Repeated | None,
+        shards: ShardClient,
+        deadline: Deadline,
     ) -> Any:
-        shards = await self._attach_within(link, deadline)
+        link = shards.link
         request = make(shards.meta)
         if source is None:
             return self._finish(request, await shards.call_async(request, deadline))
@@ -416,16 +416,20 @@ class Handle:
         beside: bool = False,
     ) -> Any:
         """Do some other work on the event loop; `beside` where it waits for tasks."""
-        deadline = self._deadline(timeout, what)
-        link = self._bind()
+        deadline, link = self._deadline(timeout, what), self._bind()
+        done = partial(self._on_loop, link, work, deadline)
+        return link.run_beside(done) if beside else link.run(done)
 
+    async def _on_loop(
+        self,
+        link: Link,
+        work: Callable[[ShardClient, Deadline], Awaitable[Any]],
+        deadline: Deadline,
+    ) -> Any:
         async def call() -> Any:
             return await work(await self._attach_within(link, deadline), deadline)
 
-        async def attached() -> Any:
-            return await self._guarded(link, call, deadline)
-
-        return link.run_beside(attached) if beside else link.run(attached)
+        return await self._guarded(link, call, deadline)
 
     def _taken(
         self, index: int | None, make: Callable[[Taken], Any], timeout: Any, what: str

@@ -28,11 +28,8 @@ from daskps.store.targets import chosen_names, given_names
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.producer import Producer
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.wire.deadline import Deadline
-    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
 
@@ -102,20 +99,21 @@ class Owned(Handle):
         if not given:
             raise ValueError("aggregate needs at least one contribution")
 
-        def checked(layout: Layout) -> list[dict[int, Array]]:
-            how: Any = {"finite": config.check_finite(), "model": True}
-            return [intake.gradients(layout, {}, g, **how) for g in given]
-
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
-            arrays = checked(shards.meta.layout)
+            layout, finite = shards.meta.layout, config.check_finite()
+            arrays = [
+                intake.values(layout, g, "gradient", finite=finite) for g in given
+            ]
             if into is None:
                 made = await aggregate(shards, arrays, reduce, deadline)
-                if config.check_finite() and isinstance(reduce, str):
+                if finite and isinstance(reduce, str):
                     intake.check_sums(made)
                 return made
             if not any(arrays):
                 raise ValueError("the contributions name no parameter to leave")
-            taker, source = await into._taker(shards.link, deadline)  # noqa: SLF001 (ours)
+            # As the producer of this thread's pushes to that store.
+            taker = await into._attach_within(shards.link, deadline)  # noqa: SLF001 (ours)
+            source = into._producer_here(shards.link)  # noqa: SLF001 (ours)
             check_same_layout(shards.meta, taker.meta)
             return await aggregate_into(
                 taker, arrays, reduce, source=source, deadline=deadline
@@ -184,12 +182,6 @@ class Owned(Handle):
             return await owner_steps.apply(shards, source, applied, deadline)
 
         return self._with_shards(work, timeout, "an apply")
-
-    async def _taker(
-        self, link: Link, deadline: Deadline
-    ) -> tuple[ShardClient, Producer]:
-        """Return the shards that are to take something, and who sends it."""
-        return await self._attach_within(link, deadline), self._producer_here(link)
 
     def scale_lr(
         self,

@@ -53,26 +53,23 @@ class Region(NamedTuple):
         name = f"{self.parameter.name}: elements {self.start} to {self.stop}"
         return replace(self.parameter, name=name, shape=(self.stop - self.start,))
 
-    def pushing(
-        self, grad: Any, weight: float, lr: float | None
+    def planning(
+        self,
+        kind: str,
+        given: Any,
+        what: str,
+        *,
+        weight: float = 1.0,
+        lr: float | None = None,
     ) -> Callable[[StoreMap], Request]:
-        """Return what plans a push; see :meth:`ParameterArray.push`."""
+        """Return what plans a push, an add or an assign."""
         rate = None if lr is None else number(lr, "lr", least=0.0)
         factor = number(weight, "weight", least=0.0)
-        return self._planning(Step(kind=GRADIENT, lr=rate), grad, "gradient", factor)
+        step = Step(kind=kind, lr=rate)
 
-    def placing(
-        self, kind: str, given: Any, what: str
-    ) -> Callable[[StoreMap], Request]:
-        """Return what plans an add or an assign."""
-        return self._planning(Step(kind=kind), given, what)
-
-    def _planning(
-        self, step: Step, given: Any, what: str, factor: float = 1.0
-    ) -> Callable[[StoreMap], Request]:
         def make(meta: StoreMap) -> Request:
             finite, p = config.check_finite(), self.shaped
-            is_gradient = step.kind == GRADIENT
+            is_gradient = kind == GRADIENT
             dtype = COMPUTED.get(p.dtype) if is_gradient else p.dtype
             if dtype is None or (is_gradient and p.index not in meta.optimizers):
                 raise takes_none(self.parameter)

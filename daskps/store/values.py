@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,7 +155,7 @@ def ready(
         flat = value.reshape(-1)
     else:
         flat = _made_ready(value, of, dtype, what, shape=shape)
-    if finite and dtype in FLOATS and not finite_of(flat, cache_dir=_cache()):
+    if finite and dtype in FLOATS and not finite_of(flat, cache_dir=config.cache_dir()):
         raise not_finite(flat, of, what)
     return flat
 
@@ -250,14 +249,7 @@ def _python_ints(value: Any, array: Array, dtype: str) -> bool:
 
 def is_finite(array: Array) -> bool:
     """Return whether no element is NaN or Inf."""
-    return finite_of(array, cache_dir=_cache())
-
-
-@functools.cache
-def _cache() -> str:
-    # Without it every process compiles the loop anew, in its first push of a large
-    # array. Once: no push reads the configuration for it.
-    return str(config.load().cache)
+    return finite_of(array, cache_dir=config.cache_dir())
 
 
 def spec_of(value: Any, name: str) -> Array:

@@ -62,6 +62,9 @@ class EarlyEnd:
         self._condition = stop if isinstance(stop, Condition) else None
         #: Rounds of the store before the run, since its epoch 0.
         self.before = 0
+        #: The epoch of the store that the run begins with, and how many of its rounds
+        #: there were before.
+        self.first = self._since = 0
         self._began = time.monotonic()
 
     @property
@@ -69,11 +72,15 @@ class EarlyEnd:
         """Whether every round that is heard of has to be looked at."""
         return self._condition is not None and self._condition.is_sudden
 
-    def begin(self, before: int) -> int | None:
-        """Return how many rounds a run may have after so many; None for any number."""
-        self.before, self._began = before, time.monotonic()
+    def begin(self, at: Epochs, rounds: int) -> int | None:
+        """Return how many rounds a run that begins there may have; None for any number.
+
+        `rounds` are those of an epoch.
+        """
+        self.first, self._since, self._began = at.ended, at.within, time.monotonic()
+        self.before = at.first * rounds + at.clock
         limit = None if self._condition is None else self._condition.limit
-        return None if limit is None else max(limit - before, 0)
+        return None if limit is None else max(limit - self.before, 0)
 
     def look(self, status: RunStatus) -> None:
         """Raise `StopNow` where the run is to end within an epoch."""
@@ -90,30 +97,24 @@ class EarlyEnd:
         """How long the epoch under way has taken."""
         return time.monotonic() - self._began
 
-    def entry(
-        self,
-        event: Mapping[str, Any],
-        metrics: dict[str, float],
-        first: int,
-        since: int,
-    ) -> Epoch:
+    def entry(self, event: Mapping[str, Any], metrics: dict[str, float]) -> Epoch:
         """Return what a history has of an epoch that its trainers have reported."""
         reports = sorted(event["reports"], key=lambda r: int(r["rank"]))
         rows = sum(r["rows"] for r in reports)
         losses = [r["loss"] for r in reports if r["loss"] is not None]
         self._began = time.monotonic()
         return Epoch(
-            epoch=first + event["epoch"],
+            epoch=self.first + event["epoch"],
             loss=sum(losses) / rows if losses and rows else None,
             metrics=metrics,
             seconds=max(r["seconds"] for r in reports),
             staleness=max(r["lag"] for r in reports),
-            since=0 if event["epoch"] else since,
+            since=0 if event["epoch"] else self._since,
             step=self.before + max(r["clock"] for r in reports),
         )
 
     def open_entry(
-        self, status: RunStatus, end: Epochs, metrics: dict[str, float], since: int
+        self, status: RunStatus, end: Epochs, metrics: dict[str, float]
     ) -> Epoch:
         """Return what a history has of an epoch within which its run was stopped."""
         epoch = end.ended if end.within else end.ended - 1
@@ -123,7 +124,7 @@ class EarlyEnd:
             metrics=metrics,
             seconds=self.seconds,
             staleness=0,
-            since=since if epoch == status.first else 0,
+            since=self._since if epoch == self.first else 0,
             step=end.first * end.per_epoch + end.clock,
         )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.combination import Combination
     from daskps.consistency import Policy
-    from daskps.store.store import ParameterStore
+    from daskps.store.pulls import Readable
     from daskps.training.saves import Checkpoints, Saves
     from daskps.typing import Array
 
@@ -48,7 +48,7 @@ _COUNTED = ("lost_trainers", "retried_rounds", "retried_runs", "moved_parts", "c
 class RunEvents:
     """A run as its client hears it: epochs, metrics, callbacks, checkpoints, advice."""
 
-    store: ParameterStore
+    store: Readable
     chosen: Combination
     reduce: Any
     epochs: int
@@ -63,10 +63,6 @@ class RunEvents:
     #: `epochs` are the store's at its end.
     resume: bool = False
     checkpoint: Checkpoints | None = None
-    #: The epoch of the store that the first one of the run is, and how many of its
-    #: rounds there were before.
-    first: int = 0
-    since: int = 0
     #: The workers its trainers may be on; all, where it names none.
     workers: tuple[str, ...] = ()
     #: Whether it is begun anew after errors of the user's.
@@ -181,7 +177,7 @@ class RunEvents:
             for number, *record in report.get("records", ()):
                 step, name, value = record
                 watching[number].records.append((step, name, value))
-        status.history.append(self.early.entry(event, metrics, self.first, self.since))
+        status.history.append(self.early.entry(event, metrics))
         first = None if event["epoch"] else advice.first_loss(reports)
         await self._advise_of_loss(status.history[-1], first)
         clocks = [r["clock"] for r in reports]

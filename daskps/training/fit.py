@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-EXECUTIONS = ("auto", "resident", "graph")
-AVERAGES = ("gradients", "models")
-
 __all__ = ["TrainResult", "run", "train"]
 
 
@@ -270,8 +267,8 @@ def train(  # noqa: PLR0913 - the public contract
     """
     resumes, resets = flag(resume, "resume"), flag(reset_optimizer, "reset_optimizer")
     check_resume(checkpoint, resume=resumes, reset=resets)
-    check_choice("execution", execution, EXECUTIONS)
-    check_choice("average", average, AVERAGES)
+    check_choice("execution", execution, ("auto", "resident", "graph"))
+    check_choice("average", average, ("gradients", "models"))
     check_choice("on_trainer_lost", on_trainer_lost, ("restart", "raise"))
     of_rows = checked_functions(rows)
     called = callbacks_module.chosen(callbacks)

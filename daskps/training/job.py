@@ -50,7 +50,6 @@ from daskps.training.saves import (
     Beginning,
     Saves,
     last_round,
-    next_epoch,
 )
 from daskps.training.steps import GraphStepper
 
@@ -356,7 +355,8 @@ class Job(RunEvents):
         if self.reset:
             return Beginning(Progress(Epochs()), [])
         if not self.resume:
-            return await next_epoch(link, self.store)
+            end = await self._place(link)
+            return Beginning(Progress(Epochs(end.following)), [])
         found = await last_round(link, self.store, self.saves)
         if self.trainers is None:
             self.trainers = found.progress.n_trainers
@@ -365,15 +365,14 @@ class Job(RunEvents):
     async def _load(self, begin: Beginning) -> None:
         """Load a checkpoint into the store, where it begins with one."""
         if begin.folder and self.saves is not None:
-            await self.saves.load(begin.folder, begin.progress)
+            await self.saves.load(begin)
 
     def _begun(self, plan: FitPlan, before: Progress) -> FitPlan:
         """Return a plan with the epochs of the store that it has, and note them."""
         at, passed, status = before.epochs, 0, self.status
-        self.first, self.since = at.ended, at.within
         if not self.counted["retried_runs"]:
-            status.first = self.first
-            status.epochs = self.epochs if self.resume else self.first + self.epochs
+            status.first = at.ended
+            status.epochs = self.epochs if self.resume else at.ended + self.epochs
         if before.run is not None:
             passed = before.run.epochs - at.first
         if plan.bsp or not at.within:
@@ -381,7 +380,7 @@ class Job(RunEvents):
             at = Epochs(at.ended, at.per_epoch, at.within)
         n = status.epochs - at.first
         plan = replace(plan, first=at.first, start=at.clock, epochs=n, passed=passed)
-        most = self.early.begin(at.first * plan.rounds + at.clock)
+        most = self.early.begin(at, plan.rounds)
         rounds = n * plan.rounds - at.clock
         status.rounds = rounds if most is None else min(rounds, most)
         return replace(plan, most=most)
@@ -461,10 +460,10 @@ class Job(RunEvents):
     async def _enter_open(self, link: Link) -> None:
         """Enter the epoch within which the run was stopped into the history."""
         status = self.status
-        end, _ = await epochs_of(link, self.store.uid, self.store.name)
+        end = await self._place(link)
         if end.following > status.following:
             metrics = await self._metrics(self.store.pull_async)
-            entry = self.early.open_entry(status, end, metrics, self.since)
+            entry = self.early.open_entry(status, end, metrics)
             status.history.append(entry)
             clock = entry.step - self.early.before
             status.advance(clock, clock)

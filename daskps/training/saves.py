@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
-    from daskps.store.store import ParameterStore
+    from daskps.store.handle import Handle
     from daskps.training.result import RunStatus
 
 
@@ -127,15 +127,14 @@ FINISH_SECONDS = 60.0
 OTHERS_SECONDS, LOOK_SECONDS = 60.0, 0.5
 
 
-class Saved(NamedTuple):
-    """The newest checkpoint that a run may go on from."""
+class Beginning(NamedTuple):
+    """Starting point of a run."""
 
-    folder: str
     progress: Progress
-    #: Of the epochs that had ended.
+    #: Of the epochs before it, as far as a checkpoint has them.
     history: list[Epoch]
-    #: Whether it is of the store's own lineage.
-    is_own: bool
+    #: The checkpoint that the store is loaded from before, "" for none.
+    folder: str = ""
 
 
 class Saves:
@@ -169,27 +168,29 @@ class Saves:
         rows = await self._shards.control("versions")
         return not any(version for of in rows for _, version in of)
 
-    async def find(self) -> Saved | None:
-        """Return the newest checkpoint of a store of this name, if there is one."""
+    async def find(self) -> tuple[Beginning, bool] | None:
+        """Return the newest checkpoint of a store of this name, if there is one.
+
+        And whether it is of the store's own lineage.
+        """
         found = await filling.newest(self._shards, self._target)
         if found is None:
             return None
         folder, manifest = found
         values = {"epochs": list(manifest.epochs), **manifest.progress}
         progress = Progress.from_json(values, folder)
-        history = history_of(manifest.history, folder)
-        is_own = manifest.lineage == self._shards.meta.lineage
-        return Saved(folder, progress, history, is_own)
+        at = Beginning(progress, history_of(manifest.history, folder), folder)
+        return at, manifest.lineage == self._shards.meta.lineage
 
-    async def load(self, folder: str, progress: Progress) -> None:
+    async def load(self, begin: Beginning) -> None:
         """Load a checkpoint into the store, which is at version 0."""
-        await filling.fill(self._shards, self._target, folder)
-        self.saved = progress.epochs
+        await filling.fill(self._shards, self._target, begin.folder)
+        self.saved = begin.progress.epochs
         ended, within = self.saved.place
         logger.info(
             "store %r goes on from its checkpoint %s: after %s and %s",
             self._shards.meta.name,
-            folder,
+            begin.folder,
             counted(ended, "epoch"),
             counted(within, "round"),
         )
@@ -355,25 +356,7 @@ def history_of(rows: Sequence[Mapping[str, Any]], file: str) -> list[Epoch]:
     return found
 
 
-class Beginning(NamedTuple):
-    """Starting point of a run."""
-
-    progress: Progress
-    #: Of the epochs before it, as far as a checkpoint has them.
-    history: list[Epoch]
-    #: The checkpoint that the store is loaded from before, "" for none.
-    folder: str = ""
-
-
-async def next_epoch(link: Link, store: ParameterStore) -> Beginning:
-    """Return where the next epoch of a store begins."""
-    found, _ = await epochs_of(link, store.uid, store.name)
-    return Beginning(Progress(Epochs(found.following)), [])
-
-
-async def last_round(
-    link: Link, store: ParameterStore, saves: Saves | None
-) -> Beginning:
+async def last_round(link: Link, store: Handle, saves: Saves | None) -> Beginning:
     """Return where the run before has ended, in this store or in its last checkpoint.
 
     Raises
@@ -383,13 +366,13 @@ async def last_round(
     """
     found, described = await epochs_of(link, store.uid, store.name)
     run = TrainedBy.from_json(json.loads(described)) if described else None
-    before, folder = Progress(found, run), ""
-    history: list[Epoch] = []
-    if saves is not None and (saved := await saves.find()):
+    begin = Beginning(Progress(found, run), [])
+    if saves is not None and (newest := await saves.find()):
+        saved, is_own = newest
         if await saves.is_new():
-            before, folder, history = saved.progress, saved.folder, saved.history
-        elif saved.is_own:
-            history = saved.history
+            begin = saved
+        elif is_own:
+            begin = begin._replace(history=saved.history)
         elif saved.progress.epochs.place > found.place:
             raise CheckpointError(
                 f"store {store.name!r} has been trained or pushed to, and the checkpoint "
@@ -398,7 +381,8 @@ async def last_round(
                 f"store anew, or pass resume=False or another URL",
                 saved.folder,
             )
-    if before.run is None:
-        before = Progress(Epochs(before.epochs.following))
-    ended = before.epochs.ended
-    return Beginning(before, [e for e in history if e.epoch < ended], folder)
+    progress = begin.progress
+    if progress.run is None:
+        progress = Progress(Epochs(progress.epochs.following))
+    history = [e for e in begin.history if e.epoch < progress.epochs.ended]
+    return begin._replace(progress=progress, history=history)

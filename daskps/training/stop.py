@@ -76,18 +76,12 @@ class Condition:
         return self.holds(Reached(history, history[-1].step, spent))
 
     def __and__(self, other: object) -> Condition:
-        return (
-            _joined(self, other, all)
-            if isinstance(other, Condition)
-            else NotImplemented
-        )
+        found: Condition = _joined(self, other, all)
+        return found
 
     def __or__(self, other: object) -> Condition:
-        return (
-            _joined(self, other, any)
-            if isinstance(other, Condition)
-            else NotImplemented
-        )
+        found: Condition = _joined(self, other, any)
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,8 +102,10 @@ class _Made(Condition):
         return self.text
 
 
-def _joined(one: Condition, other: Condition, how: Callable[[Any], bool]) -> Condition:
+def _joined(one: Condition, other: object, how: Callable[[Any], bool]) -> Any:
     """Return what holds where all of two do, or any."""
+    if not isinstance(other, Condition):
+        return NotImplemented
     sides, is_either = (one, other), how is any
     limits = [side.limit for side in sides if side.limit is not None]
     limit = min(limits, default=None)

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "infinity-is-sent",
         "daskps.store.values:ready",
-        "if finite and dtype in FLOATS and not finite_of(flat, cache_dir=_cache()):",
+        "if finite and dtype in FLOATS and not finite_of(flat, cache_dir=config.cache_dir()):",
         "if finite and dtype not in FLOATS and not is_finite(flat):",
         ("tests/store/test_intake.py::test_one_bad_array_refuses_them_all",),
     ),

@@ -7,6 +7,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
+from daskps import config
 from daskps.errors import (
     DaskPSError,
     LayoutError,
@@ -257,7 +258,7 @@ def test_initial_values_are_refused_as_such():
 
 
 def test_the_check_of_large_arrays_is_kept_for_other_processes(tmp_path):
-    forget = values_of._cache.cache_clear
+    forget = config.cache_dir.cache_clear
     forget()
     try:
         with dask.config.set({"daskps.cache-directory": str(tmp_path)}):

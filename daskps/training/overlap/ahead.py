@@ -350,20 +350,14 @@ class Ahead:
         if self._finished:
             self._live()
         rows: Sequence[RowsGiven] = ()
-        if self._session.meta.layout.tables:
-            grads, rows = self._parted(grads)
+        meta = self._session.meta
+        if meta.layout.tables:
+            grads, named = intake.parted(meta.layout, grads)
+            rows = rows_given(meta, named, self._chosen, finite=self._finite)
         arrays = self._gradients.take(grads)
         if type(weight) is not float or weight != 1.0:
             weight = number(weight, "weight", least=0.0)
         return TrainerStep(arrays, weight, rows) if weight else TrainerStep({}, weight)
-
-    def _parted(
-        self, grads: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Sequence[RowsGiven]]:
-        """Return what is given for arrays, and the rows as they are sent."""
-        meta = self._session.meta
-        dense, named = intake.parted(meta.layout, grads)
-        return dense, rows_given(meta, named, self._chosen, finite=self._finite)
 
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
