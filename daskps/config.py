@@ -285,28 +285,6 @@ def check_finite() -> bool:
     return found
 
 
-def warn_pull_nbytes() -> int:
-    """Return from how many bytes on pulling a whole parameter is worth a warning.
-
-    Returns
-    -------
-    int
-        As ``daskps.warn-pull-size`` is now.
-
-    Raises
-    ------
-    ValueError
-        If the value is not allowed.
-
-    Examples
-    --------
-    >>> warn_pull_nbytes() == 2**30
-    True
-    """
-    found: int = _read("warn-pull-size")
-    return found
-
-
 def scheduler_address() -> str | None:
     """Return the scheduler that `distributed.Client()` would connect to.
 

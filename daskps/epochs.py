@@ -35,6 +35,11 @@ class Epochs(NamedTuple):
         return self.clock % self.per_epoch if self.per_epoch else 0
 
     @property
+    def rounds(self) -> int:
+        """How many rounds there were since epoch 0, if all epochs had as many."""
+        return self.first * self.per_epoch + self.clock
+
+    @property
     def following(self) -> int:
         """The epoch that nothing was done of yet, with which the next call begins."""
         return self.ended + (self.within > 0)

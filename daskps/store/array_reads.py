@@ -257,8 +257,7 @@ class ReadableArray:
                 f"use await store[{self.name!r}].pull(), and in a task that is a "
                 f"coroutine await store.pull_async({self.name!r})"
             )
-        limit = config.warn_pull_nbytes()
-        if self.nbytes > limit:
+        if self.nbytes > config.load().warn_pull_nbytes:
             logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
         value: Array = self.pull()
         return value if dtype is None else value.astype(dtype, copy=False)

@@ -55,18 +55,14 @@ def _operator(cls: type, form: str) -> Callable[..., Any]:
         for other in others:
             if hasattr(type(other), "__array__") and not isinstance(other, cls):
                 return NotImplemented
-        raise _not_here(self.name, form)
+        parameter = f"store[{self.name!r}]"
+        raise TypeError(
+            f"the values of parameter {self.name!r} are on the workers: "
+            f"{form.format(parameter + '.pull()')} computes with a copy of them, and "
+            f"{parameter}.add(...) or .assign(...) changes them"
+        )
 
     return operator
-
-
-def _not_here(name: str, form: str) -> TypeError:
-    parameter = f"store[{name!r}]"
-    return TypeError(
-        f"the values of parameter {name!r} are on the workers: "
-        f"{form.format(parameter + '.pull()')} computes with a copy of them, and "
-        f"{parameter}.add(...) or .assign(...) changes them"
-    )
 
 
 def lacks(of: Any, attribute: str, advice: str = "") -> AttributeError:

@@ -215,9 +215,9 @@ def _array_of(
             if (other := taken.futures[shard]).key != home.key:
                 edge = (f"{name}-edge", i, shard)
                 base[other.key] = other
-                layer[edge] = Task(edge, take_edge, shard, span, TaskRef(other.key))
+                layer[edge] = Task(edge, _take_edge, shard, span, TaskRef(other.key))
                 refs.append(TaskRef(edge))
-        layer[key] = Task(key, assemble, chunk.parts, wanted, TaskRef(home.key), *refs)
+        layer[key] = Task(key, _assemble, chunk.parts, wanted, TaskRef(home.key), *refs)
     graph = HighLevelGraph(
         {f"copies-{name}": base, name: layer},
         {f"copies-{name}": set(), name: {f"copies-{name}"}},
@@ -228,7 +228,7 @@ def _array_of(
     return array(graph, name, along + rest, dtype=np.dtype(dtype))
 
 
-def assemble(
+def _assemble(
     parts: Sequence[tuple[int, Span]],
     shape: tuple[int, ...],
     copies: CopyGroup,
@@ -248,6 +248,6 @@ def assemble(
     return found
 
 
-def take_edge(shard: int, span: Span, copies: CopyGroup) -> Array:
+def _take_edge(shard: int, span: Span, copies: CopyGroup) -> Array:
     """Return the elements of a row that ends in another group of copies."""
     return np.array(copies.get(shard, span))

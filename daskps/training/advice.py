@@ -36,15 +36,17 @@ class Losses:
         self._best = math.inf
         self._said = False
 
-    def look(self, epoch: int, loss: float, first: float | None = None) -> str | None:
+    def look(
+        self, epoch: int, loss: float | None, first: float | None = None
+    ) -> str | None:
         """Return what is to be said of an epoch's loss, once in a run.
 
         Parameters
         ----------
         epoch : int
             Number of the epoch.
-        loss : float
-            Its mean loss.
+        loss : float or None
+            Its mean loss, if it has one.
         first : float, optional
             The loss that the run began with, before it had changed much.
 
@@ -53,6 +55,8 @@ class Losses:
         str or None
             The text; None where all is well, or all was said.
         """
+        if loss is None:
+            return None
         self._note(first)
         best = max(self._best, NOTHING * self._first)
         self._note(loss)

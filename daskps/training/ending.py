@@ -125,7 +125,7 @@ class EarlyEnd:
             seconds=self.seconds,
             staleness=0,
             since=self._since if epoch == self.first else 0,
-            step=end.first * end.per_epoch + end.clock,
+            step=end.rounds,
         )
 
 

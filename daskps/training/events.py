@@ -177,15 +177,17 @@ class RunEvents:
             for number, *record in report.get("records", ()):
                 step, name, value = record
                 watching[number].records.append((step, name, value))
-        status.history.append(self.early.entry(event, metrics))
+        entry = self.early.entry(event, metrics)
+        status.history.append(entry)
         first = None if event["epoch"] else advice.first_loss(reports)
-        await self._advise_of_loss(status.history[-1], first)
+        if text := self.losses.look(entry.epoch, entry.loss, first):
+            await self._call(self._say, text)
         clocks = [r["clock"] for r in reports]
         status.advance(max(clocks), min(clocks))
         status.loss = None
         for plateau in self.plateaus:
             # Before a checkpoint is made of the epoch, and anybody goes on.
-            if (by := plateau.reduction(status.history[-1])) is not None:
+            if (by := plateau.reduction(entry)) is not None:
                 await self._scale(by)
         await self._save(epoch=True)
         await self._notify("on_epoch")
@@ -198,13 +200,6 @@ class RunEvents:
             return {}
         validate = user_code("validate")(self.validate)
         return metrics_of(await self._call(validate, await params()))
-
-    async def _advise_of_loss(self, entry: Epoch, first: float | None) -> None:
-        """Say that the loss has grown out of all bounds, if it has."""
-        if entry.loss is None:
-            return
-        if text := self.losses.look(entry.epoch, entry.loss, first):
-            await self._call(self._say, text)
 
     async def _advise_of_names(self, *, everything: bool = False) -> None:
         """Name the parameters that no gradient of the run has named.

@@ -300,8 +300,7 @@ class Job(RunEvents):
         """Return a number that rises with each tick that changes something."""
         if isinstance(self.policy, BSP):
             # A round that is taken back raises versions too.
-            end = await self._place(link)
-            return end.first * end.per_epoch + end.clock
+            return (await self._place(link)).rounds
         shards = await self.store._attach(link)
         rows = await shards.control("versions")
         return sum(version for of in rows for _, version in of)
@@ -322,9 +321,7 @@ class Job(RunEvents):
             error,
         )
         self.counted["retried_runs"] += 1
-        self.counted["clock"] += (
-            end.first * end.per_epoch + end.clock - self.early.before
-        )
+        self.counted["clock"] += end.rounds - self.early.before
         status.clock, status.slowest, status.loss = 0, 0, None
         self.reset = False
         if self.saves is not None:

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from daskps.training.steps import FitPlan
 
 
-#: Arguments of `train` that must be the same when a run goes on.
-_ARGUMENTS = (
-    "sync",
-    "scheme",
-    "seed",
-    "batch_size",
-    "shuffle",
-    "sync_every",
-    "average",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedBy:
     """The run that has trained a store last: what its batches depend on.
@@ -82,7 +70,9 @@ class TrainedBy:
         ValueError
             Naming everything that differs.
         """
-        pairs = [(n, getattr(self, n), getattr(other, n)) for n in _ARGUMENTS]
+        # Arguments of `train`: all but the rows and the epochs.
+        names = [field.name for field in fields(self)][:-2]
+        pairs = [(n, getattr(self, n), getattr(other, n)) for n in names]
         pairs.append(("trainers", len(self.rows), len(other.rows)))
         found = [
             f"{name}={now!r} (it had {before!r})"

@@ -49,7 +49,7 @@ class _Begun(NamedTuple):
         )
 
 
-class Prefetch:
+class _Prefetch:
     """The read ahead of one trainer and the arrays it goes to.
 
     Parameters
@@ -146,7 +146,7 @@ class Ahead:
         )
         self._chosen = chosen
         self._finished = False
-        self._prefetch: Prefetch | None = None
+        self._prefetch: _Prefetch | None = None
 
     @property
     def clock(self) -> int:
@@ -330,7 +330,7 @@ class Ahead:
         """
         deadline = self._deadline(timeout, "a prefetch")
         if self._prefetch is None:
-            self._prefetch = Prefetch(self._session.meta)
+            self._prefetch = _Prefetch(self._session.meta)
         self._prefetch.start(self._background, names, rows, deadline)
 
     # -- for the verbs that wait ---------------------------------------------
