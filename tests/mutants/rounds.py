@@ -279,7 +279,7 @@ MUTANTS = (
     ),
     Mutant(
         "trainer-that-was-replaced-ends-its-rank",
-        "daskps.cluster.directory.trainers:TrainerMessages.on_finishes",
+        "daskps.cluster.directory.trainers:TrainerMessages._taking_part",
         "if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):",
         "if not self._hosts.has_worker(worker):",
         (

@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.directory.entry import remember
+from daskps.cluster.directory.entry import insist, remember
 from daskps.cluster.wire.deadline import silence
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.reports import unpack_report
@@ -174,18 +174,10 @@ class Cuts:
         if (begun := self._claims.pop(cut, None)) is not None:
             begun.work.cancel()
             for worker in begun.entry.hosts:
-                self._hosts.spawn(self._drop_at(begun, worker))
-
-    async def _drop_at(self, cut: OpenCut, worker: str) -> None:
-        """Have a host forget a cut: else it keeps copies, or holds shards, for good."""
-        about = {"store": cut.entry.uid, "cut": cut.name}
-        while self._hosts.has_worker(worker):
-            try:
-                await self._hosts.control(worker, "drop_cut", **about)
-                return
-            except OSError:
-                # Lost on its way, or its connection is: it is sent again.
-                await asyncio.sleep(DROP_SECONDS)
+                # Else the host keeps copies, or holds shards, for good.
+                at = self._hosts, worker, "drop_cut", DROP_SECONDS
+                dropping = insist(*at, store=begun.entry.uid, cut=cut)
+                self._hosts.spawn(dropping)
 
     # -- one cut -------------------------------------------------------------
 

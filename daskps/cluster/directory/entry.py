@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -387,3 +388,43 @@ class Hosts:
         """Stop the background work."""
         for task in self._background:
             task.cancel()
+
+
+async def insist(
+    hosts: Hosts,
+    worker: str,
+    method: str,
+    pause: float,
+    *,
+    on: type[Exception] = OSError,
+    tries: float = math.inf,
+    **about: Any,
+) -> None:
+    """Send a host a control message until it has heard it, or has left.
+
+    Parameters
+    ----------
+    hosts : Hosts
+        The scheduler's way to the hosts.
+    worker : str
+        The worker that the host is in.
+    method : str
+        The message.
+    pause : float
+        Seconds between two tries.
+    on : type of Exception
+        The error after which the message is sent again: it was lost on its way, or the
+        connection was.
+    tries : float
+        How often it is sent at most.
+    **about : object
+        Its arguments.
+    """
+    while tries > 0 and hosts.has_worker(worker):
+        tries -= 1
+        try:
+            await hosts.control(worker, method, **about)
+            return
+        except on as error:
+            logger.info("%s has yet to hear %s: %r", worker, method, error)
+            await asyncio.sleep(pause)

@@ -7,12 +7,12 @@ those of the owners' machines when a store is made, and each that comes later.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 
+from daskps.cluster.directory.entry import insist
 from daskps.errors import DaskPSError, ProtocolError
 
 if TYPE_CHECKING:
@@ -61,21 +61,15 @@ class Readiness:
                 self._hosts.spawn(self._ask(worker, entry))
 
     async def _ask(self, worker: str, entry: StoreEntry) -> None:
-        about = {"layout": entry.layout, "rules": entry.rules}
-        for _ in range(_MOST_TRIES):
-            is_known = self._stores.get(entry.uid) is entry
-            if not is_known or worker not in self._scheduler.workers:
-                return
-            try:
-                await self._hosts.control(worker, "warm", **about)
-            except ProtocolError:
-                await asyncio.sleep(PAUSE_SECONDS)
-            except (DaskPSError, OSError, ValueError, TypeError) as error:
-                # It would be told again by the error of its adoption.
-                logger.debug("daskps: %s is not made ready: %r", worker, error)
-                return
-            else:
-                return
+        if self._stores.get(entry.uid) is not entry:
+            return
+        about: Any = {"layout": entry.layout, "rules": entry.rules}
+        about |= {"on": ProtocolError, "tries": _MOST_TRIES}
+        try:
+            await insist(self._hosts, worker, "warm", PAUSE_SECONDS, **about)
+        except (DaskPSError, OSError, ValueError, TypeError) as error:
+            # It would be told again by the error of its adoption.
+            logger.debug("daskps: %s is not made ready: %r", worker, error)
 
 
 def _machines(entry: StoreEntry) -> set[str]:

@@ -142,6 +142,13 @@ class RunState:
                     await self.changed.wait()
         return done()
 
+    async def met(self, done: Callable[[], bool], seconds: float | None) -> bool:
+        """Wait as :meth:`wait` does, and raise where the run is fenced."""
+        found = await self.wait(done, seconds)
+        if self.fenced:
+            raise RunCancelledError(f"run {self.id} is over: {self.fenced}")
+        return found
+
     def tell(self, rank: int, clock: int, loss: float | None, rows: int) -> None:
         """Note how far a trainer is."""
         self.told[rank] = clock, loss, rows

@@ -7,7 +7,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.directory.entry import remember
+from daskps.cluster.directory.entry import insist, remember
 from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.wire.begin import Who, check_begin, none_left
@@ -245,15 +245,9 @@ class Runs:
         """Have a host end a run when it has answered whether it could begin it."""
         if begun is not None:
             await asyncio.wait({begun})
-        about = {"store": run.entry.uid, "run": run.id, "reason": str(run.fenced)}
-        while self._hosts.has_worker(worker):
-            try:
-                await self._hosts.control(worker, "end_run", **about)
-                return
-            except OSError as error:
-                # Until it has heard of it its shards take no other step.
-                logger.info("run %d waits for %s: %r", run.id, worker, error)
-                await asyncio.sleep(AGAIN_SECONDS)
+        about: Any = {"store": run.entry.uid, "run": run.id, "reason": str(run.fenced)}
+        # Until it has heard of it its shards take no other step.
+        await insist(self._hosts, worker, "end_run", AGAIN_SECONDS, **about)
 
     async def _over(self, run: RunState, seconds: float) -> None:
         """Wait until a run that was fenced has ended on all shards, or refuse."""
@@ -336,11 +330,8 @@ class Runs:
         After rounds all are at the same place. Without, a run that was fenced may have
         left one of them a step ahead.
         """
-        asked = [
-            self._hosts.control(worker, "epochs", store=entry.uid)
-            for worker in entry.hosts
-        ]
-        rows = [Epochs(*row) for of in await asyncio.gather(*asked) for row in of]
+        found = await self._hosts.everywhere(entry, "epochs")
+        rows = [Epochs(*row) for of in found for row in of]
         return max(rows, key=lambda epochs: epochs.place)
 
     # -- what the cluster tells us -------------------------------------------

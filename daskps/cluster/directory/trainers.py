@@ -57,10 +57,7 @@ class TrainerMessages:
         entry.attempts[rank] = attempt
         entry.ranks[rank] = worker
         entry.notify()
-        met = await entry.wait(lambda: len(entry.attempts) == entry.size, wait_seconds)
-        if entry.fenced:
-            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
-        if not met:
+        if not await entry.met(lambda: len(entry.attempts) == entry.size, wait_seconds):
             short = NotEnoughWorkersError(
                 f"{len(entry.attempts)} of {entry.size} trainers registered within "
                 f"{wait_seconds:g} s; add workers, ask for fewer trainers=, or free "
@@ -132,19 +129,19 @@ class TrainerMessages:
         calls.note(rank, clock, number)
         if entry.count_barriers():
             entry.notify()
-        passed = await entry.wait(lambda: entry.passed > number, wait_seconds)
-        if entry.fenced:
-            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+        passed = await entry.met(lambda: entry.passed > number, wait_seconds)
         missing = [] if passed else entry.missing(number)
         return {"missing": missing, "clock": entry.passed_clock}
 
-    def _taking_part(self, run: int, rank: int, worker: str) -> RunState:
+    def _taking_part(
+        self, run: int, rank: int, worker: str, does: str = "takes part in"
+    ) -> RunState:
         """Return the run of a trainer, unless another one goes on in its place."""
         entry = self._runs.get_open(run, rank)
-        if entry.ranks.get(rank) != worker:
+        if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):
             raise RunCancelledError(
-                f"trainer {rank} of run {run} on {worker} takes part in nothing: its "
-                f"worker was taken for lost, and another one goes on in its place"
+                f"trainer {rank} of run {run} on {worker} {does} nothing: its worker was "
+                f"taken for lost, and another one goes on in its place"
             )
         return entry
 
@@ -197,12 +194,7 @@ class TrainerMessages:
     @DIRECTORY.handles("finishes")
     def on_finishes(self, run: int, rank: int, worker: str) -> None:
         """Refuse a trainer that would end its rank, which another one goes on with."""
-        entry = self._runs.get_open(run, rank)
-        if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):
-            raise RunCancelledError(
-                f"trainer {rank} of run {run} on {worker} ends nothing: its worker was "
-                f"taken for lost, and another one goes on in its place"
-            )
+        self._taking_part(run, rank, worker, "ends")
 
     @DIRECTORY.handles("finished")
     def on_finished(self, run: int, rank: int, clock: int) -> int:
@@ -234,9 +226,7 @@ class TrainerMessages:
             entry.reports.setdefault(epoch, {}).setdefault(rank, report)
         self._announce(entry)
         if entry.gated:
-            await entry.wait(lambda: entry.allowed > epoch, None)
-            if entry.fenced:
-                raise RunCancelledError(f"run {run} is over: {entry.fenced}")
+            await entry.met(lambda: entry.allowed > epoch, None)
         return entry.stopped
 
     def _announce(self, run: RunState) -> None:

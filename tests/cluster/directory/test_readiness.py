@@ -40,6 +40,9 @@ class Hosts:
     def spawn(self, work: Any) -> None:
         self.work.append(work)
 
+    def has_worker(self, worker: str) -> bool:
+        return worker in WORKERS
+
     async def control(self, worker: str, method: str, **about: Any) -> None:
         assert method == "warm"
         Layout.from_wire(about["layout"])
