@@ -210,7 +210,9 @@ def newest(storage: Storage, lineage: str | None = None) -> Entry | None:
     return None
 
 
-def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
+def find(
+    url: str, options: StorageOptions = None, lineage: str | None = None
+) -> FoundCheckpoint:
     """Return the checkpoint that an URL means: itself, or the newest of those below it.
 
     Parameters
@@ -219,6 +221,8 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
         Of one checkpoint, or of a folder of them.
     options : mapping, optional
         For its filesystem.
+    lineage : str, optional
+        The only lineage whose checkpoints count; they are in a folder of them then.
 
     Returns
     -------
@@ -231,37 +235,19 @@ def find(url: str, options: StorageOptions = None) -> FoundCheckpoint:
         If there is none, or it cannot be read: an older one is never taken in silence.
     """
     storage = Storage(url, options)
-    if is_one(url) or storage.has(MANIFEST):
+    if lineage is None and (is_one(url) or storage.has(MANIFEST)):
         content = storage.read(MANIFEST)
         return FoundCheckpoint(url, options, digest(content), from_bytes(content))
     for found in _whole(url, storage, options):
-        return found
-    raise CheckpointError(
-        f"no checkpoint at {storage.url}: no folder ckpt-... there has a {MANIFEST}; look "
-        f"at the URL, or save one with store.save(url)",
-        MANIFEST,
-    )
-
-
-def find_last(
-    url: str, lineage: str, options: StorageOptions = None
-) -> FoundCheckpoint:
-    """Return the last checkpoint of a lineage below an URL.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none, or if one cannot be read that may be it: an older one is never
-        taken in silence.
-    """
-    storage = Storage(url, options)
-    for found in _whole(url, storage, options):
-        if found.manifest.lineage == lineage:
+        if lineage in (None, found.manifest.lineage):
             return found
-    raise CheckpointError(
-        f"no checkpoint of this store at {storage.url}: it was never saved there",
-        MANIFEST,
-    )
+    why = "this store was never saved there"
+    if lineage is None:
+        why = (
+            f"no folder ckpt-... there has a {MANIFEST}; look at the URL, or save one "
+            f"with store.save(url)"
+        )
+    raise CheckpointError(f"no checkpoint at {storage.url}: {why}", MANIFEST)
 
 
 def _whole(

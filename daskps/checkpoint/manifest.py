@@ -123,7 +123,7 @@ class Manifest:
         return Layout.build(shapes, n_shards, tables)
 
     @property
-    def _all(self) -> list[StoredParameter | StoredTable]:
+    def members(self) -> list[StoredParameter | StoredTable]:
         """Its parameters and tables, by index."""
         return [*self.parameters, *self.tables]
 
@@ -132,7 +132,7 @@ class Manifest:
         """First values of the slots by index of parameter or table."""
         return {
             index: self.rules[of.rule].first
-            for index, of in enumerate(self._all)
+            for index, of in enumerate(self.members)
             if of.rule is not None
         }
 
@@ -167,7 +167,7 @@ class Manifest:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        names = [of.name for of in self._all]
+        names = [of.name for of in self.members]
         found = {}
         for array in self.arrays:
             n = len(array.members)

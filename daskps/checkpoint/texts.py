@@ -37,39 +37,23 @@ def to_bytes(manifest: Manifest) -> bytes:
     return sealed(
         {
             "format": FORMAT,
-            "daskps": manifest.daskps,
-            "store": manifest.store,
-            "lineage": manifest.lineage,
-            "parent": manifest.parent,
-            "sequence": manifest.sequence,
-            "time": manifest.time,
+            **_entries(manifest),
             "seed": str(manifest.seed),
-            "version": manifest.version,
-            "parameters": [
-                {
-                    "name": p.name,
-                    "shape": p.shape,
-                    "dtype": p.dtype,
-                    "rule": p.rule,
-                    "steps": p.steps,
-                    "lr_factor": p.lr_factor,
-                }
-                for p in manifest.parameters
+            "parameters": [*map(_entries, manifest.parameters)],
+            "tables": [
+                _entries(t) | {"any_ids": t.any_ids and t.any_ids.to_wire()}
+                for t in manifest.tables
             ],
-            "tables": [_table(t) for t in manifest.tables],
             "rules": [rule.to_json() for rule in manifest.rules],
-            "epochs": list(manifest.epochs),
             "progress": dict(manifest.progress),
             "history": [dict(entry) for entry in manifest.history],
-            "files": [list(file) for file in manifest.files],
         }
     )
 
 
-def _table(table: StoredTable) -> dict[str, Any]:
-    names = [n for n in StoredTable.__dataclass_fields__ if n != "any_ids"]
-    any_ids = table.any_ids and table.any_ids.to_wire()
-    return {n: getattr(table, n) for n in names} | {"any_ids": any_ids}
+def _entries(of: Manifest | StoredParameter | StoredTable) -> dict[str, Any]:
+    """Return the fields of a part of a manifest by name, in the order of its class."""
+    return {name: getattr(of, name) for name in of.__dataclass_fields__}
 
 
 def from_bytes(content: bytes, folder: str = "") -> Manifest:
@@ -234,11 +218,7 @@ def _check_layout(manifest: Manifest, file: str) -> None:
             raise LayoutError("a name is given twice, or empty")
         if wrong := {dtype for *_, dtype in (*parameters, *tables)} - {*DTYPES}:
             raise LayoutError(f"{min(wrong)!r:.60} is no dtype of a store")
-        every: list[StoredParameter | StoredTable] = [
-            *manifest.parameters,
-            *manifest.tables,
-        ]
-        for stored in every:
+        for stored in manifest.members:
             if stored.rule is not None and np.dtype(stored.dtype).kind != "f":
                 raise LayoutError(
                     f"{stored.name!r:.60} of {stored.dtype} has an optimizer, which "

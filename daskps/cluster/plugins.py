@@ -24,7 +24,6 @@ from daskps.cluster.host import (
     runs,
     saving,
     stores,
-    table_ids,
     warming,
 )
 from daskps.cluster.host.host import ShardHost
@@ -51,7 +50,6 @@ SERVING = (
     reductions,
     runs,
     saving,
-    table_ids,
     warming,
 )
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)

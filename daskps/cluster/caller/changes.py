@@ -1,8 +1,10 @@
-"""Changes of other producers in a table: near shards are read, others asked."""
+"""Rows of a table as its owners know them: their ids, and those that others changed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from daskps.cluster.wire.packing import unpack_array
 from daskps.cluster.wire.rows import most_rows
@@ -14,9 +16,10 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.tables import Table
+    from daskps.typing import Array
 
 #: Names for the users of stores, which import nothing of `shards`.
-__all__ = ["NEVER", "Changed", "Question", "ask", "look"]
+__all__ = ["NEVER", "Changed", "Question", "ask", "find_ids", "look"]
 
 #: Number of tries of a look that updates run into.
 _TRIES = 2
@@ -95,3 +98,37 @@ def _unpacked(table: Table, version: int, complete: bool, *arrays: Any) -> Chang
         for array, dtype in zip(arrays, dtypes, strict=True)
     ]
     return Changed(version, complete, *unpacked)
+
+
+async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Array:
+    """Return the ids of all rows of a table of any ids, ascending.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    table : Table
+        The table.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    ndarray, int64
+        The ids; those of each shard are of one version of it.
+
+    Raises
+    ------
+    ShardLostError, TimeoutError
+        As their names say.
+    """
+    layout = shards.meta.layout
+    ordinal = table.index - len(layout.parameters)
+    found = await shards.ask_owners(
+        "table_ids", range(layout.n_shards), int, deadline, table=ordinal
+    )
+    ids = [unpack_array(packed, "int64") for packed in found]
+    whole = np.concatenate(ids)
+    # The ids are sorted runs: a stable sort merges them.
+    whole.sort(kind="stable")
+    return whole

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.caller.routes import route_of, runs_of
+from daskps.cluster.caller.takers import applied_by
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.packing import pack_array, unpack_array, unpack_error
 from daskps.errors import ContributionLostError, DaskPSError, LayoutError
-from daskps.layout.arrays import compute_dtype, counted
+from daskps.layout.arrays import compute_dtype
 from daskps.version import Version
 
 if TYPE_CHECKING:
@@ -289,8 +290,6 @@ async def _take_each(
 
 def _told(error: Exception, have: Sequence[int], name: str) -> Exception:
     """Return an error that says which shards have applied it nevertheless."""
-    said = "no shard has applied it"
-    if have:
-        said = f"{counted(len(have), 'shard')} had applied it: {list(have)[:20]}"
     kind = type(error) if isinstance(error, DaskPSError) else DaskPSError
-    return kind(f"{error}. Of store {name!r} {said}; the others are as they were")
+    said = f"{applied_by(have)}; the others are as they were"
+    return kind(f"{error}. Of store {name!r}: {said}")

@@ -168,7 +168,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     url, packed = turn["where"]
     target = listing.CheckpointTarget(url, unpack_options(packed))
     found = await asyncio.to_thread(
-        listing.find_last, target.url, lost.lineage, target.options
+        listing.find, target.url, target.options, lost.lineage
     )
     manifest = found.manifest
     await asyncio.to_thread(check_fits, lost, manifest, shown(found.url))

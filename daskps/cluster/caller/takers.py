@@ -13,6 +13,8 @@ from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daskps.cluster.caller.client import ShardClient
     from daskps.errors import PushRejectedError
     from daskps.shards.steps import Step
@@ -49,14 +51,15 @@ async def name_takers(
     except (OSError, DaskPSError) as why:
         said = f"which shards have applied it could not be found out: {why}"
     else:
-        said = _said(sorted(shard for of in found for shard in of))
+        said = applied_by(sorted(shard for of in found for shard in of))
     if n_before:
         before = counted(n_before, "part")
         said = f"all shards have applied {before} of the push; of the next one {said}"
     error.args = (f"{error}. Of store {meta.name!r}: {said}",)
 
 
-def _said(have: list[int]) -> str:
+def applied_by(have: Sequence[int]) -> str:
+    """Return in words which shards have applied a step."""
     if not have:
         return "no shard has applied it"
     named = ", ".join(map(str, have[:20])) + (", ..." if len(have) > 20 else "")

@@ -1,4 +1,4 @@
-"""Handler that tells callers which rows others have changed."""
+"""Handlers of questions about the rows of tables: their ids, and what others changed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.host.copy_budget import kept
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.packing import pack_array
 from daskps.cluster.wire.rows import most_rows
 from daskps.errors import ProtocolError
+from daskps.shards.frozen_rows import all_ids
 from daskps.shards.row_changes import NEVER, Changed, ChangesAsked, changes_locked
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.shards.shard import Shard
+    from daskps.typing import Array
 
 
 @HOST.handles("row_changes")
@@ -71,3 +74,21 @@ def _changes(shard: Shard, asked: ChangesAsked) -> Changed:
 def _packed(changed: Changed) -> list[Any]:
     arrays = changed.ids, changed.rows, changed.found
     return [None if array is None else pack_array(array) for array in arrays]
+
+
+@HOST.handles("table_ids")
+async def table_ids(
+    host: ShardHost, store: str, table: int, shards: Sequence[int]
+) -> list[Any]:
+    """Return the ids of the rows of a table in each of these shards, ascending.
+
+    `table` is its index among the tables of the store.
+    """
+
+    def ids_of(shard: Shard) -> Array:
+        return all_ids(shard.segment, len(shard.segment.pieces) + table)
+
+    hosted = [host.get_shard(store, index) for index in shards]
+    n = sum(one.shard.segment.tables[table].n_rows for one in hosted)
+    room = await host.budget.wait(8 * n)
+    return [pack_array(kept(await host.under(one, ids_of), room)) for one in hosted]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from daskps.checkpoint.arrays import StoredArray
-    from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
+    from daskps.checkpoint.manifest import Manifest, StoredTable
     from daskps.checkpoint.plan import ChunkPart
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -183,7 +183,7 @@ class _Installing:
     def count(self) -> None:
         """Set the counters of the shards to their saved values."""
         of = self.manifest
-        every: list[StoredParameter | StoredTable] = [*of.parameters, *of.tables]
+        every = of.members
         counted = Counted(
             version=of.version,
             steps={i: one.steps for i, one in enumerate(every)},

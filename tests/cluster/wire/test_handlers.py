@@ -21,7 +21,7 @@ TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
     "host.stores": "hello create load drop give_up versions has_step keeps stats",
     "host.owner_steps": "apply lr_factors scale_lr",
-    "host.changes": "row_changes",
+    "host.changes": "row_changes table_ids",
     "host.measuring": "measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.installing": "install",
@@ -29,7 +29,6 @@ TO_HOSTS = {
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint edges sees_file",
-    "host.table_ids": "table_ids",
     "host.warming": "warm",
 }
 #: And to the directory.
