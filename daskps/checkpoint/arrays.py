@@ -9,7 +9,9 @@ arrays of ``packed``, for otherwise ten thousand of them were sixty thousand fil
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from daskps.checkpoint.grid import Grid, chunk_shape
-from daskps.checkpoint.names import key
 from daskps.layout.slots import slot_dtype, width
 from daskps.layout.spans import (
     CANDIDATES,
@@ -262,3 +263,42 @@ def _of_rows(
     members = (Member(table.index, 0, shape[0] * wide, wide),)
     path, said = f"tables/{key(table.name)}.{area}", {"name": table.name, "area": area}
     return StoredArray(path, shape, dtype, chunk, area, members, said)
+
+
+#: Longest name that stays as it is, and what is kept of others.
+_MOST, _KEPT = 64, 40
+_PLAIN = re.compile(r"(?!__)[a-z0-9_]([a-z0-9_.-]*[a-z0-9_-])?")
+#: The end of a name with a hash; no other name ends so.
+_HASHED = re.compile(r"\.[0-9a-f]{20}")
+#: Zarr's own name for the metadata of a node.
+_RESERVED = "zarr.json"
+
+
+def key(name: str) -> str:
+    """Return the name of a parameter's folder.
+
+    Parameters
+    ----------
+    name : str
+        Any name of a parameter or table.
+
+    Returns
+    -------
+    str
+        At most 64 characters of ASCII, another one for each name, also where case is
+        not told apart.
+
+    Examples
+    --------
+    >>> key("layer1.weight")
+    'layer1.weight'
+    >>> key("../W")
+    'W.4d7045e4c3d50b0e1725'
+    """
+    is_taken = name == _RESERVED or _HASHED.fullmatch(name[-21:])
+    if len(name) <= _MOST and _PLAIN.fullmatch(name) and not is_taken:
+        return name
+    told = name.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(told, digest_size=10).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", name[:_KEPT]).strip("_-")
+    return f"{readable or 'x'}.{digest}"

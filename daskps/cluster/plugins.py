@@ -13,13 +13,12 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
-    changes,
     cuts,
     installing,
     lanes,
     leaving,
-    measuring,
     owner_steps,
+    questions,
     reductions,
     runs,
     saving,
@@ -42,11 +41,10 @@ _EXTENSION = "daskps-directory"
 SERVING = (
     adoption,
     owner_steps,
-    changes,
     stores,
     cuts,
     installing,
-    measuring,
+    questions,
     reductions,
     runs,
     saving,

@@ -82,6 +82,18 @@ class ShardRun:
         return self._segment.current.plain[RUN]
 
     @property
+    def n_ranks(self) -> int:
+        """Number of ranks of the run in progress, 0 where there is none."""
+        return self._segment.current.plain[N_RANKS]
+
+    @property
+    def live(self) -> list[bool]:
+        """For each rank of the run in progress whether the others wait for it."""
+        ranks = self._segment.current.ranks[: self.n_ranks]
+        live: list[bool] = (ranks[:, LIVE] == 1).tolist()
+        return live
+
+    @property
     def is_bsp(self) -> bool:
         """Whether the run in progress has rounds."""
         return self._segment.current.plain[POLICY] == run_record.CODES["bsp"]

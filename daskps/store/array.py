@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.measuring import measured
+from daskps.cluster.caller.questions import measured
 from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT
 from daskps.cluster.wire.measuring import Measuring
 from daskps.store.array_reads import ReadableArray

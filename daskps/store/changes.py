@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller import changes
-from daskps.cluster.caller.changes import NEVER, Changed, Question
+from daskps.cluster.caller import questions
+from daskps.cluster.caller.questions import NEVER, Changed, Question
 from daskps.layout.tables import UnboundedTable
 from daskps.row_init import initial_rows
 from daskps.store.targets import pulled, reading
@@ -126,10 +126,10 @@ class Asker:
 
     async def ask(self, question: Question) -> dict[int, Changed]:
         """Return what shards know of changes; a thread looks for itself if it can."""
-        asking = partial(changes.ask, self.shards, question, self._deadline)
+        asking = partial(questions.ask, self.shards, question, self._deadline)
         if self._on_loop:
             return await asking()
-        found = changes.look(self.shards, question)
+        found = questions.look(self.shards, question)
         return self.shards.link.run(asking) if found is None else found
 
     async def read(self, table: Table, ids: Array) -> Array:

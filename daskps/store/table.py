@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.cluster.caller.changes import find_ids
+from daskps.cluster.caller.questions import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
 from daskps.store.handle import DEFAULT, LOST, at_once

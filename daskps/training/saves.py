@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from daskps.checkpoint import listing
 from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
-from daskps.cluster.caller import filling, saving
+from daskps.cluster.caller import recovering, saving
 from daskps.cluster.runs.launch import epochs_of
 from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
@@ -173,7 +173,7 @@ class Saves:
 
         And whether it is of the store's own lineage.
         """
-        found = await filling.newest(self._shards, self._target)
+        found = await recovering.newest(self._shards, self._target)
         if found is None:
             return None
         folder, manifest = found
@@ -184,7 +184,7 @@ class Saves:
 
     async def load(self, begin: Beginning) -> None:
         """Load a checkpoint into the store, which is at version 0."""
-        await filling.fill(self._shards, self._target, begin.folder)
+        await recovering.fill(self._shards, self._target, begin.folder)
         self.saved = begin.progress.epochs
         ended, within = self.saved.place
         logger.info(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.checkpoint.names import key
+from daskps.checkpoint.arrays import key
 
 SAFE = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from daskps.checkpoint import grid
-from daskps.checkpoint.arrays import Counts, stored_arrays
+from daskps.checkpoint.arrays import Counts, key, stored_arrays
 from daskps.checkpoint.manifest import MANIFEST
-from daskps.checkpoint.names import key
 from daskps.checkpoint.plan import (
     chunks_read,
     chunks_written,

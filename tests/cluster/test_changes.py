@@ -12,7 +12,7 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, init, optim
-from daskps.cluster.caller import changes as asking
+from daskps.cluster.caller import questions as asking
 from daskps.cluster.wire import rows as wire_rows
 from daskps.errors import ConsistencyError
 from daskps.store import changes

@@ -97,7 +97,7 @@ def test_many_parameters_are_described_once(here, tmp_path):
     count = partial(mock.patch, side_effect=stored_arrays)
     with daskps.create(params, optimizer=optim.Adam(0.1), shards=2) as store:
         with (
-            count("daskps.cluster.caller.saved.stored_arrays") as asked,
+            count("daskps.cluster.caller.saving.stored_arrays") as asked,
             count("daskps.checkpoint.manifest.stored_arrays") as arrays,
             mock.patch.object(StoredRule, "of", wraps=StoredRule.of) as rules,
         ):

@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant(
         "large-run-floods-the-scheduler",
         "daskps.cluster.caller.liveness:Liveness.__init__",
-        "self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)",
+        "self.pause = max(SUSPECT_SECONDS, size / _MOST_QUESTIONS)",
         "self.pause = SUSPECT_SECONDS",
         ("tests/cluster/caller/test_liveness.py::test_a_large_run_asks_more_rarely",),
     ),
@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "task-that-runs-again-has-the-copy",
-        "daskps.cluster.caller.snapshots:take_copies",
+        "daskps.cluster.caller.snapshots:_take_copies",
         "if copy is None:",
         "if host is None and copy:",
         ("tests/cluster/caller/test_snapshots.py::test_lost_worker_is_named",),

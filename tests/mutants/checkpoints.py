@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "names-that-differ-in-case",
-        "daskps.checkpoint.names:key",
+        "daskps.checkpoint.arrays:key",
         "if len(name) <= _MOST and _PLAIN.fullmatch(name) and not is_taken:",
         "if len(name) <= _MOST and _PLAIN.fullmatch(name.lower()) and not is_taken:",
         ("tests/checkpoint/test_names.py::test_other_names_are_read_and_hashed",),

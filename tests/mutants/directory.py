@@ -16,14 +16,14 @@ MUTANTS = (
     ),
     Mutant(
         "signs-of-life-do-not-count",
-        "daskps.cluster.directory.verdict:Verdict.due",
+        "daskps.cluster.directory.candidates:Verdict.due",
         "is_silent = now >= self._evident_at + self._lost_after",
         "is_silent = now >= self._left_at + self._lost_after",
         ("tests/cluster/directory/test_verdict.py::test_each_sign_counts_anew",),
     ),
     Mutant(
         "lost-before-all-have-looked",
-        "daskps.cluster.directory.verdict:Verdict.due",
+        "daskps.cluster.directory.candidates:Verdict.due",
         "if not self.is_lost and (is_silent or (self._absent and not others)):",
         "if not self.is_lost and (is_silent or self._absent):",
         (

@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "half-of-a-damaged-checkpoint-is-loaded",
-        "daskps.cluster.caller.filling:_verified",
+        "daskps.cluster.caller.recovering:_verified",
         "raise error",
         "pass",
         (

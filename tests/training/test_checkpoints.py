@@ -25,8 +25,8 @@ from daskps import (
     UnsavedRunError,
     optim,
 )
-from daskps.cluster.caller import filling, saving
-from daskps.cluster.caller.cuts import drop_cut
+from daskps.cluster.caller import recovering, saving
+from daskps.cluster.caller.snapshots import drop_cut
 from daskps.training import job, saves
 from daskps.training.saves import history_of
 from tests.support import INSIDE, PATIENCE, until
@@ -420,7 +420,7 @@ def test_nothing_is_loaded_of_what_does_not_fit(way, tmp_path):
 def test_an_older_checkpoint_is_not_taken_in_silence(way, tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(
-        filling.logger, "warning", lambda text, *of: said.append(text % of)
+        recovering.logger, "warning", lambda text, *of: said.append(text % of)
     )
     how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True}
     with new_store() as store:

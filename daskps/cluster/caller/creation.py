@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
+from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.manifest import MANIFEST
-from daskps.checkpoint.storage import shown
+from daskps.checkpoint.storage import Storage, shown
 from daskps.cluster import upstream
 from daskps.cluster.caller.far import locate
 from daskps.cluster.caller.finding import ensure_directory
@@ -22,7 +23,6 @@ from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
-from daskps.cluster.caller.trial import try_out
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import anchor_key, label_of, make_anchor
 from daskps.cluster.wire.deadline import gather
@@ -40,7 +40,7 @@ from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from distributed import Client
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Dask's books charge at most this much for one anchor.
-ANCHOR_NBYTES = 64 * 2**20
+_ANCHOR_NBYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ async def _create(
     _check_whole(StoreMap(wire).layout, plan.rules)
     if plan.recover_from is not None and plan.replaces is None:
         owners, ask = StoreMap(wire).owners, partial(_control, link, StoreMap(wire))
-        await try_out(link, plan.recover_from, owners, ask)
+        await _try_out(link, plan.recover_from, owners, ask)
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
     if plan.source is not None:
@@ -399,7 +399,7 @@ def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) ->
 
 def _anchor(client: Client, meta: StoreMap) -> list[Any]:
     """Submit one anchor per shard, on its owner; none has a side effect."""
-    nbytes = max(1, min(ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
+    nbytes = max(1, min(_ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
     label = label_of(meta.name, meta.uid)
     return [
         client.submit(
@@ -414,3 +414,60 @@ def _anchor(client: Client, meta: StoreMap) -> list[Any]:
         )
         for shard, owner in enumerate(meta.owners)
     ]
+
+
+async def _try_out(
+    link: Link,
+    target: CheckpointTarget,
+    owners: Sequence[str],
+    ask: Callable[..., Awaitable[Any]],
+) -> None:
+    """Write a file, have all owners look for it, and remove it.
+
+    Parameters
+    ----------
+    link : Link
+        The link that sees to the file's removal where the call is given up.
+    target : CheckpointTarget
+        The place where checkpoints are to go.
+    owners : sequence of str
+        Owners of the shards, which would write them.
+    ask : callable
+        ``await ask(owner, message, **about)`` returns a host's answer.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be written, or an owner does not see it.
+    """
+    path = f"{UNFINISHED}{uuid.uuid4().hex}"
+    where = target.url, pack_options(target.options)
+    try:
+        await asyncio.to_thread(_write, target, path)
+        workers = [*dict.fromkeys(owners)]
+        seen = await gather(
+            *(ask(worker, "sees_file", where=where, path=path) for worker in workers)
+        )
+    except BaseException:
+        await link.wind_up(asyncio.to_thread(_remove, target, path))
+        raise
+    await asyncio.to_thread(_remove, target, path)
+    for worker, sees in zip(workers, seen, strict=True):
+        if not sees:
+            raise CheckpointError(
+                f"checkpoints cannot go to {shown(target.url)}: worker {worker} does not "
+                f"see there what this process has written, as where a path or memory:// "
+                f"is another one on each machine or in each process; give recover_from= "
+                f"an URL that all workers reach"
+            )
+
+
+def _write(target: CheckpointTarget, path: str) -> None:
+    storage = Storage(target.url, target.options)
+    storage.write(path, b"")
+    # A restore lists the folders, so that must work, too.
+    storage.folders()
+
+
+def _remove(target: CheckpointTarget, path: str) -> None:
+    Storage(target.url, target.options).remove(path)

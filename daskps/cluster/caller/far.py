@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
 from daskps.cluster.caller.counters import Counters
-from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.lanes import lanes_of
-from daskps.cluster.caller.liveness import Liveness, check_located
+from daskps.cluster.caller.liveness import Liveness, check_located, without_descriptors
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of

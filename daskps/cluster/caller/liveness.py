@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
+import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.errors import (
     DaskPSError,
     ShardLostError,
@@ -37,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: a worker that has closed.
 SUSPECT_SECONDS, SOON_SECONDS = 1.0, 0.25
 #: Questions a second that a run puts to the directory at most, all trainers together.
-MOST_QUESTIONS = 100
+_MOST_QUESTIONS = 100
 #: How long a worker may be silent before it is looked for, and how long it may take to
 #: answer this client then, the scheduler, and this client once more: 9 s in all.
 SILENT_SECONDS, FIRST_SECONDS, SCHEDULER_SECONDS, AGAIN_SECONDS = 1.0, 4.0, 2.0, 2.0
@@ -73,7 +75,7 @@ class Liveness:
         self, locate: Callable[[int], Awaitable[dict[str, Any]]], store: str, size: int
     ) -> None:
         self._locate, self._store = locate, store
-        self.pause = max(SUSPECT_SECONDS, size / MOST_QUESTIONS)
+        self.pause = max(SUSPECT_SECONDS, size / _MOST_QUESTIONS)
         #: The late calls, in the order in which they became late, which is the order
         #: they end in.
         self._late: dict[_Call, None] = {}
@@ -289,3 +291,24 @@ class Reach:
         except OSError:
             return False
         return said.get(worker) is True
+
+
+def without_descriptors() -> str:
+    """Return why no connection can be opened from here, in words; "" where one can.
+
+    Dask tries again until its time is over where there is no descriptor, and says no
+    more than that then.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return ""
+        of = "its machine" if error.errno == errno.ENFILE else f"process {os.getpid()}"
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"to which no connection can be opened from here: {of} has as many files "
+            f"and sockets open as it may (ulimit -n is {soft:,}); close some, or allow "
+            f"it more"
+        )
+    return ""

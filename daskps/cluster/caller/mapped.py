@@ -16,7 +16,6 @@ from daskps.cluster.machine.folder import WayClosed
 from daskps.cluster.machine.machine import HERE, Machine
 from daskps.errors import ProtocolError, RunCancelledError
 from daskps.shards.deputy import CLOSED, gate_of
-from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
@@ -84,7 +83,7 @@ class MappedShards(NearShards):
         if place is None:
             return
         try:
-            buffer = self._members.attach(place).buffer[PAGE_NBYTES:]
+            buffer = self._members.attach(place).body
             deputy.run_state.attach_rounds(
                 joined.run, joined.size, joined.reduce, buffer
             )

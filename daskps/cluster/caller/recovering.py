@@ -1,9 +1,9 @@
-"""Restores of stores that have lost a shard, from their last checkpoints.
+"""Checkpoints into stores: after the loss of a shard, and before the first push.
 
-This happens to stores that were made with a place to restore from. Each process that
-hears of the loss asks the directory, which gives one of them the turn. That process
-makes the restored store, beside its other work; all of them wait until the new store
-has the place of the lost one, and hear of the work lost with that.
+Stores that were made with a place to restore from are restored when they have lost a
+shard. Each process that hears of the loss asks the directory, which gives one of them
+the turn. That process makes the restored store, beside its other work; all of them wait
+until the new store has the place of the lost one, and hear of the work lost with that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.checkpoint import listing
-from daskps.checkpoint.storage import shown
+from daskps.checkpoint.reading import faults
+from daskps.checkpoint.storage import Storage, shown
 from daskps.cluster.caller import creation
-from daskps.cluster.caller.filling import check_fits
+from daskps.cluster.caller.creation import check_parameters, install, made_otherwise
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.options import unpack_options
@@ -27,11 +28,16 @@ from daskps.errors import (
     StoreNotFoundError,
     StoreRestoredError,
 )
+from daskps.layout.slots import marked
 from daskps.layout.tables import UnboundedTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from daskps.checkpoint.arrays import Slots
+    from daskps.checkpoint.listing import CheckpointTarget
+    from daskps.checkpoint.manifest import Manifest
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
     from daskps.cluster.wire.deadline import Deadline
     from daskps.layout.arrays import Layout
@@ -171,7 +177,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
         listing.find, target.url, target.options, lost.lineage
     )
     manifest = found.manifest
-    await asyncio.to_thread(check_fits, lost, manifest, shown(found.url))
+    await asyncio.to_thread(_check_fits, lost, manifest, shown(found.url))
     known = await _newest_version(link, uid, turn["hosts"])
     said = {
         "checkpoint": shown(found.url),
@@ -226,3 +232,88 @@ async def _newest_version(link: Link, uid: str, hosts: list[str]) -> int:
         return max((version for _, version in rows), default=0)
 
     return max(await asyncio.gather(*map(ask, hosts)), default=0)
+
+
+async def newest(
+    shards: ShardClient, target: CheckpointTarget
+) -> tuple[str, Manifest] | None:
+    """Return folder and manifest of the last checkpoint of a store, if there is one.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store, or another of its name: in a new cluster that is another one.
+    target : CheckpointTarget
+        Where its checkpoints are.
+    """
+    return await asyncio.to_thread(_newest, shards.meta, target)
+
+
+def _newest(meta: StoreMap, target: CheckpointTarget) -> tuple[str, Manifest] | None:
+    name = "" if meta.session else meta.name
+    for entry in reversed(listing.entries(Storage(target.url, target.options))):
+        of = entry.manifest
+        if entry.is_unread and entry.error is not None:
+            # It may be whole, and the newest.
+            raise entry.error
+        if of is None:
+            # It may be another store's; an older one is never taken in silence.
+            logger.warning(
+                "daskps: a run goes on without a checkpoint: %s", entry.error
+            )
+        elif of.lineage == meta.lineage or of.store == name:
+            return entry.folder, of
+    return None
+
+
+async def fill(shards: ShardClient, target: CheckpointTarget, folder: str) -> None:
+    """Load a checkpoint into all shards of a store, which goes on in its lineage.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store, at version 0.
+    target : CheckpointTarget
+        Where its checkpoints are.
+    folder : str
+        The one to load.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or if the store has other parameters or other
+        optimizers; nothing was loaded then.
+    """
+    meta = shards.meta
+    source = await asyncio.to_thread(_verified, meta, target, folder)
+    await install(shards.link, meta, source)
+    meta.lineage = source.manifest.lineage
+
+
+def _told(slots: Slots) -> dict[int, Any]:
+    """Return first values, and which are marked: those are equal to plain ones."""
+    return {index: (tuple(of), marked(of)) for index, of in slots.items()}
+
+
+def _check_fits(meta: StoreMap, manifest: Manifest, folder: str) -> None:
+    """Refuse a checkpoint of a store that was made otherwise.
+
+    Raises
+    ------
+    CheckpointError
+        The message says what differs.
+    """
+    check_parameters(meta, manifest, folder)
+    if _told(manifest.slots) != _told(Rules(meta.layout, meta.rules).slots):
+        raise made_otherwise(meta, folder, "optimizers")
+
+
+def _verified(
+    meta: StoreMap, target: CheckpointTarget, folder: str
+) -> listing.FoundCheckpoint:
+    """Read all of a checkpoint once: nothing undoes a load that ends half-way."""
+    source = listing.find(target.folder(folder), target.options)
+    _check_fits(meta, source.manifest, folder)
+    for error in faults(Storage(source.url, source.options), source.manifest):
+        raise error
+    return source

@@ -16,21 +16,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps.checkpoint import listing
-from daskps.checkpoint.arrays import Counts
+from daskps.checkpoint.arrays import Counts, StoredArray, stored_arrays
 from daskps.checkpoint.digests import StoredFile, digest
-from daskps.checkpoint.manifest import MANIFEST, Manifest
+from daskps.checkpoint.manifest import MANIFEST, Manifest, StoredParameter, StoredTable
+from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
 from daskps.checkpoint.zarr import nodes
-from daskps.cluster.caller.cuts import drop_cut, take_cut
-from daskps.cluster.caller.saved import OwnersSaid, contents
+from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.options import pack_options
 from daskps.errors import CheckpointError, SnapshotLostError
 from daskps.layout.chunks import WHOLE, any_tables
 from daskps.layout.slots import marked
+from daskps.layout.spans import CANDIDATES, IDS
 from daskps.layout.tables import UnboundedTable
+from daskps.shards.installing import Counted
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.wire.deadline import Deadline
     from daskps.epochs import Epochs
+    from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ async def _write(
             time=time.time(),
             seed=_seed(meta.layout.tables),
             version=said.counted.version,
-            **contents(meta.layout, rules, counts, said),
+            **_contents(meta.layout, rules, counts, said),
             epochs=said.counted.epochs,
             progress=training.progress or run,
             history=history,
@@ -212,7 +215,7 @@ async def _write(
     return folder, manifest
 
 
-async def _whole(work: Callable[..., T], *args: Any) -> T:
+async def _whole(work: Callable[..., _T], *args: Any) -> _T:
     """Do some work in a thread; a cancelled caller waits for its end all the same."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
@@ -247,7 +250,7 @@ async def _by_owners(
     folder: str,
     rules: Rules,
     silent: set[str],
-) -> tuple[OwnersSaid, list[str]]:
+) -> tuple[_OwnersSaid, list[str]]:
     """Have all owners write their chunks; return their answers, and who had no room.
 
     In `silent` are the owners that have yet to write.
@@ -278,11 +281,11 @@ async def _by_owners(
     silent.update(workers)
     replies = await gather(*map(ask, workers))
     pairs = zip(workers, replies, strict=True)
-    return OwnersSaid.joined(replies), [worker for worker, of in pairs if of["holds"]]
+    return _OwnersSaid.joined(replies), [worker for worker, of in pairs if of["holds"]]
 
 
 def _seal(
-    target: CheckpointTarget, folder: str, manifest: Manifest, said: OwnersSaid
+    target: CheckpointTarget, folder: str, manifest: Manifest, said: _OwnersSaid
 ) -> Manifest:
     """Look at all files, and write the files that describe them, the manifest last.
 
@@ -320,3 +323,95 @@ def _seal(
 
 def _remove(target: CheckpointTarget, folder: str) -> None:
     listing.remove(Storage(target.url, target.options), folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnersSaid:
+    """The answers of all hosts, as one."""
+
+    files: Sequence[StoredFile]
+    #: By path of a chunk of ids the hash that it begins with.
+    begins: Mapping[str, int]
+    #: The counts of the store.
+    counted: Counted
+
+    @classmethod
+    def joined(cls, replies: Sequence[Mapping[str, Any]]) -> _OwnersSaid:
+        """Return the answers of all hosts as one."""
+        files = [StoredFile(*row) for reply in replies for row in reply["files"]]
+        begins = dict(tuple(row) for reply in replies for row in reply["begins"])
+        every = [Counted(*row) for reply in replies for row in reply["counted"]]
+        return cls(files, begins, Counted.joined(every))
+
+
+def _contents(
+    layout: Layout, rules: Rules, counts: Counts, said: _OwnersSaid
+) -> dict[str, Any]:
+    """Return the entries of a manifest on parameters, tables and rules."""
+    slots, number = rules.slots, dict[int, int]()
+    stored: list[StoredRule] = []
+    # Thousands of parameters may share one rule, and a description of it takes long.
+    seen = dict[int, int]()
+    for index, rule in rules.by_index.items():
+        if id(rule) not in seen:
+            one = StoredRule.of(rule, slots[index])
+            if one not in stored:
+                stored.append(one)
+            seen[id(rule)] = stored.index(one)
+        number[index] = seen[id(rule)]
+    parameters = tuple(
+        StoredParameter(
+            *(p.name, p.shape, p.dtype, number.get(p.index)),
+            *(
+                said.counted.steps.get(p.index, 0),
+                said.counted.factors.get(p.index, 1.0),
+            ),
+        )
+        for p in layout.parameters
+    )
+    # Only tables of any ids need their stored arrays here: parameters may be many.
+    is_asked = any(isinstance(table, UnboundedTable) for table in layout.tables)
+    arrays = stored_arrays(layout, slots, counts) if is_asked else []
+    tables = tuple(
+        _table(
+            i,
+            table,
+            rule=number.get(table.index),
+            arrays=arrays,
+            counts=counts,
+            said=said,
+        )
+        for i, table in enumerate(layout.tables)
+    )
+    return {"parameters": parameters, "tables": tables, "rules": tuple(stored)}
+
+
+def _table(
+    ordinal: int,
+    table: Table,
+    *,
+    rule: int | None,
+    arrays: Sequence[StoredArray],
+    counts: Counts,
+    said: _OwnersSaid,
+) -> StoredTable:
+    known: dict[str, Any] = {"steps": said.counted.steps.get(table.index, 0)}
+    known["lr_factor"] = said.counted.factors.get(table.index, 1.0)
+    known["clock"] = said.counted.clocks[ordinal]
+    if isinstance(table, UnboundedTable):
+        known["any_ids"] = table.of
+        known["n_rows"] = sum(counts.rows[table.index])
+        known["n_candidates"] = sum(counts.candidates[table.index])
+        known["admitted"], known["evicted"] = said.counted.came[ordinal]
+        of = {a.area: a for a in arrays if a.members[0].index == table.index}
+        known["begins"] = _begins(of.get(IDS), said)
+        known["candidate_begins"] = _begins(of.get(CANDIDATES), said)
+    return StoredTable(
+        table.name, table.rows, table.dim, table.dtype, rule=rule, **known
+    )
+
+
+def _begins(array: StoredArray | None, said: _OwnersSaid) -> tuple[int, ...]:
+    if array is None:
+        return ()
+    return tuple(said.begins[array.path_of(chunk)] for chunk in array.grid.chunks())

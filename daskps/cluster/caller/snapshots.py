@@ -1,4 +1,4 @@
-"""Snapshots: the cut, then Dask futures for the copies of each host."""
+"""Snapshots: the cut, which hosts keep until it is dropped, and futures for the copies."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster import upstream
-from daskps.cluster.caller.cuts import drop_cut, take_cut
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.snapshot_copies import CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
-from daskps.layout.chunks import (
-    any_tables,
-    chunks_of,
-    chunks_of_table,
-    shards_of,
-)
+from daskps.layout.chunks import any_tables, chunks_of, chunks_of_table, shards_of
 from daskps.layout.spans import IDS
 from daskps.version import Version
 
@@ -136,7 +130,7 @@ def _submit(
     for owner, group in groups_of(sizes, meta.owners):
         pairs = [(shard, versions[shard]) for shard in group]
         future = client.submit(
-            take_copies,
+            _take_copies,
             [(shard, key_of(shard)) for shard in group],
             meta.name,
             owner,
@@ -149,7 +143,7 @@ def _submit(
     return futures
 
 
-def take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> CopyGroup:
+def _take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> CopyGroup:
     """Take copies from the host of this worker: the task behind a snapshot's shards.
 
     Raises
@@ -196,3 +190,67 @@ async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
             ids = joined(chunks_of_table(layout, table, n_rows, IDS), "int64", -1)
             found[table.name] = ids, found[table.name]
     return found
+
+
+#: How much longer than asked for the directory may take to say that it timed out.
+_MARGIN_SECONDS = 1.0
+
+
+async def take_cut(
+    shards: ShardClient,
+    cut: str,
+    *,
+    index: int | None,
+    deadline: Deadline,
+) -> Mapping[str, Any]:
+    """Have all hosts copy their shards at one moment.
+
+    The caller ends it by :func:`drop_cut` in any case.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    cut : str
+        A name that no other cut has.
+    index : int or None
+        The part of the shards to copy, see :mod:`daskps.layout.chunks`.
+    deadline : Deadline
+        When to give up.
+
+    Returns
+    -------
+    mapping
+        "where" the shards are, and "versions": shard, version and numbers of rows.
+
+    Raises
+    ------
+    ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
+        As their names say; no shard is held any more.
+    """
+    link, meta, seconds = shards.link, shards.meta, deadline.remaining()
+    ask = partial(
+        link.directory,
+        "cut",
+        uid=meta.uid,
+        owner=link.owner,
+        seconds=seconds,
+        cut=cut,
+        index=index,
+    )
+    margin = None if seconds is None else seconds + _MARGIN_SECONDS
+    found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
+    if "waited_for" in found:
+        raise deadline.error(
+            f"it waited for {found['waited_for']}; no shard is held", changes=False
+        )
+    meta.update(found["where"])
+    return found
+
+
+async def drop_cut(shards: ShardClient, cut: str) -> None:
+    """Have the hosts free the copies of a cut, also where it was cancelled half-way."""
+    link = shards.link
+    # The directory forgets the cuts of a client that left by itself.
+    if link.live:
+        await link.wind_up(link.over("drop_cut", cut=cut))

@@ -14,7 +14,7 @@ from daskps.cluster.caller.interrupts import LOOK_SECONDS
 if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 #: Calls a function of the user's where the user's code runs.
 UserCall = Callable[..., Awaitable[Any]]
 #: How long a run that was cancelled may take to clean up.
@@ -31,18 +31,18 @@ class Pump:
     def __init__(self) -> None:
         self._calls: queue.Queue[Any] = queue.Queue()
 
-    async def call(self, function: Callable[..., T], *args: Any) -> T:
+    async def call(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run a function in the thread that pumps, and await its result."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._calls.put((future, function, args))
         return await future
 
     def drive(
         self,
         link: Link,
-        main: Callable[[UserCall], Awaitable[T]],
+        main: Callable[[UserCall], Awaitable[_T]],
         seconds: float = CLEAN_UP_SECONDS,
-    ) -> T:
+    ) -> _T:
         """Run the coroutine on the link's loop, its calls here, until it ends.
 
         If Ctrl-C cancels it, it may take so many seconds to clean up, or until Ctrl-C
@@ -83,6 +83,6 @@ class Pump:
             link.loop.add_callback(settle, future.set_result, result)
 
 
-async def call_directly(function: Callable[..., T], *args: Any) -> T:
+async def call_directly(function: Callable[..., _T], *args: Any) -> _T:
     """Call a user's function of an asynchronous client, off the event loop."""
     return await asyncio.to_thread(function, *args)

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Longest that pushes wait for one attempt; then it starts again, and they go on.
-HOLD_SECONDS = 5.0
+_HOLD_SECONDS = 5.0
 #: To which comes the time to copy a host's shards, at the very worst.
 _COPY_NBYTES_PER_SECOND = 256 * 2**20
 #: How much later a host releases its shards by itself.
 _LEASE_SECONDS = 3.0
 #: How long a step may be in coming before the directory asks whether its producer
 #: has ended: what a task pushed last may still be on its way when the task is over.
-GRACE_SECONDS = 0.2
+_GRACE_SECONDS = 0.2
 #: Between two attempts.
-PAUSE_SECONDS = 0.01
+_PAUSE_SECONDS = 0.01
 #: Between two tries to tell a host that a cut is over.
 DROP_SECONDS = 0.2
 #: How long a release is waited for; a silent host hears of it when it wakes.
@@ -50,7 +50,7 @@ _RELEASE_SECONDS = 0.5
 
 
 @dataclass(eq=False, slots=True)
-class OpenCut:
+class _OpenCut:
     """A cut in progress, or one of which the hosts still have copies."""
 
     name: str
@@ -80,7 +80,7 @@ class Cuts:
         self._hosts = hosts
         self._entry = entry
         self._ended = ended
-        self._claims: dict[str, OpenCut] = {}
+        self._claims: dict[str, _OpenCut] = {}
         #: Cuts that were dropped lately, of which the hosts take no message any more.
         self._over: dict[str, None] = {}
 
@@ -113,7 +113,7 @@ class Cuts:
             )
         if index == WHOLE:
             self._check_idle(entry)
-        begun = OpenCut(cut, entry, (kind, name), shards, index)
+        begun = _OpenCut(cut, entry, (kind, name), shards, index)
         work = begun.work = asyncio.ensure_future(self._within(begun, seconds))
         self._claims[cut] = begun
         try:
@@ -181,7 +181,7 @@ class Cuts:
 
     # -- one cut -------------------------------------------------------------
 
-    async def _within(self, cut: OpenCut, seconds: float | None) -> dict[str, Any]:
+    async def _within(self, cut: _OpenCut, seconds: float | None) -> dict[str, Any]:
         entry, scope = cut.entry, asyncio.timeout(seconds)
         try:
             async with scope, entry.cutting:
@@ -197,12 +197,12 @@ class Cuts:
             shard, worker, why = away
             return {"waited_for": f"shard {shard} at worker {worker}, which {why}"}
 
-    async def _until_done(self, cut: OpenCut) -> list[tuple[int, ...]]:
+    async def _until_done(self, cut: _OpenCut) -> list[tuple[int, ...]]:
         entry, cut.waits_for = cut.entry, ""
         while True:
             # Also what has come since, of rows of any ids.
             hold = (
-                HOLD_SECONDS
+                _HOLD_SECONDS
                 + max(entry.nbytes.values(), default=0) / _COPY_NBYTES_PER_SECOND
             )
             await entry.wait_for_owners()
@@ -221,9 +221,9 @@ class Cuts:
                 logger.info("daskps: a cut of %s starts again: %r", entry.name, error)
             work = self._everywhere(cut, "drop_cut", attempt=cut.attempt)
             await asyncio.wait({self._hosts.spawn(work)}, timeout=_RELEASE_SECONDS)
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _attempt(self, cut: OpenCut, hold: float) -> list[tuple[int, ...]]:
+    async def _attempt(self, cut: _OpenCut, hold: float) -> list[tuple[int, ...]]:
         about = {"index": cut.index, "attempt": cut.attempt}
         lease = {"lease_seconds": hold + _LEASE_SECONDS}
         rows = await self._everywhere(cut, "begin_cut", **about, **lease)
@@ -237,7 +237,7 @@ class Cuts:
         copying = asyncio.ensure_future(work)
         owners = sorted({owner for _, owner, _ in missing if owner >= 0})
         try:
-            while not (await asyncio.wait({copying}, timeout=GRACE_SECONDS))[0]:
+            while not (await asyncio.wait({copying}, timeout=_GRACE_SECONDS))[0]:
                 if gone := self._ended(owners):
                     excused = {"producers": gone, "attempt": cut.attempt}
                     await self._everywhere(cut, "excuse", **excused)
@@ -251,7 +251,7 @@ class Cuts:
         return found
 
     def _everywhere(
-        self, cut: OpenCut, method: str, **kwargs: Any
+        self, cut: _OpenCut, method: str, **kwargs: Any
     ) -> Awaitable[list[Any]]:
         cut.silent = set()
         return self._hosts.everywhere(

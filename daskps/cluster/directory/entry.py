@@ -29,7 +29,7 @@ AGAIN_SECONDS = 5.0
 
 
 @dataclass(eq=False)
-class Lease:
+class _Lease:
     """The turn to restore one store, by times of the event loop."""
 
     #: Counts whose turn it is: what an earlier one says is refused.
@@ -153,7 +153,7 @@ class StoreEntry:
     asked_servers: str | Sequence[str] = "auto"
     asked_placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
     #: The turn to do that, which one client or worker has at a time.
-    lease: Lease = field(default_factory=Lease)
+    lease: _Lease = field(default_factory=_Lease)
     #: Set while no shard is away.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.

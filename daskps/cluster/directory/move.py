@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 
 from daskps import config
-from daskps.cluster.directory.candidates import Candidates
+from daskps.cluster.directory.candidates import Candidates, Due, Verdict
 from daskps.cluster.directory.run import rounds_lost
-from daskps.cluster.directory.verdict import Due, Verdict
 from daskps.cluster.wire.handlers import DIRECTORY
 from daskps.cluster.wire.reports import Sight
 from daskps.errors import DaskPSError, ProtocolError, ShardLostError

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class _Loaded:
     """The checkpoint that a store was restored from, for those who used it."""
 
     #: Its URL, without what may be secret, and when it was written, in seconds.
@@ -174,7 +174,7 @@ class Recoveries:
 
     def note(
         self, lost: StoreEntry, entry: StoreEntry, said: Mapping[str, Any] | None
-    ) -> Loaded:
+    ) -> _Loaded:
         """Note that a store takes the place of another one, and what it was loaded from.
 
         Raises
@@ -182,8 +182,8 @@ class Recoveries:
         ProtocolError
             For what says that of no store.
         """
-        check(Loaded, said or {}, "what a store was restored from")
-        of = Loaded(**(said or {}))
+        check(_Loaded, said or {}, "what a store was restored from")
+        of = _Loaded(**(said or {}))
         shard = min(lost.lost)
         worker, reason = lost.lost[shard]
         error = StoreRestoredError(

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: When a host that could not be told of an end is told again.
-AGAIN_SECONDS = 0.5
+_AGAIN_SECONDS = 0.5
 #: How long a run tries to begin while a host of its store fails or is silent.
 OPEN_SECONDS = 10.0
 #: Between two tries to ask for epochs, while a host of the store dies.
-LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.1
 
 
-def not_begun(entry: StoreEntry, error: Exception) -> NotEnoughWorkersError:
+def _not_begun(entry: StoreEntry, error: Exception) -> NotEnoughWorkersError:
     """Return the error for a run whose store has a host that does not answer."""
     return NotEnoughWorkersError(
         f"a run on store {entry.name!r} could not begin within {OPEN_SECONDS:g} s, for a "
@@ -94,7 +94,7 @@ class Runs:
                     # A host that answers says itself why it could not.
                     if not isinstance(error, OSError):
                         raise
-                    raise not_begun(entry, error) from error
+                    raise _not_begun(entry, error) from error
                 await asyncio.sleep(pause)
         self._tell(
             "run-begun",
@@ -247,7 +247,7 @@ class Runs:
             await asyncio.wait({begun})
         about: Any = {"store": run.entry.uid, "run": run.id, "reason": str(run.fenced)}
         # Until it has heard of it its shards take no other step.
-        await insist(self._hosts, worker, "end_run", AGAIN_SECONDS, **about)
+        await insist(self._hosts, worker, "end_run", _AGAIN_SECONDS, **about)
 
     async def _over(self, run: RunState, seconds: float) -> None:
         """Wait until a run that was fenced has ended on all shards, or refuse."""
@@ -305,10 +305,10 @@ class Runs:
                     return await self._furthest(entry), entry.trained_by
             except (OSError, StaleGenerationError) as error:
                 # A host dies: its shards find an owner, or are lost.
-                left -= clock() - began + LOOK_SECONDS
+                left -= clock() - began + _LOOK_SECONDS
                 if left <= 0:
-                    raise not_begun(entry, error) from error
-                await asyncio.sleep(LOOK_SECONDS)
+                    raise _not_begun(entry, error) from error
+                await asyncio.sleep(_LOOK_SECONDS)
 
     @DIRECTORY.handles("trained_by")
     def on_trained_by(

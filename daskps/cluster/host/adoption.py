@@ -25,8 +25,7 @@ from daskps.errors import (
 from daskps.layout.arrays import Layout, counted
 from daskps.shards import run_record
 from daskps.shards.deputy import CLOSED, RELEASED, gate_of, set_gate
-from daskps.shards.memory.areas import PAGE_NBYTES
-from daskps.shards.memory.format import GENERATION, N_RANKS, RUN
+from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 #: How often a host looks for a block that another process may be about to rename.
 _FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
-LOCK_SECONDS = 0.5
+_LOCK_SECONDS = 0.5
 
 
 @HOST.handles("adopt")
@@ -153,7 +152,7 @@ def _row(hosted: HostedShard) -> dict[str, Any]:
         **block.address._asdict(),
         "held": hosted.nbytes,
         "generation": hosted.shard.generation,
-        "run": int(hosted.shard.segment.current.fixed[RUN]),
+        "run": hosted.shard.run_state.run,
         "stopped": hosted.shard.run_state.why_stopped is not None,
         "mailbox": None if hosted.mailbox is None else (*hosted.mailbox[1].address,),
     }
@@ -183,7 +182,7 @@ class _Taker:
             for shard, *address in (rounds["rows"] if rounds else ())
         }
         #: Seconds to wait for the next lock; a stopped process may hold many.
-        self._patience = LOCK_SECONDS
+        self._patience = _LOCK_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules = Rules(self._layout, about["rules"])
         self._is_warm = False
@@ -270,8 +269,7 @@ class _Taker:
         """Take over deliveries of the open round; if they are lost, hold the run."""
         if not mine.run_state.is_bsp:
             return None
-        fixed, block = mine.segment.current.fixed, None
-        run, n_ranks = int(fixed[RUN]), int(fixed[N_RANKS])
+        block, run, n_ranks = None, mine.run_state.run, mine.run_state.n_ranks
         try:
             wire, address = self._rounds, self._mailboxes.get(shard)
             # Tasks of the graph need no mailboxes.
@@ -281,7 +279,7 @@ class _Taker:
             if address:
                 address = self._members.find(address)
                 block = self._members.adopt(address, released=is_released)
-            buffer = block.buffer[PAGE_NBYTES:] if block else None
+            buffer = block.body if block else None
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (WayClosed, ProtocolError) as error:
             if block is not None:
@@ -294,14 +292,14 @@ class _Taker:
 
 
 @HOST.handles("orphans")
-async def orphans(host: ShardHost, *, cluster: str) -> list[str]:
+async def _orphans(host: ShardHost, *, cluster: str) -> list[str]:
     """Return the names of blocks that dead workers left on this machine."""
     members = host.members(cluster)
     return [] if members is None else members.orphans()
 
 
 @HOST.handles("sweep")
-async def sweep(
+async def _sweep(
     host: ShardHost,
     *,
     cluster: str,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Number of ended runs that are remembered: their trainers may still be at work.
-REMEMBERED = 1_000
+_REMEMBERED = 1_000
 #: How long a host keeps reduced contributions for a caller that does not come back.
 KEPT_SECONDS = 300.0
 #: Reduced arrays by shard and position of the piece.
@@ -369,7 +369,7 @@ class Collectives:
         """Drop all parts and results of a run; waiting calls get an error."""
         with self._lock:
             self._ended[run] = None
-            if len(self._ended) > REMEMBERED:
+            if len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
             here = self._runs.pop(run, None)
             for part in here.parts.values() if here else ():

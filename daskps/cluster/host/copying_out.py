@@ -52,15 +52,11 @@ def copy_out(
         elif not rows:
             # The update that spoiled the copy has begun to overwrite that version.
             raise shard.overrun(ticket)
-    try:
-        with hosted.turn(seconds):
-            if not reader.read_at(ready.flip, outs, rows, locked=True):
-                if ready.exact:
-                    raise shard.overrun(ticket)
-                # Also if a writer died in between: it leaves the latest version whole.
-                ready = reader.latest(ready)
-                reader.read_at(ready.flip, outs, rows, locked=True)
-    finally:
-        # A thread that came meanwhile found the mutex taken and left its ticket.
-        hosted.serve()
+    with hosted.turn(seconds):
+        if not reader.read_at(ready.flip, outs, rows, locked=True):
+            if ready.exact:
+                raise shard.overrun(ticket)
+            # Also if a writer died in between: it leaves the latest version whole.
+            ready = reader.latest(ready)
+            reader.read_at(ready.flip, outs, rows, locked=True)
     return ready

@@ -262,7 +262,7 @@ def _release(
 
 
 @HOST.handles("excuse")
-async def excuse(
+async def _excuse(
     host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
 ) -> None:
     """Stop waiting for the steps of producers that have ended."""
@@ -273,7 +273,7 @@ async def excuse(
 
 
 @HOST.handles("settle")
-async def settle(
+async def _settle(
     host: ShardHost, *, store: str, run: int, owner: int, floor: int
 ) -> None:
     """Hear which steps of an owner are no longer under way."""

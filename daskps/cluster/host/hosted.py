@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypeVar
 from daskps import config
 from daskps.errors import ShardBusyError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
-from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ASK, Ticket
@@ -173,7 +172,7 @@ class HostedShard:
         """Return the memory for a run's mailboxes, behind the block's own header."""
         if self.mailbox is None or self.mailbox[0] != run:
             return None
-        return self.mailbox[1].buffer[PAGE_NBYTES:]
+        return self.mailbox[1].body
 
     def free_mailbox(self) -> None:
         """Free the memory of mailboxes; processes that map it keep it a while."""
@@ -366,3 +365,5 @@ class HostedShard:
                 self._leave()
         finally:
             self._mutex.release()
+            # A thread that came meanwhile found the mutex taken and left its ticket.
+            self.serve()

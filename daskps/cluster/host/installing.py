@@ -42,7 +42,6 @@ from daskps.kernels.id_hash import hashes
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installing import Counted, Installation
-from daskps.shards.memory.format import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 #: Files that a host reads at the same time.
-IN_FLIGHT = 2
+_IN_FLIGHT = 2
 #: Areas of tables of any ids that define which rows exist.
 _WHICH = (IDS, CANDIDATES, COUNTS)
 
@@ -202,7 +201,7 @@ class _Installing:
 
 
 @HOST.handles("install")
-async def install(
+async def _install(
     host: ShardHost, *, store: str, where: tuple[str, str], manifest: str
 ) -> None:
     """Fill the shards here of a store, before any caller sees it, from a checkpoint.
@@ -213,16 +212,16 @@ async def install(
     url, options = where
     hosted = {one.index: one for one in host.of(store)}
     for index, one in hosted.items():
-        now = one.shard.segment.current
+        run = one.shard.run_state.run
         # A run that ended before its first round has changed nothing.
-        if now.version or now.plain[RUN]:
-            what = "is in a run" if now.plain[RUN] else "has been pushed to, or filled"
+        if run or one.shard.segment.current.version:
+            what = "is in a run" if run else "has been pushed to, or filled"
             raise ProtocolError(
                 f"shard {index} of store {one.name!r} is to be filled from a checkpoint "
                 f"and {what} already; restore to a new store"
             )
     loop = asyncio.get_running_loop()
-    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="daskps-restore")
+    pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="daskps-restore")
     files = ThreadFiles(url, unpack_options(options))
     made = _Installing(files, manifest, hosted)
 
@@ -234,7 +233,7 @@ async def install(
 
     try:
         await loop.run_in_executor(pool, made.begin)
-        await gather(*(read() for _ in range(IN_FLIGHT)))
+        await gather(*(read() for _ in range(_IN_FLIGHT)))
         await _has_memory(hosted.values())
         made.count()
     except DaskPSError:

@@ -60,7 +60,7 @@ class _Work(NamedTuple):
 
 
 @HOST.handles("apply", user_code=True)
-async def apply(
+async def _apply(
     host: ShardHost,
     *,
     store: str,
@@ -88,7 +88,7 @@ async def apply(
 
 
 @HOST.handles("scale_lr")
-async def scale_lr(
+async def _scale_lr(
     host: ShardHost,
     *,
     store: str,
@@ -133,7 +133,7 @@ def _positions(hosted: HostedShard, indices: Sequence[int] | None) -> list[int]:
 
 
 @HOST.handles("lr_factors")
-async def lr_factors(host: ShardHost, store: str) -> list[list[tuple[int, float]]]:
+async def _lr_factors(host: ShardHost, store: str) -> list[list[tuple[int, float]]]:
     """Return the factors of learning rates of each shard here, with their positions."""
     shards = [hosted.shard.segment for hosted in host.of(store)]
     return [[*factors_of(segment, segment.flip).items()] for segment in shards]
@@ -156,7 +156,7 @@ async def take_each(
     for hosted, (_, generation) in zip(hosted_shards, shards, strict=True):
         made = step._replace(generation=generation), make_of(hosted)
         try:
-            version = await host.in_thread(partial(take, host, hosted, *made))
+            version = await host.in_thread(partial(_take, host, hosted, *made))
         except StaleGenerationError:
             raise
         except Exception as error:  # noqa: BLE001 - its caller's
@@ -165,7 +165,7 @@ async def take_each(
     return found
 
 
-def take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
+def _take(host: ShardHost, hosted: HostedShard, step: Step, make: Make) -> int:
     """Have a shard take a step whose items are made from the weights in force.
 
     Parameters

@@ -36,7 +36,6 @@ from daskps.errors import (
 )
 from daskps.limits import MOST_PARTS
 from daskps.reduction import Reduction, check_reduce
-from daskps.shards.memory.format import LIVE, N_RANKS, RUN
 from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ _SHARE = 0.5
 
 
 @HOST.handles("aggregate", user_code=True)
-async def aggregate(
+async def _aggregate(
     host: ShardHost,
     *,
     store: str,
@@ -141,7 +140,7 @@ def _fitted(host: ShardHost, store: str, found: ReducedPieces) -> ReducedPieces:
 
 
 @HOST.handles("take_aggregate")
-async def take_aggregate(
+async def _take_aggregate(
     host: ShardHost,
     *,
     store: str,
@@ -167,7 +166,7 @@ async def take_aggregate(
 
 
 @HOST.handles("drop_aggregate")
-async def drop_aggregate(host: ShardHost, store: str, token: str) -> None:
+async def _drop_aggregate(host: ShardHost, store: str, token: str) -> None:
     """Drop the sums kept for shards to take."""
     host.collectives.drop_pieces(token)
 
@@ -181,7 +180,7 @@ def shard_of(part: int, parts: int, n_shards: int) -> int:
 
 
 @HOST.handles("allreduce", user_code=True)
-async def allreduce(
+async def _allreduce(
     host: ShardHost,
     *,
     store: str,
@@ -245,11 +244,11 @@ def _hosted(host: ShardHost, store: str, part: int, parts: int) -> HostedShard:
 
 def _live_ranks(hosted: HostedShard, *, run: int, rank: int) -> list[bool]:
     """Return for each rank of a run whether the others wait for it."""
-    state, record = hosted.shard.run_state, hosted.shard.segment.current
-    if record.plain[RUN] != run:
+    state = hosted.shard.run_state
+    if state.run != run:
         raise state.why_over(run)
     state.check_goes_on(run)
-    live: list[bool] = (record.ranks[: record.plain[N_RANKS], LIVE] == 1).tolist()
+    live = state.live
     if not 0 <= rank < len(live):
         raise ProtocolError(f"trainer {rank} of the {len(live)} of run {run}")
     if not live[rank]:
@@ -293,7 +292,7 @@ def _answer(
 
 
 @HOST.handles("reduced")
-async def reduced(
+async def _reduced(
     host: ShardHost, *, store: str, run: int, number: int, offered: OfferedWire
 ) -> list[Any] | None:
     """Return the result of an all-reduce if a rank here has got it."""
@@ -354,13 +353,13 @@ async def sums(
 
 
 @HOST.handles("free")
-async def free(host: ShardHost, run: int, attempt: int, last: int) -> None:
+async def _free(host: ShardHost, run: int, attempt: int, last: int) -> None:
     """Drop the contributions to an attempt's rounds up to `last`."""
     host.contributions.free(run, attempt, last)
 
 
 @HOST.handles("end_sums")
-async def end_sums(host: ShardHost, run: int) -> None:
+async def _end_sums(host: ShardHost, run: int) -> None:
     """Drop all all-reduces of a run, or contributions to it; refuse later ones."""
     host.collectives.end(run, RunCancelledError(f"run {run} is over"))
     host.contributions.end(run)

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.machine.blocks import HEAD_NBYTES
 from daskps.cluster.upstream import loads
 from daskps.cluster.wire import encoding
 from daskps.cluster.wire.begin import check_begin
@@ -19,8 +20,6 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.shards import run_record
-from daskps.shards.memory.areas import PAGE_NBYTES
-from daskps.shards.memory.format import N_RANKS, RUN
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.run_record import MOST_ATTEMPTS
 
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @HOST.handles("begin_run")
-async def begin_run(
+async def _begin_run(
     host: ShardHost,
     *,
     store: str,
@@ -95,7 +94,7 @@ def _refuse_old(hosted: HostedShard, run: int) -> None:
     RunCancelledError
         The message names both; the run that is here goes on.
     """
-    newest = int(hosted.shard.segment.current.fixed[RUN])
+    newest = hosted.shard.run_state.run
     if hosted.mailbox is not None:
         newest = max(newest, hosted.mailbox[0])
     if newest > run:
@@ -130,7 +129,7 @@ def _take_mailboxes(
         hosted.free_mailbox()
     if not resident or not all(hosted.is_shared for hosted in hosted_shards):
         return
-    blocks = host.shared_blocks([PAGE_NBYTES + nbytes for nbytes in sizes])
+    blocks = host.shared_blocks([HEAD_NBYTES + nbytes for nbytes in sizes])
     for hosted, block in zip(hosted_shards, blocks, strict=False):
         block.stamp()
         hosted.mailbox = run, block
@@ -157,7 +156,7 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
 
 
 @HOST.handles("end_run")
-async def end_run(
+async def _end_run(
     host: ShardHost,
     *,
     store: str,
@@ -197,7 +196,7 @@ async def end_run(
 
 
 @HOST.handles("finish", user_code=True)
-async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
+async def _finish(host: ShardHost, store: str, run: int, rank: int) -> None:
     """Stop waiting for a trainer."""
 
     def end(hosted: HostedShard) -> list[Ticket]:
@@ -209,13 +208,13 @@ async def finish(host: ShardHost, store: str, run: int, rank: int) -> None:
 
 
 @HOST.handles("heard")
-async def heard(host: ShardHost, store: str, run: int, n_ranks: int) -> None:
+async def _heard(host: ShardHost, store: str, run: int, n_ranks: int) -> None:
     """Go on without trainers that have ended, as all shards have heard."""
     await host.each(host.of(store), lambda s: s.shard.hear_finished(run, n_ranks))
 
 
 @HOST.handles("resume", user_code=True)
-async def resume(
+async def _resume(
     host: ShardHost, *, store: str, run: int, rank: int, attempt: int = 0
 ) -> list[tuple[int, int]]:
     """Return the position of a rank, per shard held here.
@@ -235,13 +234,13 @@ async def resume(
 
 def _check_rank(hosted: HostedShard, run: int, rank: int) -> None:
     """Refuse an unknown rank of a run: a negative one would index from the end."""
-    fixed = hosted.shard.segment.current.fixed
-    if fixed[RUN] == run and not 0 <= rank < fixed[N_RANKS]:
-        raise ProtocolError(f"trainer {rank} of the {int(fixed[N_RANKS])} of run {run}")
+    state = hosted.shard.run_state
+    if state.run == run and not 0 <= rank < state.n_ranks:
+        raise ProtocolError(f"trainer {rank} of the {state.n_ranks} of run {run}")
 
 
 @HOST.handles("hold")
-async def hold(
+async def _hold(
     host: ShardHost,
     *,
     store: str,
@@ -277,19 +276,19 @@ async def hold(
 
 
 @HOST.handles("goes_on", user_code=True)
-async def goes_on(host: ShardHost, store: str, run: int) -> None:
+async def _goes_on(host: ShardHost, store: str, run: int) -> None:
     """Raise an error if a run cannot go on here."""
     await host.each(host.of(store), lambda s: s.shard.run_state.check_goes_on(run))
 
 
 @HOST.handles("rounds")
-async def rounds(host: ShardHost, store: str, run: int) -> list[int]:
+async def _rounds(host: ShardHost, store: str, run: int) -> list[int]:
     """Return the rounds completed in a run, per shard held here."""
     return await host.each(host.of(store), lambda s: s.shard.rounds_of(run))
 
 
 @HOST.handles("epochs")
-async def epochs(host: ShardHost, store: str) -> list[Epochs]:
+async def _epochs(host: ShardHost, store: str) -> list[Epochs]:
     """Return the position of each shard held here in its epochs."""
     return await host.each(
         host.of(store), lambda s: run_record.epochs_of(s.shard.segment.current)
@@ -297,7 +296,7 @@ async def epochs(host: ShardHost, store: str) -> list[Epochs]:
 
 
 @HOST.handles("changed")
-async def changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
+async def _changed(host: ShardHost, store: str, run: int) -> list[list[int] | None]:
     """Return the parameters and tables that a run has changed, per shard held here.
 
     None for a shard that came here after the run began.

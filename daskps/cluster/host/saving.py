@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 #: Chunks that a host writes at the same time from copies; the other number is for held
 #: shards, whose chunks are copied. With eight, pushes on two cores waited half as long
 #: again.
-IN_FLIGHT = 4
-IN_FLIGHT_HELD = 2
+_IN_FLIGHT = 4
+_IN_FLIGHT_HELD = 2
 
 
 class ThreadFiles(threading.local):
@@ -146,7 +146,7 @@ class _Writing:
 
 
 @HOST.handles("write_checkpoint")
-async def write_checkpoint(
+async def _write_checkpoint(
     host: ShardHost,
     *,
     store: str,
@@ -189,7 +189,7 @@ async def write_checkpoint(
     url, options = where
     chunks = iter(await host.in_thread(plan))
     claim = host.snapshots.claim(store, cut)
-    in_flight = IN_FLIGHT_HELD if claim.holds else IN_FLIGHT
+    in_flight = _IN_FLIGHT_HELD if claim.holds else _IN_FLIGHT
     pool = ThreadPoolExecutor(in_flight, thread_name_prefix="daskps-save")
     work = _Writing(
         host=host,
@@ -224,7 +224,7 @@ async def write_checkpoint(
 
 
 @HOST.handles("edges")
-async def edges(
+async def _edges(
     host: ShardHost, wanted: Sequence[tuple[str, tuple[str, int, int, int]]]
 ) -> list[Any]:
     """Return elements of copies; each request has the key of a copy and a span.
@@ -257,7 +257,7 @@ async def edges(
 
 
 @HOST.handles("sees_file")
-async def sees_file(
+async def _sees_file(
     host: ShardHost, store: str, where: tuple[str, str], path: str
 ) -> bool:
     """Return whether this host sees a file that another process has written.

@@ -58,7 +58,7 @@ class CopyGroup:
 
 
 @dataclass(slots=True)
-class CutHere:
+class _CutHere:
     """The copies that one cut has of one store on this host."""
 
     #: Copies to be filled, by shard; and filled copies, by key.
@@ -92,11 +92,11 @@ class Copies:
 
     def __init__(self) -> None:
         #: Copies by store and cut.
-        self._claims: dict[tuple[str, str], CutHere] = {}
+        self._claims: dict[tuple[str, str], _CutHere] = {}
         #: Cuts that are over: their messages may be late.
         self._over: deque[str] = deque(maxlen=1000)
 
-    def claim(self, store: str, cut: str) -> CutHere:
+    def claim(self, store: str, cut: str) -> _CutHere:
         """Return the copies of a cut; the first call creates their record.
 
         Raises
@@ -106,7 +106,7 @@ class Copies:
         """
         if self.is_over(cut):
             raise ConsistencyError(f"cut {cut} of store {store} is over")
-        return self._claims.setdefault((store, cut), CutHere())
+        return self._claims.setdefault((store, cut), _CutHere())
 
     def is_over(self, cut: str) -> bool:
         """Return whether a cut was dropped; its late messages are refused."""

@@ -56,13 +56,13 @@ SLOW_COMPILE_SECONDS = 1.0
 
 
 @HOST.handles("hello")
-async def hello(host: ShardHost) -> dict[str, Any]:
+async def _hello(host: ShardHost) -> dict[str, Any]:
     """Return the protocol of this host."""
     return identity()
 
 
 @HOST.handles("create", user_code=True)
-async def create(
+async def _create(
     host: ShardHost,
     *,
     store: str,
@@ -210,7 +210,7 @@ def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
 
 
 @HOST.handles("load")
-async def load(
+async def _load(
     host: ShardHost,
     store: str,
     items: Sequence[tuple[int, tuple[str, int, int, int], Any]],
@@ -235,7 +235,7 @@ async def load(
 
 
 @HOST.handles("drop")
-async def drop(host: ShardHost, store: str) -> int:
+async def _drop(host: ShardHost, store: str) -> int:
     """Free the shards of a store and end the calls that wait for them."""
     host.dropped.append(store)
     dropped = [host.shards.pop(key) for key in list(host.shards) if key[0] == store]
@@ -260,13 +260,13 @@ async def drop(host: ShardHost, store: str) -> int:
 
 
 @HOST.handles("give_up")
-async def give_up(host: ShardHost, store: str, token: str) -> None:
+async def _give_up(host: ShardHost, store: str, token: str) -> None:
     """End the wait of a call whose caller has gone."""
     host.give_up(token)
 
 
 @HOST.handles("versions")
-async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
+async def _versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
     """Return (shard, version) of the shards held here."""
     return [
         (hosted.index, int(hosted.shard.segment.current.fixed[VERSION]))
@@ -275,7 +275,7 @@ async def versions(host: ShardHost, store: str) -> list[tuple[int, int]]:
 
 
 @HOST.handles("has_step")
-async def has_step(
+async def _has_step(
     host: ShardHost, *, store: str, run: int, owner: int, sequence: int
 ) -> list[int]:
     """Return the shards held here that have applied a step by now."""
@@ -291,7 +291,7 @@ async def has_step(
 
 
 @HOST.handles("keeps")
-async def keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
+async def _keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
     """Return the reason in words why calls to some shards wait here; "" for none."""
     for index in shards:
         hosted = host.shards.get((store, index))
@@ -302,7 +302,7 @@ async def keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
 
 
 @HOST.handles("stats")
-async def stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
+async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
     n_calls = 0 if host.lanes is None else host.lanes.n_calls
     return [

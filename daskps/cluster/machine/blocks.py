@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-HEADER_NBYTES = 8 * HEADER_WORDS
+_HEADER_NBYTES = 8 * HEADER_WORDS
+#: Bytes of a block before its `body`.
+HEAD_NBYTES = PAGE_NBYTES
 #: As many bytes are taken in one call that cannot be ended.
 _AT_ONCE = 2**26
 #: Name of a block, the owner's number first.
@@ -128,8 +130,13 @@ class Block:
     @property
     def proof(self) -> tuple[int, ...]:
         """The magic, the format and the nonce that its header has."""
-        words = self.buffer[:HEADER_NBYTES].view(np.int64)
+        words = self.buffer[:_HEADER_NBYTES].view(np.int64)
         return tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
+
+    @property
+    def body(self) -> Array:
+        """The memory behind a page for the header, as mailboxes have it."""
+        return self.buffer[HEAD_NBYTES:]
 
     def take_later(self) -> None:
         """Take the pages that are still to come; until then nobody may write there.
@@ -166,7 +173,7 @@ class Block:
 
         For memory that is no segment, which writes its own but for the nonce.
         """
-        words = self.buffer[:HEADER_NBYTES].view(np.int64)
+        words = self.buffer[:_HEADER_NBYTES].view(np.int64)
         words[[MAGIC_AT, FORMAT_AT, NONCE]] = MAGIC, FORMAT, self.nonce
 
     def own(self, name: str, remove: Callable[[str], bool]) -> None:
@@ -312,7 +319,7 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
 
     def check(status: os.stat_result) -> Inode:
         check_file(status, whole := f"{path}/{name}")
-        if status.st_size != address.nbytes or address.nbytes < HEADER_NBYTES:
+        if status.st_size != address.nbytes or address.nbytes < _HEADER_NBYTES:
             raise WayClosed(f"{whole} has {status.st_size} bytes, not {address.nbytes}")
         return status.st_dev, status.st_ino
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class DeferredEnds(Generic[T]):
+class DeferredEnds(Generic[_T]):
     """A lock, and the things that are over and yet to be undone under it.
 
     The garbage collector may end something anywhere, also in a thread that holds the
@@ -29,9 +29,9 @@ class DeferredEnds(Generic[T]):
         Undoes one of them, under the lock.
     """
 
-    def __init__(self, undo: Callable[[T], None]) -> None:
+    def __init__(self, undo: Callable[[_T], None]) -> None:
         self._lock, self._undo = threading.Lock(), undo
-        self._over: deque[T] = deque()
+        self._over: deque[_T] = deque()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -42,7 +42,7 @@ class DeferredEnds(Generic[T]):
         finally:
             self._settle()
 
-    def end(self, what: T) -> None:
+    def end(self, what: _T) -> None:
         """Undo something now, or let the thread with the lock do it."""
         self._over.append(what)
         self._settle()

@@ -58,7 +58,7 @@ class Mapped:
             return 0
 
 
-class Files:
+class _Files:
     """All mapped files of this process; safe for threads."""
 
     def __init__(self) -> None:
@@ -122,5 +122,5 @@ def _map(fd: int, nbytes: int) -> mmap.mmap:
 
 
 #: Those of this process.
-FILES = Files()
+FILES = _Files()
 os.register_at_fork(after_in_child=FILES.forked)

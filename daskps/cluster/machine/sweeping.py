@@ -51,7 +51,7 @@ class _Swept(NamedTuple):
     waits: bool
 
 
-def patience() -> float:
+def _patience() -> float:
     """Return for how many seconds workers may be away whose scheduler is not seen."""
     wanted = max(LEAST_SECONDS, 2 * config.load().lost_after_seconds)
     return min(wanted, threading.TIMEOUT_MAX)
@@ -69,14 +69,14 @@ def sweep_abandoned(
     but : str
         A folder to leave alone.
     seconds : float, optional
-        See :func:`sweep`; :func:`patience` by default.
+        See :func:`sweep`; :func:`_patience` by default.
 
     Returns
     -------
     _Swept
         Nothing where there is no such base.
     """
-    seconds = patience() if seconds is None else seconds
+    seconds = _patience() if seconds is None else seconds
     pattern = re.compile(rf"daskps-{os.getuid()}-[0-9a-f]{{16}}")
     found = dict[str, _Fate]()
     # A folder of somebody else's, or one that just goes, is left alone.
@@ -99,7 +99,7 @@ def sweep_later(base: str | os.PathLike[str], but: str = "") -> None:
         if sweep_abandoned(base, but).waits:
             sweep_later(base, but)
 
-    timer = threading.Timer(patience(), again)
+    timer = threading.Timer(_patience(), again)
     timer.name, timer.daemon = "daskps-sweep", True
     timer.start()
 

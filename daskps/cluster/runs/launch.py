@@ -14,8 +14,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.lifetime import for_a_run
 from daskps.cluster.runs.graph.context import GraphWork
 from daskps.cluster.runs.graph.driver import GraphDriver
-from daskps.cluster.runs.graph.homes import DataHomes
-from daskps.cluster.runs.parts import is_fence
+from daskps.cluster.runs.parts import DataHomes, is_fence
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
 from daskps.cluster.wire.packing import unpack_error
 from daskps.consistency import encoded

@@ -10,11 +10,11 @@ from daskps.cluster.upstream import dumps, loads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-def sends_errors(task: Callable[P, T]) -> Callable[P, T]:
+def sends_errors(task: Callable[_P, _T]) -> Callable[_P, _T]:
     """Have a task raise errors that can be sent, with their notes and tracebacks.
 
     Of one that cannot be pickled, or be made again, Dask would send the text alone, as an
@@ -34,28 +34,28 @@ def sends_errors(task: Callable[P, T]) -> Callable[P, T]:
     """
 
     @wraps(task)
-    def sending(*args: P.args, **kwargs: P.kwargs) -> T:
+    def sending(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return task(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - raised below
-            found = portable(error, set())
+            found = _portable(error, set())
         # Not above, where the one that is replaced would be the context of this one.
         raise found
 
     return sending
 
 
-def portable(error: BaseException, seen: set[int]) -> BaseException:
+def _portable(error: BaseException, seen: set[int]) -> BaseException:
     """Return an error, or what takes its place, causes likewise; `seen` are done."""
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
     suppresses = error.__suppress_context__
     if context is not None and id(context) not in seen:
-        context = portable(context, seen)
+        context = _portable(context, seen)
     if cause is error.__context__:
         cause = context
     elif cause is not None and id(cause) not in seen:
-        cause = portable(cause, seen)
+        cause = _portable(cause, seen)
     error.__cause__, error.__context__ = cause, context
     error.__suppress_context__ = suppresses
     try:

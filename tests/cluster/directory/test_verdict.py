@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from daskps.cluster.directory.verdict import Due, Verdict
+from daskps.cluster.directory.candidates import Due, Verdict
 from daskps.cluster.wire.reports import Sight
 
 

@@ -20,8 +20,8 @@ from distributed import Client
 
 import daskps
 from daskps.cluster.caller import far, lane_call, lane_form, lanes
-from daskps.cluster.caller.descriptors import without_descriptors
 from daskps.cluster.caller.link import Link
+from daskps.cluster.caller.liveness import without_descriptors
 from daskps.cluster.host import lane_forms
 from daskps.cluster.host.node import HOSTS
 from tests.cluster.forks import child

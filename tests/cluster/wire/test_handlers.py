@@ -21,8 +21,7 @@ TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
     "host.stores": "hello create load drop give_up versions has_step keeps stats",
     "host.owner_steps": "apply lr_factors scale_lr",
-    "host.changes": "row_changes table_ids",
-    "host.measuring": "measure",
+    "host.questions": "row_changes table_ids measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut excuse settle",
     "host.installing": "install",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "

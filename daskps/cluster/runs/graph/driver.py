@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.graph.context import GraphWork
-    from daskps.cluster.runs.graph.homes import DataHomes
+    from daskps.cluster.runs.parts import DataHomes
 
 logger = logging.getLogger(__name__)
 #: How often a round is begun anew before that is an error.
