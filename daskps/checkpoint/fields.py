@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+T = TypeVar("T")
 #: Larger numbers are no counts: words have 64 bits.
 MOST = 2**63 - 1
 #: The last second of the year 9999, the last that a `datetime` has.
@@ -53,12 +54,15 @@ class Fields:
             raise self._wrong(name, "missing", "an entry of that name")
         return self._found[name]
 
+    def _of(self, name: str, kind: type[T], expected: str) -> T:
+        found = self.get(name)
+        if not isinstance(found, kind):
+            raise self._wrong(name, found, expected)
+        return found
+
     def text(self, name: str) -> str:
         """Return a string."""
-        found = self.get(name)
-        if not isinstance(found, str):
-            raise self._wrong(name, found, "a string")
-        return found
+        return self._of(name, str, "a string")
 
     def whole(self, name: str, least: int = 0, most: int = MOST) -> int:
         """Return a whole number."""
@@ -76,17 +80,11 @@ class Fields:
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Return an object."""
-        found = self.get(name)
-        if not isinstance(found, dict):
-            raise self._wrong(name, found, "an object")
-        return found
+        return self._of(name, dict, "an object")
 
     def items(self, name: str) -> list[Any]:
         """Return a list of anything."""
-        found = self.get(name)
-        if not isinstance(found, list):
-            raise self._wrong(name, found, "a list")
-        return found
+        return self._of(name, list, "a list")
 
     def objects(self, name: str) -> Iterator[Fields]:
         """Give the objects of a list."""

@@ -12,7 +12,7 @@ from dask.utils import format_bytes
 from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
-from daskps.cluster.caller.inspection import StoreView, find_store, find_stores
+from daskps.cluster.caller.finding import StoreView, find_store, find_stores
 from daskps.store.repr import counted_tables, printable, shards_line, text_table
 
 if TYPE_CHECKING:

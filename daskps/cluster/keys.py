@@ -44,11 +44,6 @@ class Anchor:
         return f"<shard {self.shard} of store {self.store!r}>"
 
 
-def make_anchor(store: str, shard: int, nbytes: int) -> Anchor:
-    """Make an anchor: no side effects, so it may run again anywhere."""
-    return Anchor(store, shard, nbytes)
-
-
 def label_of(name: str, uid: str) -> str:
     """Return what keys call a store: its name, which another one may have later."""
     return f"{name}-{uid[:8]}"

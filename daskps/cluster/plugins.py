@@ -16,7 +16,6 @@ from daskps.cluster.host import (
     cuts,
     installing,
     lanes,
-    leaving,
     owner_steps,
     questions,
     reductions,
@@ -29,7 +28,7 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS, WorkerNode
 from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
-from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.wire.handlers import HOST
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class HostPlugin(WorkerPlugin):
         if host is None or worker.status not in _UNFINISHED:
             return
         try:
-            await leaving.leave(host, "was closed")
+            await adoption.leave(host, "was closed")
         finally:
             del HOSTS[worker.address]
 

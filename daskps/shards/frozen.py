@@ -104,6 +104,11 @@ class FrozenShard:
         """Number of ids without a row, by table of any ids; where it has everything."""
         return [of.candidates.shape[1] for of in self._tables.values()]
 
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of rows, then of candidates, by table of any ids."""
+        return self.n_rows + self.n_candidates
+
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.memory_nbytes
 

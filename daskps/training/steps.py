@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.host.contributions import RoundId
-    from daskps.cluster.runs.graph.context import TaskContext
+    from daskps.cluster.runs.graph.tasks import TaskContext
     from daskps.combination import Combination
     from daskps.reduction import Empty
     from daskps.training.monitoring import Monitor

@@ -22,7 +22,7 @@ import daskps
 from daskps import config, optim
 from daskps.cluster.directory import candidates, move
 from daskps.cluster.directory.move import Move
-from daskps.cluster.machine.machine import HERE
+from daskps.cluster.machine.membership import HERE
 from daskps.cluster.machine.sweeping import sweep_abandoned
 from daskps.cluster.runs import launch
 from tests.cluster.forks import child

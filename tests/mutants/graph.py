@@ -13,7 +13,7 @@ _ROWS: Final = (
 MUTANTS = (
     Mutant(
         "state-of-the-gradient-of-another-rank",
-        "daskps.cluster.runs.graph.context:TaskContext.own",
+        "daskps.cluster.runs.graph.tasks:TaskContext.own",
         'return self.shared(("own", rank), partial(loads, self.work.body))',
         'return self.shared("own", partial(loads, self.work.body))',
         (
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-a-batch-of-another-round",
-        "daskps.cluster.runs.graph.context:TaskContext.read_rows",
+        "daskps.cluster.runs.graph.tasks:TaskContext.read_rows",
         "self._read(place, target)",
         "self._read(type(place)(place.run, 0, max(0, place.round - 1)), target)",
         (

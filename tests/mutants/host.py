@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-a-freed-store-are-handed-over",
-        "daskps.cluster.host.leaving:_let_go",
+        "daskps.cluster.host.adoption:_let_go",
         "if hosted.is_shared and (wanted is None or store in wanted):",
         "if hosted.is_shared:",
         (

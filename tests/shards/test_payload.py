@@ -35,7 +35,7 @@ ALLOWED = {
     "cluster/host/owner_steps.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/host/partial_sums.py": "rows of them",
-    "cluster/runs/graph/context.py": "weights that a task has read",
+    "cluster/runs/graph/tasks.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/lane_form.py": "versions that are waited for, as bytes",
     "cluster/lane/tail.py": "the last bytes of an answer",
@@ -50,7 +50,7 @@ ALLOWED = {
     # No payload.
     "shards/installing.py": "fills the index of rows of any ids",
     "shards/cuts/cut.py": "rows of a report",
-    "cluster/machine/pool.py": "a set of blocks",
+    "cluster/machine/leases.py": "a set of blocks",
 }
 
 

@@ -14,8 +14,8 @@ from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import Ending
 from daskps.cluster.host import adoption
+from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.machine.growing import Growing
 from daskps.cluster.wire.messages import Answer
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.cluster.host.growth import Growing
 from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, allocate
 from daskps.cluster.machine.folder import WayClosed
-from daskps.cluster.machine.growing import Growing
 from daskps.cluster.machine.locks import FileLock
-from daskps.cluster.machine.machine import Machine
 from daskps.cluster.machine.mapping import Mapped
-from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.membership import Machine, Membership
 from daskps.errors import ShardBusyError
 from daskps.shards.memory.areas import without
 from daskps.shards.memory.format import HEADER_WORDS, HOLDER

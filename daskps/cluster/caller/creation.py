@@ -24,7 +24,7 @@ from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
-from daskps.cluster.keys import anchor_key, label_of, make_anchor
+from daskps.cluster.keys import Anchor, anchor_key, label_of
 from daskps.cluster.wire.deadline import gather
 from daskps.cluster.wire.options import pack_options
 from daskps.cluster.wire.packing import pack_array, unpack_reply
@@ -403,7 +403,7 @@ def _anchor(client: Client, meta: StoreMap) -> list[Any]:
     label = label_of(meta.name, meta.uid)
     return [
         client.submit(
-            make_anchor,
+            Anchor,
             meta.name,
             shard,
             nbytes,

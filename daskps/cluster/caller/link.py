@@ -25,7 +25,7 @@ from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.liveness import Reach
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.wire.deadline import Deadline, silence
 from daskps.cluster.wire.packing import unpack_reply
 from daskps.tracebacks import shown

@@ -13,7 +13,7 @@ from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import owner_of
 from daskps.cluster.machine.folder import WayClosed
-from daskps.cluster.machine.machine import HERE, Machine
+from daskps.cluster.machine.membership import HERE, Machine
 from daskps.errors import ProtocolError, RunCancelledError
 from daskps.shards.deputy import CLOSED, gate_of
 from daskps.shards.memory.segment import Segment

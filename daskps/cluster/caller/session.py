@@ -21,7 +21,7 @@ from daskps.cluster.caller.step_road import StepRoad
 from daskps.cluster.caller.takers import name_takers
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
-from daskps.cluster.machine.pool import LEAST_LIMIT, BufferPool
+from daskps.cluster.machine.leases import LEAST_LIMIT, BufferPool
 from daskps.cluster.wire.deadline import Deadline
 from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.errors import (

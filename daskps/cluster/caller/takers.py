@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
+from daskps.layout.chunks import any_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ async def name_takers(
         Number of parts of a large push that all shards have applied before this one.
     """
     meta = shards.meta
-    if all(table.is_bounded for table in meta.layout.tables):
+    if not any_tables(meta.layout, None):
         return
     owner = -1 - step.rank if step.run else step.producer
     try:

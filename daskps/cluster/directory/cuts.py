@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Longest that pushes wait for one attempt; then it starts again, and they go on.
-_HOLD_SECONDS = 5.0
+HOLD_SECONDS = 5.0
 #: To which comes the time to copy a host's shards, at the very worst.
 _COPY_NBYTES_PER_SECOND = 256 * 2**20
 #: How much later a host releases its shards by itself.
@@ -202,7 +202,7 @@ class Cuts:
         while True:
             # Also what has come since, of rows of any ids.
             hold = (
-                _HOLD_SECONDS
+                HOLD_SECONDS
                 + max(entry.nbytes.values(), default=0) / _COPY_NBYTES_PER_SECOND
             )
             await entry.wait_for_owners()

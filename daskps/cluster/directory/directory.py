@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import Hosts, StoreEntry
+from daskps.cluster.directory.machines import Orphans, Readiness
 from daskps.cluster.directory.move import ShardMoves
-from daskps.cluster.directory.orphans import Orphans
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
-from daskps.cluster.directory.readiness import Readiness
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.stores import Stores
 from daskps.cluster.directory.trainers import TrainerMessages

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
@@ -187,12 +187,7 @@ class Recoveries:
         shard = min(lost.lost)
         worker, reason = lost.lost[shard]
         error = StoreRestoredError(
-            *(lost.name, shard, worker, reason),
-            checkpoint=of.checkpoint,
-            saved=of.saved,
-            version=of.version,
-            lost=of.lost,
-            uid=entry.uid,
+            *(lost.name, shard, worker, reason), **asdict(of), uid=entry.uid
         )
         remember(self._known, lost.uid, error)
         return of

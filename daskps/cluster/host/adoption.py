@@ -1,4 +1,12 @@
-"""Adoption: a host takes over shards of a dead worker for the directory."""
+"""Shards from host to host: taken over from a dead worker, let go of in order.
+
+However a worker closes (SIGTERM, Ctrl-C, `cluster.scale`, retirement, a heartbeat that
+the scheduler does not know), Dask ends its plugins before its connections. The host
+tells the directory, which begins to look for new owners, then lets go of each shard
+under its lock, and then leaves the machine's members. Members take shards over; a host
+that leaves does not. The last host of a machine frees all blocks there, unless the
+directory still looks for shards of workers that have died.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +26,10 @@ from daskps.cluster.wire import encoding
 from daskps.cluster.wire.handlers import HOST
 from daskps.cluster.wire.reports import Sight
 from daskps.errors import (
+    DaskPSError,
     ProtocolError,
     ShardBusyError,
+    StaleGenerationError,
     StoreClosedError,
 )
 from daskps.layout.arrays import Layout, counted
@@ -40,7 +50,7 @@ logger = logging.getLogger(__name__)
 #: How often a host looks for a block that another process may be about to rename.
 _FIND_TRIES = 3
 #: How long another process that acts for the shard may take to release it.
-_LOCK_SECONDS = 0.5
+_ADOPT_SECONDS = 0.5
 
 
 @HOST.handles("adopt")
@@ -182,7 +192,7 @@ class _Taker:
             for shard, *address in (rounds["rows"] if rounds else ())
         }
         #: Seconds to wait for the next lock; a stopped process may hold many.
-        self._patience = _LOCK_SECONDS
+        self._patience = _ADOPT_SECONDS
         self._name, self._layout = about["name"], Layout.from_wire(about["layout"])
         self._rules = Rules(self._layout, about["rules"])
         self._is_warm = False
@@ -317,3 +327,82 @@ async def _sweep(
     if swept := members.sweep(set(names) - kept):
         where, n = host.worker.address, len(swept)
         logger.info("%s removed %d blocks of dead workers", where, n)
+
+
+#: How long the directory may take to say of which stores others may have the shards. A
+#: nanny gives its worker 4 s in all.
+TELL_SECONDS = 1.0
+#: How long it may take to hear that no other host can have them; Dask would try for
+#: longer to reach a scheduler that has ended.
+_LATE_SECONDS = 0.3
+#: How long other processes may keep a shard locked; a worker that adopts waits longer.
+LOCK_SECONDS = 1.0
+#: Seconds between two tries to get at a shard.
+_PAUSE_SECONDS = 0.0005
+
+
+async def leave(host: ShardHost, reason: str) -> None:
+    """Let go of all shards, or free them, and end what the host does.
+
+    Parameters
+    ----------
+    host : ShardHost
+        The host, on its worker's event loop.
+    reason : str
+        The reason, for callers of a shard that is lost with the host.
+    """
+    host.is_leaving, keeps = True, False
+    try:
+        if host.shards:
+            where, n = host.worker.address, counted(len(host.shards), "shard")
+            logger.info("%s %s, with %s", where, reason, n)
+            await _let_go(host, await _ask(host))
+        # Also if the stream to the scheduler has ended: at SIGTERM Dask ends it first.
+        keeps = bool(await _tell(host, "awaits", _LATE_SECONDS))
+    finally:
+        removed = host.close(reason, keeps=keeps)
+    if removed:
+        await _tell(host, "removed", _LATE_SECONDS, names=removed)
+
+
+async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
+    """Release the shards of the wanted stores, or of all if nobody named any."""
+    error = StaleGenerationError(
+        f"worker {host.worker.address} closes and has let go of its shards; ask the "
+        f"directory where they live"
+    )
+    released = []
+    for (store, index), hosted in list(host.shards.items()):
+        if hosted.is_shared and (wanted is None or store in wanted):
+            hosted.release(error)
+            del host.shards[store, index]
+            released.append(hosted)
+    end = asyncio.get_running_loop().time() + LOCK_SECONDS
+    while waiting := [hosted for hosted in released if not hosted.is_released]:
+        for hosted in waiting:
+            # If no other thread has the mutex.
+            await host.run_for(hosted, hosted.serve)
+        if asyncio.get_running_loop().time() > end:
+            # The worker that adopts these shards takes this one for dead.
+            logger.info("%d shards stayed locked by other processes", len(waiting))
+            return
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _ask(host: ShardHost) -> list[str] | None:
+    """Return the stores whose shards others may have; None if there is no answer."""
+    if not host.worker.is_connected():
+        # The directory itself sees that the connection ends.
+        return None
+    found: list[str] | None = await _tell(host, "leaving", TELL_SECONDS)
+    return found
+
+
+async def _tell(host: ShardHost, method: str, seconds: float, **kwargs: Any) -> Any:
+    """Tell the directory; None if it cannot be reached, as without a scheduler."""
+    work = host.worker.directory(method, worker=host.worker.address, **kwargs)
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except (OSError, DaskPSError) as error:
+        logger.info("could not tell the scheduler: %s: %r", method, error)
+        return None

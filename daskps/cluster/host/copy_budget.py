@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from daskps.cluster.host.node import WorkerNode
-    from daskps.cluster.machine.pool import BufferPool
+    from daskps.cluster.machine.leases import BufferPool
     from daskps.reduction import Empty
     from daskps.typing import Array
 

@@ -154,12 +154,10 @@ async def copy_cut(
         room = None if claim.holds else claim.begun.pop(hosted.index)
         made = await _freeze(host, hosted, name, room=room, flip=ready.flip)
         key = copy_key(store, index, hosted.index, ready.version)
-        of_tables = made.n_rows
         if index == WHOLE:
             key = saved_key(cut, hosted.index, ready.version)
-            of_tables = of_tables + made.n_candidates
         claim.copies[key] = made
-        return hosted.index, ready.version, made.nbytes, *of_tables
+        return hosted.index, ready.version, made.nbytes, *made.counts
 
     found = await asyncio.gather(*map(copy, hosted_shards), return_exceptions=True)
     versions = []

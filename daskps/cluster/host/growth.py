@@ -1,17 +1,26 @@
-"""Memory of shards that grow: tables of any ids take memory as rows come."""
+"""Memory of shards that grow: tables of any ids take memory as rows come.
+
+A segment with such tables is a sparse file: as long as it may ever become, with memory
+where something is. More of it is allocated before it is used, so that a process that has
+it mapped sees rows there without mapping anything again, and none is ended by SIGBUS.
+Where there is no shared memory a private mapping does the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from daskps import config
-from daskps.cluster.machine.growing import Growing, PrivateMemory
-from daskps.errors import DaskPSError
+from daskps.errors import DaskPSError, LayoutError
+from daskps.layout.chunks import any_tables
 from daskps.layout.placement import check_memory
+from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
@@ -20,8 +29,9 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.cluster.machine.blocks import Block
+    from daskps.cluster.machine.mapping import Mapped
     from daskps.layout.arrays import Layout
-
+    from daskps.typing import Array
 
 #: The host tells the directory of a shard that has grown by one part of so many.
 _TOLD_SHARE = 8
@@ -109,7 +119,7 @@ def new_segment(
         segment = Segment(layout, shard, slots, block.buffer, durable=True)
         grow_by(segment, block, ask)
         return segment
-    if all(table.is_bounded for table in layout.tables):
+    if not any_tables(layout, None):
         return Segment(layout, shard, slots)
     memory = PrivateMemory(Segment.length(layout, shard, slots))
     buffer = np.frombuffer(memory.memory, np.uint8)
@@ -122,3 +132,87 @@ def grow_by(segment: Segment, block: Block, ask: Callable[[int], None]) -> None:
     """Let the owner of a segment in a block take memory as its rows need it."""
     if segment.has_any_ids:
         segment.memory = Growing(block.file, block.buffer, ask)
+
+
+#: Of Linux; before Python 3.13 it has no name.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+
+
+class PrivateMemory:
+    """Addresses of this process alone, whose memory comes as it is written."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self.memory = mmap.mmap(-1, nbytes, flags=_PRIVATE)
+        except OSError as error:
+            raise LayoutError(
+                f"a shard with tables of any ids is given {nbytes:,} bytes of addresses, "
+                f"and this process has none left ({error.strerror}): it has 128 TiB at "
+                f"most, less where `ulimit -v` or vm.overcommit_memory=2 say so. Make "
+                f"fewer shards for each worker, or give such tables max_rows="
+            ) from error
+        self.fd = -1
+
+
+class Growing:
+    """Gives parts of a segment memory, within what its host may take.
+
+    Parameters
+    ----------
+    file : Mapped or PrivateMemory
+        The memory that the segment is in.
+    buffer : ndarray, uint8
+        All of it.
+    ask : callable
+        Given a number of bytes, it raises LayoutError where the host has no more.
+    """
+
+    def __init__(
+        self, file: Mapped | PrivateMemory, buffer: Array, ask: Callable[[int], None]
+    ) -> None:
+        self.file, self._buffer, self._ask = file, buffer, ask
+
+    def take(self, parts: Sequence[Array]) -> None:
+        """Have memory behind these, all zeros.
+
+        Raises
+        ------
+        LayoutError
+            If the host may not take so much, or the machine has no more.
+        """
+        nbytes = sum(part.nbytes for part in parts)
+        self._ask(nbytes)
+        if self.file.fd < 0:
+            return
+        try:
+            for part in parts:
+                if part.nbytes:
+                    os.posix_fallocate(self.file.fd, self._at(part), part.nbytes)
+        except OSError as error:
+            raise LayoutError(
+                f"there are no {nbytes:,} bytes of shared memory more for rows of a "
+                f"table: {error}; give the machine a larger /dev/shm, or use more of them"
+            ) from error
+
+    def clear(self, part: Array) -> None:
+        """Make zeros of it."""
+        part[...] = 0
+
+    def give(self, part: Array) -> None:
+        """Do without its memory; it is zeros when it is taken again."""
+        start = self._at(part)
+        low, high = start + -start % PAGE_NBYTES, start + part.nbytes
+        high -= high % PAGE_NBYTES
+        flat = part.reshape(-1).view(np.uint8)
+        if low >= high:
+            flat[...] = 0
+            return
+        flat[: low - start] = 0
+        flat[high - start :] = 0
+        away = mmap.MADV_DONTNEED if self.file.fd < 0 else mmap.MADV_REMOVE
+        self.file.memory.madvise(away, low, high - low)
+
+    def _at(self, part: Array) -> int:
+        at: int = part.ctypes.data - self._buffer.ctypes.data
+        return at

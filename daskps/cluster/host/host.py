@@ -19,8 +19,8 @@ from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.host.near_shards import NearShards
 from daskps.cluster.host.snapshot_copies import Copies
-from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.machine.pool import BufferPool, limit_of
+from daskps.cluster.machine.leases import BufferPool, limit_of
+from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.wire.encoding import widened
 from daskps.cluster.wire.messages import (
     Answer,

@@ -11,7 +11,8 @@ cluster's scheduler, where it is on this machine: the workers may all be away. E
 host of the cluster is a member from its start, also without a shard: while one is
 there, what a dead one left can be adopted, and nobody else takes it for abandoned.
 
-A process opens the file once, see :mod:`daskps.cluster.machine.registry`.
+A process opens the file once, see :mod:`daskps.cluster.machine.registry`. Hosts and links
+reach their machine by :data:`HERE` and by nothing else.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
+from daskps import config
 from daskps.cluster.machine.blocks import (
     BLOCK,
     Block,
@@ -31,13 +33,9 @@ from daskps.cluster.machine.blocks import (
     open_block,
     owner_of,
 )
-from daskps.cluster.machine.folder import (
-    WayClosed,
-    folder_of,
-    try_lock,
-    unlink,
-)
+from daskps.cluster.machine.folder import WayClosed, folder_of, try_lock, unlink
 from daskps.cluster.machine.registry import Registry, Role, enter, leave, locked
+from daskps.cluster.machine.sweeping import sweep_abandoned, sweep_later
 from daskps.cluster.machine.warnings import warn_private
 from daskps.shards.memory.format import FORMAT, MAGIC
 
@@ -206,7 +204,7 @@ class Membership:
             Its size, at least 1.
         parts : sequence of (int, int), optional
             From where to where it has memory, all of it by default; for the rest it has
-            addresses only, see :mod:`daskps.cluster.machine.growing`.
+            addresses only, see :mod:`daskps.cluster.host.growth`.
         later : sequence of (int, int), optional
             The parts that :meth:`Block.take_later` is for.
 
@@ -402,3 +400,38 @@ class Membership:
         self._registry.keeps = keeps
         leave(self._registry, self._role)
         return self._registry.removed
+
+
+class Machine:
+    """The machine of this process: the configured directory of shared memory."""
+
+    def join(self, cluster: str) -> Membership | None:
+        """Return a membership of a process with memory here.
+
+        None where shared memory is closed, which is logged once per process. Folders
+        of this user whose cluster is over, as after a crash, are removed, now or when
+        it is certain.
+        """
+        base = config.load().shared_memory
+        try:
+            own = folder_of(base, cluster)
+            if sweep_abandoned(base, own).waits:
+                sweep_later(base, own)
+            return Membership.join(base, cluster)
+        except WayClosed as error:
+            warn_private(str(error))
+            return None
+
+    def visit(self, cluster: str) -> Membership:
+        """Return a membership of a process without memory here, or raise WayClosed."""
+        return Membership.visit(config.load().shared_memory, cluster)
+
+    def keep(self, cluster: str) -> Membership | None:
+        """Return a membership of a scheduler with stores; None where none are here."""
+        try:
+            return Membership.keep(config.load().shared_memory, cluster)
+        except WayClosed:
+            return None
+
+
+HERE = Machine()

@@ -19,7 +19,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.machine import accounting, warnings
 from daskps.cluster.machine.accounting import Charge
-from daskps.cluster.machine.machine import HERE
+from daskps.cluster.machine.membership import HERE
 from tests.cluster.caller.test_verbs import used
 from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store

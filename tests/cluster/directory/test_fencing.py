@@ -24,6 +24,7 @@ from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.host import runs
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.wire.handlers import HOST
 from daskps.consistency import BSP
 from daskps.errors import (
     IllegalStateError,
@@ -102,7 +103,7 @@ class Cluster:
             worker=SimpleNamespace(address=worker),
         )
         host.each = partial(ShardHost.each, host)
-        return await getattr(runs, method)(host, **more)
+        return await HOST.by_name[method].function(host, **more)
 
     def has_client(self, client: str) -> bool:
         return True

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from daskps.cluster.directory import orphans
-from daskps.cluster.directory.orphans import Orphans
+from daskps.cluster.directory import machines as orphans
+from daskps.cluster.directory.machines import Orphans
 
 HERE, OTHER, FAR = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "tcp://127.0.0.2:1"
 

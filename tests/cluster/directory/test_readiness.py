@@ -15,8 +15,8 @@ from distributed import Worker
 
 import daskps
 from daskps import optim
-from daskps.cluster.directory import readiness
-from daskps.cluster.directory.readiness import Readiness
+from daskps.cluster.directory import machines as readiness
+from daskps.cluster.directory.machines import Readiness
 from daskps.cluster.host import warming
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.rules import Rules
@@ -92,7 +92,7 @@ def test_nobody_is_asked_for_memory_that_cannot_be_mapped():
 
 
 def test_who_comes_is_asked_until_it_has_its_host(monkeypatch):
-    monkeypatch.setattr(readiness, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(readiness, "WARM_SECONDS", 0)
     ready, hosts = started(store([[0, "x", 1, 1]]), new=3)
     ready.worker_came("tcp://a:3")
     ready.worker_came("tcp://b:1")

@@ -31,7 +31,7 @@ from daskps.cluster.lane.frames import (
 )
 from daskps.cluster.lane.served import ServedChannel
 from daskps.cluster.lane.serving import LaneServer
-from daskps.cluster.machine.pool import BufferPool
+from daskps.cluster.machine.leases import BufferPool
 from daskps.cluster.wire.messages import Call, Part
 from daskps.errors import DaskPSError
 from daskps.layout.arrays import Layout

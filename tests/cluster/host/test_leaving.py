@@ -24,7 +24,7 @@ from daskps import config, optim
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.move import Move
-from daskps.cluster.host import leaving
+from daskps.cluster.host import adoption as leaving
 from daskps.cluster.host.adoption import _Taker
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.folder import folder_of

@@ -20,9 +20,8 @@ from daskps.cluster.machine import registry as registries
 from daskps.cluster.machine import warnings
 from daskps.cluster.machine.blocks import Block, BlockAddress
 from daskps.cluster.machine.folder import WayClosed
-from daskps.cluster.machine.machine import HERE
 from daskps.cluster.machine.mapping import FILES
-from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.membership import HERE, Membership
 from daskps.errors import IllegalStateError, LayoutError
 from daskps.shards.memory.format import FORMAT_AT, MAGIC_AT, NONCE
 from tests.cluster.forks import child, left

@@ -11,8 +11,7 @@ import pytest
 
 from daskps.cluster.caller.mapped import MappedShards
 from daskps.cluster.machine.folder import WayClosed
-from daskps.cluster.machine.machine import HERE, Machine
-from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.membership import HERE, Machine, Membership
 from tests.cluster.hosted import LAYOUT, bare_host, shared_shard
 
 

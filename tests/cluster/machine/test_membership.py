@@ -26,8 +26,7 @@ from daskps.cluster.machine.blocks import (
     pid_of,
 )
 from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
-from daskps.cluster.machine.machine import HERE
-from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.membership import HERE, Membership
 from daskps.cluster.machine.registry import Role
 from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
 from tests.cluster.forks import child, left

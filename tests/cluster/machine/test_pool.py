@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from daskps.cluster.machine.pool import LEAST_LIMIT, SMALLEST, BufferPool, limit_of
+from daskps.cluster.machine.leases import LEAST_LIMIT, SMALLEST, BufferPool, limit_of
 from daskps.reduction import fold
 
 N = SMALLEST // 4

@@ -13,7 +13,7 @@ import daskps
 from daskps.cluster.directory.run import RunState
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.trainers import TrainerMessages
-from daskps.cluster.runs import trainer_task
+from daskps.cluster.runs import resident as trainer_task
 from daskps.errors import RunCancelledError
 
 

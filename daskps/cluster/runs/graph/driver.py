@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.runs.graph.context import GraphWork
+    from daskps.cluster.runs.graph.tasks import GraphWork
     from daskps.cluster.runs.parts import DataHomes
 
 logger = logging.getLogger(__name__)

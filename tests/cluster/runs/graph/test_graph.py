@@ -26,8 +26,8 @@ from daskps.cluster.caller.routes import whole
 from daskps.cluster.host import contributions
 from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.runs.graph.context import GraphWork, TaskContext, Weights
 from daskps.cluster.runs.graph.epochs import WINDOW, EpochLog, Schedule
+from daskps.cluster.runs.graph.tasks import GraphWork, TaskContext, Weights
 from daskps.cluster.upstream import dumps
 from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.errors import (

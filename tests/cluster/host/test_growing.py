@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.host.growth import grow_by, new_segment
-from daskps.cluster.machine.growing import Growing, PrivateMemory
+from daskps.cluster.host.growth import Growing, PrivateMemory, grow_by, new_segment
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import LayoutError, PushRejectedError
