@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from daskps.cluster.caller.counters import Counters
+from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.near import NearRoute
-from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import ReadSlice, Target
@@ -104,7 +104,7 @@ def call(ways: Any, request: Request) -> tuple[Reply, Far]:
     """Make a call; return its reply, and what was sent for it."""
     far: Any = Far()
     near = NearRoute(request.route, ways)
-    return call_near(far, request, near, Deadline(60, "a call")), far
+    return local_call(far, request, near, Deadline(60, "a call")).run(), far
 
 
 def counted(call: Callable[[], object]) -> list[str]:

@@ -129,16 +129,16 @@ MUTANTS = (
     ),
     Mutant(
         "push-handed-back-is-forgotten",
-        "daskps.cluster.caller.near_call:NearCall._begin",
-        "self._send(request, self._back)",
-        "self._send(request.waiting(), self._back)",
+        "daskps.cluster.caller.local_shards:LocalShards.begin",
+        "self.leave(request, self._back)",
+        "self.leave(request.waiting(), self._back)",
         (
             "tests/cluster/caller/test_near.py::test_what_only_the_owner_can_do_goes_by_message_as_it_is",
         ),
     ),
     Mutant(
         "push-that-was-accepted-is-sent-again",
-        "daskps.cluster.caller.near_call:NearCall._take_outcome",
+        "daskps.cluster.caller.local_shards:LocalShards._take_outcome",
         "(self._waiting if ticket.applied else self._back).append(part.shard)",
         "self._back.append(part.shard)",
         (

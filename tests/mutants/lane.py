@@ -155,9 +155,9 @@ MUTANTS = (
     ),
     Mutant(
         "lost-answer-is-success",
-        "daskps.cluster.caller.lane_call:LaneCall._fall_back",
-        "self._left.append((self._make(), frame.asked))",
-        "self._left.append((self._make().waiting(), form.asked))",
+        "daskps.cluster.caller.socket_carrier:Sockets._fall_back",
+        "self.left.append((self._make(), frame.asked))",
+        "self.left.append((self._make().waiting(), frame.asked))",
         (f"{LANES}::test_a_lane_that_is_cut_anywhere_applies_each_push_once",),
     ),
     Mutant(

@@ -60,7 +60,7 @@ def looks(trainer, part):
     with (
         mock.patch.object(values, "finite_of", wraps=kernels.finite) as look,
         mock.patch(
-            "daskps.cluster.caller.near_call.finite", wraps=kernels.finite
+            "daskps.cluster.caller.local_shards.finite", wraps=kernels.finite
         ) as later,
     ):
         trainer.push(gradient())

@@ -14,13 +14,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.far import Far
-from daskps.cluster.caller.lane_call import LaneCall
+from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.near import NearRoute
-from daskps.cluster.caller.near_call import call_near
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.ways import Ways
 from daskps.cluster.wire.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
@@ -93,9 +93,7 @@ class ShardClient:
             The answers of the shards that were asked.
         """
         target, reply = request.target, Reply([])
-        if target and self.reads.fill(target, request.bounds()):
-            self.counters.count_rows(request)
-        else:
+        if not (target and self.reads.fill(target, request.bounds())):
             reply = self.call(request, deadline)
         for more in request.rest:
             reply = self.call(more, deadline)
@@ -129,17 +127,18 @@ class ShardClient:
                 if route is not None:
                     if request.check is not None and not route.looks:
                         request.check()
-                    return LaneCall.of(self.far, route, request, deadline).run()
+                    return Sockets.of(self.far, route, request, deadline).run()
             request.checked()
             work = self.far.call
             return self.link.run(lambda: work(request, near.far, deadline))
-        if near.far or not _is_simple(request):
-            return call_near(self.far, request, near, deadline)
-        taken, parts = _try_near(request, near)
-        if not parts:
-            self.counters.local_calls += near.n_hosts
-            return Reply(taken)
-        return call_near(self.far, request, near, deadline, taken=taken, parts=parts)
+        taken, parts = list[tuple[int, int]](), None
+        if not near.far and _is_simple(request):
+            taken, parts = _try_near(request, near)
+            if not parts:
+                self.counters.local_calls += near.n_hosts
+                return Reply(taken)
+        about = self.far, request, near, deadline
+        return local_call(*about, taken=taken, parts=parts).run()
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
         """Make a call to shards from the event loop; see :meth:`call`."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.near import AGAIN_SECONDS
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import Target
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LaneRead:
             where they have little work: they then need the interpreter's lock above all.
         """
         said, make = LaneSaid(clock, outs=outs), partial(self._make, clock, outs)
-        call = LaneCall(self._far, self._route, said, make=make, deadline=deadline)
+        call = Sockets(self._far, self._route, said, make=make, deadline=deadline)
         lag: int | None = 0
         if read_near is None:
             reply = call.run()

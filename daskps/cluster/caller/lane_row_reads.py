@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_route import CallArrays, HostCalls, LaneRoute
 from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.row_routes import RowSlice
 from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.wire.rows import RowsAsked
 from daskps.config import cache_dir
@@ -110,7 +110,7 @@ class LaneRowReads:
         route = LaneRoute(self._lanes)
         route.frames = tuple(frames)
         said = LaneSaid(arrays=arrays.brings, outs=arrays.outs)
-        LaneCall(far, route, said, make=make, deadline=until()).run()
+        Sockets(far, route, said, make=make, deadline=until()).run()
         return True
 
     def _request(

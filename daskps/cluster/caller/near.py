@@ -2,7 +2,7 @@
 
 Nearly all steps of a trainer simply join the round of each shard, or the shard applies
 them at once in a run without rounds, and no more is to do then. Steps that may have to
-wait are calls, see :mod:`daskps.cluster.caller.near_call`.
+wait are calls, see :mod:`daskps.cluster.caller.local_shards`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from daskps.shards.steps import ASK, Item, Step
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.caller.lane_route import LaneRoute
     from daskps.cluster.caller.routes import PieceSlice, Route
     from daskps.cluster.caller.row_routes import RowsGiven
     from daskps.cluster.caller.ways import Ways
@@ -80,6 +81,9 @@ class NearRoute:
         self._mapped = [s for s in servings.values() if not s.is_own]
         #: When to look after them again; never, where there are none.
         self.next_look = 0.0 if self._mapped else math.inf
+        #: Routes over sockets of a trainer's steps to the far shards, by kind of step
+        #: and whether it reads.
+        self.lanes: dict[tuple[str, bool], LaneRoute] = {}
 
     def is_live(self) -> bool:
         """Return whether all owners are there; for a moment they need no look then."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
-    from daskps.cluster.caller.shard_map import StoreMap
+    from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.cluster.caller.targets import ReadSlice, ReadSlices
     from daskps.cluster.caller.ways import Ways
     from daskps.cluster.host.near_shards import NearShards
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     #: A parameter in one shard: what reads it, the piece, and its array in both buffers.
     Seen: TypeAlias = tuple[ShardReader, int, Sequence[Array]]
     #: The elements and the shards of a read, and the same made ready.
-    Latest: TypeAlias = "tuple[ReadSlices, tuple[int, ...], PreparedRead]"
+    Latest: TypeAlias = (
+        "tuple[PreparedRead, ShardMap, ReadSlices, tuple[int, ...] | None]"
+    )
 
 #: How long a read waits without asking the shards, and how much of it without a sleep.
 WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
@@ -307,7 +309,7 @@ class Reads:
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: The last read, under the one key: loops read the same again.
-        self._latest: Prepared[None, Latest] = Prepared(meta, most=1)
+        self._latest: Latest | None = None
         most = max(1, len(meta.layout.parameters))
         self._seen: Prepared[str, tuple[Seen | None]] = Prepared(meta, most)
         #: Largest number of clocks that a live trainer was behind one of these reads.
@@ -315,7 +317,8 @@ class Reads:
 
     def clear(self) -> None:
         """Forget all reads, and with them the shards' memory."""
-        for known in (self._named, self._latest, self._seen):
+        self._latest = None
+        for known in (self._named, self._seen):
             known.clear()
 
     def read(
@@ -361,19 +364,23 @@ class Reads:
 
     def fill(self, target: Target, bounds: Iterable[int]) -> bool:
         """Read a target as far as these bounds; return whether that was possible."""
-        known, where = self._latest.find(None), self._meta.where
-        if known is None or known[:2] != (target.slices, target.shards):
-            of = target.slices, target.shards
-            read = PreparedRead.of(self._ways, *of, self._seen_at)
+        known, where, rows = self._latest, self._meta.where, _NO_ROWS
+        asked = target.slices, target.shards if target.rows else None
+        if known is None or known[1] is not where or known[2:] != asked:
+            read = PreparedRead.of(self._ways, *asked, self._seen_at)
             if read is None:
                 return False
-            known = *of, read
-            self._latest.keep(None, known, where)
-        read, rows = known[2], {shard: target.row_reads(shard) for shard in target.rows}
+            self._latest = known = read, where, *asked
+        read = known[0]
+        if target.rows:
+            rows = {shard: target.row_reads(shard) for shard in target.rows}
         lag = read.read(bounds, target.flats, rows)
         if lag is None:
             return False
         self._counters.local_calls += read.n_hosts
+        for copies in rows.values():
+            for one in copies:
+                self._counters.rows_pulled += len(one.ids)
         self.lag = max(self.lag, lag)
         return True
 

@@ -78,6 +78,6 @@ class RunCodecs:
         self._residuals |= given.left
 
     def round_read(self, target: Target) -> None:
-        """Round the values that were read, where they have not come in words."""
+        """Round the values that were read, of which some have not come in words."""
         if self._read_codec is not None:
             encoding.round_read(self._read_codec, target.flats, self._empty)

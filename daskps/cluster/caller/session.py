@@ -13,12 +13,15 @@ from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.allreduce import PEER_SECONDS, Allreduces, CallCount
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.run_codecs import RunCodecs
 from daskps.cluster.caller.shard_map import MOST_ROUTES
-from daskps.cluster.caller.step_road import StepRoad
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.takers import name_takers
+from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.leases import LEAST_LIMIT, BufferPool
@@ -33,12 +36,12 @@ from daskps.shards.steps import NOTHING, Step
 from daskps.version import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.near import NearPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-    from daskps.cluster.caller.targets import ReadSlices, Target
+    from daskps.cluster.caller.targets import ReadSlices
     from daskps.cluster.host.collectives import Offered
     from daskps.codecs import Codec
     from daskps.typing import Array
@@ -81,7 +84,7 @@ class Session:
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         self.barriers = CallCount()
         #: Steps that the trainer repeats, by the parameters that they bring.
-        self._roads: dict[tuple[int, ...], StepRoad] = {}
+        self._roads: dict[tuple[int, ...], NearRoute] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
@@ -125,7 +128,8 @@ class Session:
             request = routes.read(self.meta, target, None, step)
             request = request._replace(read_codec=self._codecs.reads_in)
             self._call(request, self._deadline(timeout, "a pull"))
-        self._codecs.round_read(target)
+        if self._codecs.reads_in:
+            self._codecs.round_read(target)
 
     def read_all(
         self, targets: Sequence[Target], timeout: float | None, *, ahead: int = 0
@@ -179,40 +183,31 @@ class Session:
             # Written out: each function called here would add a call to each step.
             kind = given.of if given.arrays or given.rows else NOTHING
             codec = self._codec if kind == GRADIENT else None
-            has_rows = given.rows or (target is not None and target.rows)
+            road = None
             # Pushes before the tick of a clock stay with the owners, and so does the
             # tick.
-            by_call = self._by_call or self._open or not tick or (has_rows and self.bsp)
-            road = None if by_call else self._find_road(tuple(given.arrays))
-            # A near read follows the step, without asking the shards. Not where it may
-            # last too long: a time-out leaves the clock as it is, but not the step.
-            is_late = target is not None and timeout is not None
-            if road is not None and (
-                (road.near.parts and (codec is not None or is_late))
-                or (
-                    road.near.far
-                    and (has_rows or not (codec is None or codec.is_fixed))
-                )
-            ):
-                road = None
+            if tick and not (self._by_call or self._open):
+                road = self._find_road(given, codec, target, timeout)
             if codec is not None:
                 given = self._codecs.encoded(given, codec)
-            number = 0
-            if tick or kind != NOTHING:  # as `_next_number`
-                number, self.sequence = self.sequence, self.sequence + 1
+            changes = tick or kind != NOTHING  # as `_next_number`
+            number = self.sequence if changes else 0
+            self.sequence += changes
             # One at a time: all steps before it were answered or given up.
             who = self.run, self.rank, self.clock, tick
             step = Step(kind, (), *who, 0, number, weight=given.weight, floor=number)
             make = partial(self._request, step, given, tick=tick, target=target)
             try:
+                unread: ReadSlices | None = None
                 if road is None:
-                    versions, unread = self._send(make(), timeout).versions, None
-                else:
-                    versions, unread = self._deliver_by(
+                    versions = self._send(make(), timeout).versions
+                elif road.far:
+                    versions, unread = self._step_far(
                         road, step, given, target=target, make=make, timeout=timeout
                     )
-            except RunCancelledError:
-                raise
+                else:
+                    versions = self._step_near(road, step, given, timeout)
+                    unread = None if target is None else target.slices
             except BaseException as error:
                 self._give_up(step, error, tick=tick)
                 raise
@@ -222,18 +217,18 @@ class Session:
                 self._codecs.keep(given)
             if self._open or not tick:
                 self._note_open(given, tick)
-            if target is not None and (
-                self._codecs.reads_in or (road is not None and (unread or target.rows))
-            ):
-                after = (
-                    self._read_in_words if self._codecs.reads_in else self._read_after
-                )
-                after(road, unread or {}, target)
+            if target is not None and road is not None and (unread or target.rows):
+                rest = Target(unread or {}, target.flats, target.finish, target.rows)
+                self.read(rest, None)
+            elif target is not None and self._codecs.reads_in:
+                self._codecs.round_read(target)
             versions.sort()
             return Version.of(versions)
 
     def _give_up(self, step: Step, error: BaseException, *, tick: bool) -> None:
         """Tell shards that a step has ended; add to its error which shards have it."""
+        if isinstance(error, RunCancelledError):
+            return
         if self.bsp and not tick:
             # Some shards may have it: the next step brings all of the clock to every
             # shard.
@@ -242,9 +237,9 @@ class Session:
         if isinstance(error, PushRejectedError) and not self.bsp:
             self.link.run(partial(name_takers, self.shards, step, error))
 
-    def _deliver_by(
+    def _step_far(
         self,
-        road: StepRoad,
+        road: NearRoute,
         step: Step,
         given: TrainerStep,
         *,
@@ -252,72 +247,55 @@ class Session:
         make: partial[Request],
         timeout: float | None,
     ) -> tuple[list[tuple[int, int]], ReadSlices | None]:
-        """Deliver a step that ticks; return the versions, and the reads still to do.
+        """Deliver a step that ticks over sockets, and maybe to near shards.
 
-        The call by lanes also reads the shards of other processes; near ones are read
-        after the step.
+        Returns the versions, and the reads of near shards, which follow the step.
         """
-        near, deadline = road.near, self._forever
-        arrays: Mapping[Any, Array]
-        arrays = given.arrays if given.words is None else given.words
-        look = given.look
+        far, deadline = self.shards.far, self._forever
         if timeout is not None:
             deadline = self._deadline(timeout, "a push")
-        if not near.far:
-            rest = None if target is None else target.slices
-            taken: list[tuple[int, int]] = []
-            parts: Sequence[NearPart] = near.parts
-            if look is None or look.done:
-                taken, parts = near.try_step(step, arrays, given.rows)
-            if parts:
-                request = Request(near.route, step, arrays, check=look)
-                request = request._replace(rows=tuple(given.rows))
-                return road.step_near(request, deadline, taken, parts), rest
-            self.shards.counters.local_calls += near.n_hosts
-            return taken, rest
-        if look is not None:
-            look()
+        if given.look is not None:
+            given.look()
         key = step.kind, target is None
         lanes = road.lanes.get(key)
         if lanes is None or (target is not None and not lanes.reads_as(target)):
             request = make()
-            lanes = self.shards.far.find_lanes(request, near.far)
+            lanes = far.find_lanes(request, road.far)
             if lanes is None:
                 return self._send(request, timeout).versions, None
             road.lanes[key] = lanes
-        outs = () if target is None else target.flats
+        outs, number = () if target is None else target.flats, step.sequence
+        arrays = given.arrays if given.words is None else given.words
+        said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
+        call = Sockets(far, lanes, said, make=make, deadline=deadline)
+        near = None
+        if road.parts:  # they get their part while the far ones answer
+            near = partial(self._step_near, road, step, given, timeout)
         try:
-            reply = road.step_far(
-                lanes, step, arrays, outs, make=make, deadline=deadline
-            )
+            reply = call.run(near)
         except ContributionLostError:
             return self._send_whole(make(), deadline).versions, None
         if reply.lag:
             self.reads.lag = max(self.reads.lag, reply.lag)
         return reply.versions, lanes.rest
 
-    def _read_after(
-        self, road: StepRoad | None, slices: ReadSlices, target: Target
-    ) -> None:
-        """Make a step's reads of near shards, which have taken the step."""
-        if (
-            road is not None
-            and not target.rows
-            and road.near.route.where is self.meta.where
-        ):
-            lag = road.read_near(slices, self.clock, target.flats)
-            if lag is not None:
-                self.reads.lag = max(self.reads.lag, lag)
-                return
-        self.read(target._replace(slices=slices), None)
-
-    def _read_in_words(
-        self, road: StepRoad | None, slices: ReadSlices, target: Target
-    ) -> None:
-        """Do the same, and round the values that have come without a codec's words."""
-        if road is not None and (slices or target.rows):
-            self._read_after(road, slices, target)
-        self._codecs.round_read(target)
+    def _step_near(
+        self, near: NearRoute, step: Step, given: TrainerStep, timeout: float | None
+    ) -> list[tuple[int, int]]:
+        """Deliver a step to near shards, which nearly always take it at once."""
+        taken, look = list[tuple[int, int]](), given.look
+        parts: Sequence[NearPart] = near.parts
+        if look is None or look.done:
+            taken, parts = near.try_step(step, given.arrays, given.rows)
+        counters, rows = self.shards.counters, tuple(given.rows)
+        for one in rows:
+            counters.rows_pushed += len(one.cut.ids)
+        if not parts:
+            counters.local_calls += near.n_hosts
+            return taken
+        request = Request(near.route, step, given.arrays, check=look, rows=rows)
+        about = self.shards.far, request, near, self._deadline(timeout, "a push")
+        return local_call(*about, taken=taken, parts=parts).run().versions
 
     def _note_open(self, given: TrainerStep, tick: bool) -> None:
         """Keep the pushes of this clock until its tick."""
@@ -327,20 +305,34 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(given.sent, given.rows)
 
-    def _find_road(self, indices: tuple[int, ...]) -> StepRoad:
-        """Return the road of steps that bring these parameters and tick."""
+    def _find_road(
+        self,
+        given: TrainerStep,
+        codec: Codec | None,
+        target: Target | None,
+        timeout: float | None,
+    ) -> NearRoute | None:
+        """Return the road of a step that ticks; None where it is a general call."""
+        has_rows = given.rows or (target is not None and target.rows)
+        indices = tuple(given.arrays)
         found = self._roads.get(indices)
         if (
             found is None
-            or found.near.route.where is not self.meta.where
-            or time.monotonic() > found.near.until
+            or found.route.where is not self.meta.where
+            or time.monotonic() > found.until
         ):
             route, ways = routes.route_of(self.meta, indices, None), self.shards.ways
-            near = NearRoute(route, ways)
-            found = StepRoad(self.shards.far, ways, near)
+            found = NearRoute(route, ways)
             while len(self._roads) >= MOST_ROUTES:
                 del self._roads[next(iter(self._roads))]
             self._roads[indices] = found
+        # A near read follows the step, without asking the shards. Not where it may last
+        # too long: a time-out leaves the clock as it is, but not the step.
+        is_late = target is not None and timeout is not None
+        if found.parts and (codec is not None or is_late):
+            return None
+        if found.far and (has_rows or not (codec is None or codec.is_fixed)):
+            return None
         return found
 
     def _request(

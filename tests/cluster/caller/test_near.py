@@ -12,8 +12,8 @@ import pytest
 
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.counters import Counters
+from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.near import NearRoute
-from daskps.cluster.caller.near_call import NearCall
 from daskps.cluster.caller.reads import PreparedRead, Reads
 from daskps.cluster.caller.routes import push, read, route_of
 from daskps.cluster.caller.targets import ReadSlice
@@ -238,7 +238,7 @@ def test_a_call_goes_only_to_the_shards_that_have_not_taken_it(
     request = push(ways.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
     near, far = NearRoute(request.route, ways), cast("Any", Far())
     deadline = Deadline(None, "a push")
-    call = NearCall(far, request, near, deadline, taken=[(0, 8)], parts=[])
+    call = local_call(far, request, near, deadline, taken=[(0, 8)], parts=[])
     assert call.run().versions == [(0, 8)]
     assert (hosted.shard.segment.current.version, far.sent) == (0, [])
 
@@ -255,10 +255,11 @@ def test_no_message_object_is_made_near(hosted: HostedShard) -> None:
             made.append(frame.f_locals["_cls"].__name__)
 
     near, far = NearRoute(request.route, cast("Any", ways)), cast("Any", Far())
-    one = NearCall(far, request, near, Deadline(None, "a push"))
+    one = local_call(far, request, near, Deadline(None, "a push"))
     sys.setprofile(note)
     try:
-        one.run()
+        one.begin()
+        one.result()
     finally:
         sys.setprofile(None)
     assert "Step" not in made  # changed, not made anew

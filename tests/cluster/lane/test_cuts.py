@@ -21,12 +21,13 @@ import pytest
 from daskps import consistency, optim
 from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.lane import Lane, LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
 from daskps.cluster.caller.lane_route import LaneRoutes
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import ReadSlice, Target
+from daskps.cluster.caller.thread_call import ThreadCall
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.lane_calls import LaneCalls
 from daskps.cluster.lane.connection import ANSWERED, OTHERS, Connection
@@ -198,7 +199,7 @@ class Model:
         request = push(self.meta, {}, step, target=target, rows=[given])
         route = self.rows.find(request, [0, 1])
         assert route is not None
-        return self._made(lane, LaneCall.of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
+        return self._made(lane, Sockets.of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
 
     def call(self, lane: Lane, step: Step) -> Reply:
         """Make a call as a thread does that has this lane."""
@@ -229,7 +230,7 @@ class Model:
             arrays={"w": data},
             outs=[self.out] if step.wait == READ else [],
         )
-        made: Any = LaneCall(
+        made: Any = Sockets(
             self,  # type: ignore[arg-type]  # a stand-in
             route,
             said,
@@ -238,12 +239,12 @@ class Model:
         )
         return self._made(lane, made)
 
-    def _made(self, lane: Lane, made: LaneCall) -> Reply:
+    def _made(self, lane: Lane, made: Sockets) -> Reply:
         self.pool.take = lambda *_: lane
         # Not `run`: the loop of the messages is this thread's.
-        made.begin()
-        reply: Reply = made.finish()
-        return reply
+        whole = ThreadCall(made, FOREVER, self.send)
+        whole.begin()
+        return whole.result()
 
     def _give_back(self, *_: Any) -> None:
         self.given_back += 1

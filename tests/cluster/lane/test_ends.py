@@ -20,10 +20,10 @@ from daskps.cluster import connections, upstream
 from daskps.cluster.caller import lanes
 from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.lane import Lane, LaneRefusedError, LaneSaid
-from daskps.cluster.caller.lane_call import LaneCall
 from daskps.cluster.caller.lane_form import LaneForm, LaneFrame
 from daskps.cluster.caller.lanes import Lanes
 from daskps.cluster.caller.routes import Reply
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.lane.channel import BUFFER_NBYTES, Channel
 from daskps.cluster.lane.frames import (
@@ -361,7 +361,7 @@ def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
         about: Any = {"lanes": pool, "frames": [form], "words": ()}
         route: Any = SimpleNamespace(**about, run=7, may_wait=True)
         host.send(pack_head(Head(ANSWER, number=1)))
-        call = LaneCall(
+        call = Sockets(
             far,
             route,
             LaneSaid(outs=[np.zeros(3)]),

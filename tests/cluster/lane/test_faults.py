@@ -19,7 +19,7 @@ import pytest
 from distributed import Client
 
 import daskps
-from daskps.cluster.caller import far, lane_call, lane_form, lanes
+from daskps.cluster.caller import far, lane_form, lanes, socket_carrier
 from daskps.cluster.caller.link import Link
 from daskps.cluster.caller.liveness import without_descriptors
 from daskps.cluster.host import lane_forms
@@ -230,7 +230,7 @@ def test_a_fence_ends_what_waits_on_lanes(here):
 
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_in_a_call_by_lane(here, monkeypatch):
-    monkeypatch.setattr(lane_call, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(socket_carrier, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr(lane_form, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(lane_forms, "MOST_WAIT_SECONDS", 60.0)
     with store(here, params={"w": np.zeros(N)}) as s:

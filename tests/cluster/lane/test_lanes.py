@@ -23,7 +23,7 @@ from distributed.security import Security
 import daskps
 from daskps import optim
 from daskps.cluster import connections
-from daskps.cluster.caller import lane, lane_call, lane_form, lanes
+from daskps.cluster.caller import lane, lane_form, lanes, socket_carrier
 from daskps.cluster.caller.far import Far
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES
 from daskps.cluster.caller.link import _LINKS, link_of
@@ -289,7 +289,7 @@ def test_what_one_shard_gets_is_looked_at_there(client, monkeypatch, what):
 
 
 def test_what_has_to_be_waited_for_goes_on_by_message(client, monkeypatch):
-    monkeypatch.setattr(lane_call, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(socket_carrier, "WAIT_SECONDS", 0.01)
     with store(client, params={"w": np.zeros(4)}) as s:
         before = opened(s)
         with pytest.raises(TimeoutError, match=r"shards? 0"):

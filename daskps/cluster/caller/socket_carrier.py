@@ -1,24 +1,19 @@
-"""One call by lanes, from the thread that makes it.
+"""Calls of a thread over sockets: their frames, and the answers that come at once.
 
-A lane carries the same call as a message would, but only if the host answers at once
-and without an error. All other calls go on by message, under the same sequence numbers:
-those that are late, refused or cut off half way, and those that have to wait. So one
-module serves all of these, `far`.
+A socket carries the same call as a message would, but only if the host answers without
+an error, and soon. All other calls it leaves to messages, under the same sequence
+numbers.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.lane import (
     LaneRefusedError,
@@ -26,19 +21,21 @@ from daskps.cluster.caller.lane import (
     LaneSilentError,
     reason_of,
 )
-from daskps.cluster.caller.routes import Reply, joined
+from daskps.cluster.caller.routes import Reply
+from daskps.cluster.caller.thread_call import ThreadCall
 from daskps.cluster.lane.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.lane import Lane
     from daskps.cluster.caller.lane_form import LaneFrame
     from daskps.cluster.caller.lane_route import LaneRoute
-    from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.thread_call import Left
     from daskps.cluster.wire.deadline import Deadline
 
 logger = logging.getLogger(__name__)
@@ -46,22 +43,17 @@ logger = logging.getLogger(__name__)
 #: wait for other trainers, all others for something that ends soon.
 WAIT_SECONDS = 20.0
 WAIT_MS, SOON_MS = int(1000 * WAIT_SECONDS), 500
-#: How long to wait for messages that were called off.
-STOP_SECONDS = 5.0
-#: Work of the thread meanwhile; returns shards that the thread reaches itself, with
-#: their versions.
-Meanwhile = Callable[[], "Sequence[tuple[int, int]]"]
 #: Errors of a lane after which a call goes on by message.
 _LEFT = (OSError, ProtocolError, LaneRefusedError)
 
 
-class LaneCall:
-    """One call from a thread to shards of other processes, by lanes if there are any.
+class Sockets:
+    """The frames of one call, and the sockets that carry them.
 
     Parameters
     ----------
     far : Far
-        Sends the messages.
+        Knows the hosts, and counts.
     route : LaneRoute
         Its frames, by host, and the lanes.
     said : LaneSaid
@@ -75,15 +67,13 @@ class LaneCall:
     __slots__ = (
         "_deadline",
         "_far",
-        "_is_stopped",
-        "_lag",
-        "_left",
         "_make",
         "_route",
         "_said",
-        "_sent",
         "_under_way",
-        "_versions",
+        "lag",
+        "left",
+        "versions",
     )
 
     def __init__(
@@ -103,18 +93,16 @@ class LaneCall:
         self._deadline = deadline
         #: Lanes that have the call and have not answered yet.
         self._under_way: list[tuple[LaneFrame, Lane]] = []
-        #: Requests that are to go by message, and messages that have gone.
-        self._left: list[tuple[Request, Sequence[int]]] = []
-        self._sent: list[CallFuture[Reply]] = []
-        self._versions: list[tuple[int, int]] = []
-        self._lag = 0
-        self._is_stopped = False
+        #: Requests that are to go by message.
+        self.left: Left = []
+        self.versions: list[tuple[int, int]] = []
+        self.lag = 0
 
     @classmethod
     def of(
         cls, far: Far, route: LaneRoute, request: Request, deadline: Deadline
-    ) -> LaneCall:
-        """Return a call along a route, not begun yet."""
+    ) -> Sockets:
+        """Return the frames of a request along a route."""
         step, target = request.step, request.target
         arrays, outs = request.arrays, () if target is None else target.flats
         if route.arrays is not None:
@@ -132,8 +120,10 @@ class LaneCall:
         )
         return cls(far, route, said, make=request.checked, deadline=deadline)
 
-    def run(self, meanwhile: Meanwhile | None = None) -> Reply:
-        """Begin it, and return the answers of the shards.
+    def run(
+        self, meanwhile: Callable[[], Sequence[tuple[int, int]]] | None = None
+    ) -> Reply:
+        """Make the call, and return the answers of all shards.
 
         Parameters
         ----------
@@ -148,22 +138,28 @@ class LaneCall:
 
         Notes
         -----
-        Ctrl-C may end it anywhere while it uses lanes: a lane that the thread has not
-        given back is nobody's. Where this is the main thread another one sends the
-        messages.
+        Ctrl-C may end it anywhere while it uses sockets: one that the thread has not
+        given back is nobody's. Where this is the main thread another one goes on with
+        what the sockets leave.
         """
-        self.begin()
         try:
+            self.begin()
             if meanwhile is not None:
-                self._versions += meanwhile()
-            if not self._left:
-                self._receive()
-            if not self._left:
-                return Reply(self._versions, self._lag)
+                self.versions += meanwhile()
+            if not self.left:
+                self.take()
+            if not self.left:
+                return Reply(self.versions, self.lag)
         except BaseException:
-            self.call_off()
+            self.cancel()
             raise
-        return shielded(self.finish, self.stop)
+        call = ThreadCall(self, self._deadline, self._far.send)
+        return shielded(call.result, call.stop)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a host has not answered."""
+        return bool(self._under_way)
 
     def begin(self) -> None:
         """Send it to all hosts that there is a lane to."""
@@ -177,64 +173,33 @@ class LaneCall:
         if end is not None and (until := end - time.monotonic()) > 0:
             left = until
             wait_ms = int(min(wait_ms, 1000 * left))
-        try:
-            for frame in route.frames:
-                form = frame.form
-                lane = route.lanes.take(form.worker, form.store)
-                if lane is None:
-                    self._left.append((self._make(), frame.asked))
-                    continue
-                self._under_way.append((frame, lane))
-                try:
-                    lane.ask(frame, said, left, wait_ms)
-                except _LEFT as error:
-                    self._fall_back(-1, error)
-        except BaseException:
-            self.call_off()
-            raise
-
-    def finish(self) -> Reply:
-        """Return the answers of the shards, by message or by lane."""
-        try:
-            while self._left or self._under_way:
-                self.send_left()
-                self._receive()
-            replies = [sent.result() for sent in self._sent]
-            return joined([Reply(self._versions, self._lag), *replies])
-        except BaseException:
-            self.call_off()
-            raise
-
-    def send_left(self) -> None:
-        """Send the requests that no lane has by message."""
-        while self._left:
-            if self._is_stopped:
-                raise concurrent.futures.CancelledError
-            request, shards = self._left.pop(0)
-            self._sent.append(self._far.send(request, shards, self._deadline))
+        for frame in route.frames:
+            form = frame.form
+            lane = route.lanes.take(form.worker, form.store)
+            if lane is None:
+                self.left.append((self._make(), frame.asked))
+                continue
+            self._under_way.append((frame, lane))
+            try:
+                lane.ask(frame, said, left, wait_ms)
+            except _LEFT as error:
+                self._fall_back(-1, error)
 
     def stop(self) -> None:
-        """Make it end soon, from any thread; the calling thread itself ends it."""
-        self._is_stopped = True
+        """Shut the sockets: the thread that waits for one gets an error."""
         for _, lane in [*self._under_way]:
             lane.shut()
-        for sent in [*self._sent]:
-            sent.stop()
 
-    def call_off(self) -> None:
-        """End the lanes that are inside of it, and the messages."""
+    def cancel(self) -> None:
+        """End the sockets that are inside of it."""
         while self._under_way:
             frame, lane = self._under_way.pop()
             self._route.lanes.end(frame.form.worker, lane, by_caller=True)
-        for sent in self._sent:
-            sent.stop()
-        # Until they end the loop may read or fill the caller's arrays.
-        concurrent.futures.wait(self._sent, STOP_SECONDS)
 
-    def _receive(self) -> None:
-        """Take the answers from the lanes, until one leaves a request to messages."""
+    def take(self) -> None:
+        """Take the answers of the hosts, until one leaves a request to messages."""
         outs, counters = self._said.outs, self._far.counters
-        while self._under_way and not self._left:
+        while self._under_way and not self.left:
             frame, lane = self._under_way[0]
             try:
                 try:
@@ -250,8 +215,8 @@ class LaneCall:
             counters.lane_nbytes += frame.call_nbytes
             codes = rows[3::4]
             if codes == frame.applied or not any(code & PARKED for code in codes):
-                self._versions += zip(frame.shards, rows[1::4], strict=True)
-                self._lag = max(self._lag, *rows[2::4])
+                self.versions += zip(frame.shards, rows[1::4], strict=True)
+                self.lag = max(self.lag, *rows[2::4])
                 for move in frame.moves:
                     move.put(outs)
             else:
@@ -263,7 +228,7 @@ class LaneCall:
         request = self._make()
         if all(code & APPLIED for code in codes):
             request = request.waiting()
-        self._left.append((request, frame.asked))
+        self.left.append((request, frame.asked))
 
     def _await(self, frame: LaneFrame, lane: Lane) -> tuple[int, ...]:
         """Return the answer of a host that is silent, for as long as it may be.
@@ -295,48 +260,16 @@ class LaneCall:
             self._route.lanes.end(frame.form.worker, lane, by_caller=late)
         self._far.counters.fell_back(reason_of(error))
         logger.debug("%s goes on by message: %r", self._deadline.what, error)
-        self._left.append((self._make(), frame.asked))
-
-
-class LaneFuture(CallFuture[Reply]):
-    """A call that its thread has sent to all hosts; it takes the result later.
-
-    Parameters
-    ----------
-    link : Link
-        The way to the cluster.
-    call : LaneCall
-        The call, not begun yet.
-    """
-
-    def __init__(self, link: Link, call: LaneCall) -> None:
-        super().__init__(link.loop)
-        self._call, self._owner = call, threading.get_ident()
-        call.begin()
-        call.send_left()
-
-    def result(self, timeout: float | None = None) -> Reply:
-        """Return the answers of the shards, once they are there."""
-        if not self.done():
-            try:
-                self.set_result(self._call.finish())
-            except BaseException as error:  # noqa: BLE001 - raised below
-                self.set_exception(error)
-        return super().result(timeout)
-
-    def stop(self) -> None:
-        """Make it end soon, from any thread; the thread that began it ends it."""
-        self._call.stop()
-        if threading.get_ident() == self._owner:
-            self._call.call_off()
-            self._cancel()
+        self.left.append((self._make(), frame.asked))
 
 
 def start(
     far: Far, request: Request, shards: Sequence[int], deadline: Deadline
-) -> CallFuture[Reply]:
-    """Begin a call from a thread, which takes its result: by lanes, if possible."""
+) -> ThreadCall | CallFuture[Reply]:
+    """Begin a call, or a part of it: over sockets if possible, else by message."""
     route = far.find_lanes(request, shards)
     if route is None:
         return far.send(request, shards, deadline)
-    return LaneFuture(far.link, LaneCall.of(far, route, request, deadline))
+    call = ThreadCall(Sockets.of(far, route, request, deadline), deadline, far.send)
+    call.begin()
+    return call

@@ -1,9 +1,8 @@
-"""Calls to shards that this process can reach itself, from a thread of it.
+"""Calls of a thread to shards that it reaches itself: their tickets, and the answers.
 
-All shards get their part as a ticket before the thread waits for any of them: under BSP
-another trainer may wait for this one on the next shard. The thread sends a message,
-under the same sequence number, for parts that only the owner of a shard can do, and for
-shards of other machines.
+All shards get their part as a ticket before the thread waits for any of them. Parts
+that only the owner of a shard can do go on under the same sequence number, and so do
+those of shards of other machines.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.cluster.caller.interrupts import shielded
-from daskps.cluster.caller.lane_call import start
-from daskps.cluster.caller.routes import Reply, joined
+from daskps.cluster.caller.socket_carrier import start
+from daskps.cluster.caller.thread_call import ThreadCall
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
@@ -31,17 +29,17 @@ from daskps.shards.steps import Ready, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.near import NearPart, NearRoute
     from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.thread_call import Left
     from daskps.cluster.wire.deadline import Deadline
 
 #: How long to wait for the lock of a shard before asking its owner.
 PATIENCE_SECONDS = 1.0
-#: How long to wait for a message that was called off, and for a ticket.
-STOP_SECONDS, TAKE_BACK_SECONDS = 5.0, 1.0
+#: How long to wait for a ticket that was called off.
+TAKE_BACK_SECONDS = 1.0
 #: How long a call looks at shared shards without a sleep in between.
 SPIN_SECONDS = 0.0005
 #: Seconds that a read may wait for its turn at least, even if the call is late.
@@ -50,7 +48,7 @@ MIN_SECONDS = 0.01
 HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
-def call_near(
+def local_call(
     far: Far,
     request: Request,
     near: NearRoute,
@@ -58,8 +56,8 @@ def call_near(
     *,
     taken: Sequence[tuple[int, int]] = (),
     parts: Sequence[NearPart] | None = None,
-) -> Reply:
-    """Call shards that this process reaches, and the others by message.
+) -> ThreadCall:
+    """Return a call to shards that this process reaches; others get it as well.
 
     Parameters
     ----------
@@ -71,81 +69,62 @@ def call_near(
         The shards of its route.
     deadline : Deadline
         Its end.
-    taken, parts
-        As for :class:`NearCall`.
-
-    Returns
-    -------
-    Reply
-        The answers of the shards.
-    """
-    call = NearCall(far, request, near, deadline, taken=taken, parts=parts)
-    return shielded(call.run, call.stop)
-
-
-class NearCall:
-    """One call from a thread of this process; at its end nothing of it is left.
-
-    Parameters
-    ----------
-    far, request, near, deadline
-        As for :func:`call_near`.
     taken : sequence of (int, int)
         Shards that have taken it before, with their versions.
     parts : sequence of NearPart, optional
         The shards of `near` that have not; all by default. The caller sees to its far
         ones.
     """
+    local = LocalShards(far, request, near, deadline)
+    local.versions += taken
+    if parts is None:
+        local.leave(request, near.far)
+    else:
+        local.parts = parts
+    return ThreadCall(local, deadline, partial(start, far))
+
+
+class LocalShards:
+    """The parts of one call at shards that this process reaches, as tickets.
+
+    Parameters
+    ----------
+    far, request, near, deadline
+        As for :func:`local_call`.
+    """
 
     def __init__(
-        self,
-        far: Far,
-        request: Request,
-        near: NearRoute,
-        deadline: Deadline,
-        *,
-        taken: Sequence[tuple[int, int]] = (),
-        parts: Sequence[NearPart] | None = None,
+        self, far: Far, request: Request, near: NearRoute, deadline: Deadline
     ) -> None:
         self._far, self._request, self._near = far, request, near
         self._deadline = deadline
-        self._parts = near.parts if parts is None else parts
-        self._far_shards = near.far if parts is None else []
-        self._versions = [*taken]
+        #: The shards among those of the route that get the call.
+        self.parts: Sequence[NearPart] = near.parts
+        self.versions: list[tuple[int, int]] = []
+        self.lag = 0
+        self.left: Left = []
         self._tickets: list[tuple[NearPart, Ticket]] = []
         #: Shards whose owners must get the request as it is, and shards whose owners
         #: get it without its accepted arrays.
         self._back: list[int] = []
         self._waiting: list[int] = []
-        self._sent: list[CallFuture[Reply]] = []
-        self._lag = 0
         self._woken: threading.Event | None = None
         self._is_stopped = False
 
-    def run(self) -> Reply:
-        """Carry it out, in a thread that Ctrl-C does not interrupt."""
-        try:
-            self._begin()
-            if self._tickets:
-                self._finish()
-            reply = Reply(self._versions, self._lag)
-            if self._sent:
-                return joined([reply, *(sent.result() for sent in self._sent)])
-            return reply
-        except BaseException:
-            self._call_off()
-            raise
-        finally:
-            # This call is the owner of its tickets: such a cycle would keep the memory
-            # of shards mapped until it is collected.
-            self._tickets.clear()
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are tickets."""
+        return bool(self._tickets)
+
+    def leave(self, request: Request, shards: Sequence[int]) -> None:
+        """Leave shards to the next carrier."""
+        if shards:
+            self.left.append((request.checked(), shards))
 
     def stop(self) -> None:
-        """Make the thread that runs it end soon, with an error."""
+        """Make the thread that waits for tickets end soon."""
         self._is_stopped = True
         self.one_done()
-        for sent in [*self._sent]:
-            sent.stop()
 
     def one_done(self) -> None:
         """Hear that a ticket is done, from the thread that has served its shard."""
@@ -154,12 +133,10 @@ class NearCall:
 
     # -- all shards get their part ---------------------------------------------
 
-    def _begin(self) -> None:
-        near, request = self._near, self._request
-        parts = self._parts
+    def begin(self) -> None:
+        """Give all shards their part as a ticket."""
+        near, request, parts = self._near, self._request, self.parts
         self._far.counters.local_calls += near.n_hosts
-        if self._far_shards:
-            self._send(request, self._far_shards)
         if time.monotonic() > near.next_look and not near.is_live():
             # A deputy would acknowledge a push to a worker that is gone, and the push
             # would be lost.
@@ -167,9 +144,9 @@ class NearCall:
             parts = [p for p in parts if p.shard not in self._back]
         seconds = PATIENCE_SECONDS
         if self._deadline.timeout is not None:
-            seconds = min(self._left(parts), seconds)
-        if request.check is not None and not request.check.done:
-            parts = self._begin_checked(request.check, parts, seconds)
+            seconds = min(self._seconds_left(parts), seconds)
+        if (check := request.check) is not None and not check.done:
+            parts = self._begin_checked(check, parts, seconds)
         for part in parts:
             ticket = self._offer(part, seconds)
             if ticket is None:
@@ -179,9 +156,8 @@ class NearCall:
                 self._heed(part.shard, version, ticket.outcome)
             else:
                 self._tickets.append((part, ticket))
-        if self._back:
-            self._send(request, self._back)
-            self._back = []
+        self.leave(request, self._back)
+        self._back = []
 
     def _offer(
         self, part: NearPart, seconds: float, *, check: bool = False
@@ -211,8 +187,8 @@ class NearCall:
 
     def _heed(self, shard: int, version: int, outcome: Ready) -> None:
         """Take the answer of a shard into the reply."""
-        self._versions.append((shard, version))
-        self._lag = max(self._lag, outcome.lag)
+        self.versions.append((shard, version))
+        self.lag = max(self.lag, outcome.lag)
 
     def _begin_checked(
         self, check: FiniteCheck, parts: Sequence[NearPart], seconds: float
@@ -223,7 +199,7 @@ class NearCall:
         offer.
         """
         in_others = bool(self._request.rows) and len(parts) > 1
-        if self._sent or self._back or in_others or not self._may_look_later(parts):
+        if self._back or in_others or not self._may_look_later(parts):
             check()
             return parts
         first, *others = parts
@@ -248,16 +224,25 @@ class NearCall:
 
     # -- then it waits -----------------------------------------------------------
 
-    def _finish(self) -> None:
-        end = time.monotonic() + self._left([part for part, _ in self._tickets])
+    def take(self) -> None:
+        """Wait for the tickets as long as that makes sense, and take their answers."""
+        end = time.monotonic() + self._seconds_left([part for part, _ in self._tickets])
         self._wait(end)
         for part, ticket in self._tickets:
             self._take_outcome(part, ticket, end)
+        self._tickets.clear()
         # The owners wait as well, and say why where the wait is in vain.
-        if self._back:
-            self._send(self._request, self._back)
+        self.leave(self._request, self._back)
         if self._waiting:
-            self._send(self._request.waiting(), self._waiting)
+            self.leave(self._request.waiting(), self._waiting)
+
+    def cancel(self) -> None:
+        """Take the tickets back."""
+        for part, ticket in self._tickets:
+            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+        # This is the owner of its tickets: such a cycle would keep the memory of shards
+        # mapped until it is collected.
+        self._tickets.clear()
 
     def _undone(self) -> list[tuple[NearPart, Ticket]]:
         return [(p, ticket) for p, ticket in self._tickets if ticket.outcome is None]
@@ -311,17 +296,7 @@ class NearCall:
                 version = outcome.version
             self._heed(part.shard, version, outcome)
 
-    # -- by message --------------------------------------------------------------
-
-    def _send(self, request: Request, shards: Sequence[int]) -> None:
-        """Send a part of the call as messages."""
-        if request.check is not None:
-            request.check()
-        self._sent.append(start(self._far, request, shards, self._deadline))
-        if self._is_stopped:
-            self._sent[-1].stop()
-
-    def _left(self, parts: Sequence[NearPart]) -> float:
+    def _seconds_left(self, parts: Sequence[NearPart]) -> float:
         """Return the seconds left, or raise an error that names the late shards."""
         try:
             return self._deadline.left()
@@ -329,11 +304,3 @@ class NearCall:
             far, shards = self._far, [part.shard for part in parts]
             late = partial(far.late, self._deadline, self._request, shards)
             raise far.link.run(late) from None
-
-    def _call_off(self) -> None:
-        for part, ticket in self._tickets:
-            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
-        for sent in self._sent:
-            sent.stop()
-        # Until they end the loop may read or fill the caller's arrays.
-        concurrent.futures.wait(self._sent, STOP_SECONDS)

@@ -1,0 +1,145 @@
+"""One call to shards from a thread, over carriers.
+
+The life of a call, step by step, all of it in the thread that makes the call:
+
+1. A carrier begins: sockets get frames, local shards get tickets. The thread waits for
+   no part before all have begun: under BSP another trainer may wait for this one on the
+   next shard.
+2. The thread takes what has arrived, and waits for the rest.
+3. What a carrier cannot finish it leaves to the next one, under the same sequence
+   number. Local shards leave to sockets what only their owners can do. Sockets leave to
+   messages what is late, refused, cut off half way, or has to wait. The event loop
+   (`far`) finds out where shards have moved, and sends their messages again.
+4. The thread joins all answers. After an error it leaves no part under way.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from daskps.cluster.caller.interrupts import shielded
+from daskps.cluster.caller.routes import Reply, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.wire.deadline import Deadline
+
+    #: Requests, and the shards of each that have not answered.
+    Left: TypeAlias = list[tuple[Request, Sequence[int]]]
+    BeginNext: TypeAlias = Callable[
+        [Request, Sequence[int], Deadline], "ThreadCall | CallFuture[Reply]"
+    ]
+
+#: How long to wait for messages that were called off.
+STOP_SECONDS = 5.0
+
+
+class Carrier(Protocol):
+    """What carries the parts of one call; only `stop` is for other threads."""
+
+    #: Shards that have answered, with their versions, and the clocks by which the
+    #: slowest live trainer was behind.
+    versions: list[tuple[int, int]]
+    lag: int
+    #: What it leaves to the next carrier.
+    left: Left
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a shard has its part and has not answered."""
+
+    def begin(self) -> None:
+        """Give shards their parts, without a wait for other callers."""
+
+    def take(self) -> None:
+        """Take answers until all have come, or something is left."""
+
+    def stop(self) -> None:
+        """Make `take` end soon."""
+
+    def cancel(self) -> None:
+        """Take back what is under way."""
+
+
+class ThreadCall:
+    """One call, which goes on wherever its carrier leaves something.
+
+    Parameters
+    ----------
+    carrier : Carrier
+        The first carrier.
+    deadline : Deadline
+        The end of the call.
+    begin_next : callable
+        Has the next carrier begin a request at some shards, until the deadline.
+    """
+
+    def __init__(
+        self, carrier: Carrier, deadline: Deadline, begin_next: BeginNext
+    ) -> None:
+        self._carrier, self._deadline = carrier, deadline
+        self._begin_next = begin_next
+        self._sent: list[ThreadCall | CallFuture[Reply]] = []
+        self._is_stopped = False
+
+    def begin(self) -> None:
+        """Have all carriers begin."""
+        try:
+            self._send_left()
+            self._carrier.begin()
+            self._send_left()
+        except BaseException:
+            self.call_off()
+            raise
+
+    def result(self) -> Reply:
+        """Return the answers of all shards, once they have come."""
+        carrier = self._carrier
+        try:
+            self._send_left()
+            while carrier.is_under_way:
+                carrier.take()
+                self._send_left()
+            replies = [sent.result() for sent in self._sent]
+            return joined([Reply(carrier.versions, carrier.lag), *replies])
+        except BaseException:
+            self.call_off()
+            raise
+
+    def run(self) -> Reply:
+        """Make it, and return the answers of all shards, whatever Ctrl-C interrupts."""
+        return shielded(self._run, self.stop)
+
+    def _run(self) -> Reply:
+        self.begin()
+        return self.result()
+
+    def _send_left(self) -> None:
+        left = self._carrier.left
+        while left and not self._is_stopped:
+            self._sent.append(self._begin_next(*left.pop(0), self._deadline))
+        if self._is_stopped:
+            raise concurrent.futures.CancelledError
+
+    def stop(self) -> None:
+        """Make it end soon, from any thread; the calling thread itself ends it."""
+        self._is_stopped = True
+        self._carrier.stop()
+        for sent in [*self._sent]:
+            sent.stop()
+
+    def call_off(self) -> None:
+        """Leave nothing of it under way."""
+        self._carrier.cancel()
+        for sent in self._sent:
+            sent.stop()
+        # Until they end the loop may read or fill the caller's arrays.
+        for sent in self._sent:
+            if isinstance(sent, ThreadCall):
+                sent.call_off()
+            else:
+                concurrent.futures.wait([sent], STOP_SECONDS)
