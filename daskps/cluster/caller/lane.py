@@ -271,12 +271,9 @@ class Lane(Channel):
         They are the same for all forms of that key, which says what is read. Each
         caller has other arrays that the values go to.
         """
-        found = tuple(
-            [
-                np.frombuffer(self._buffer, dtype, n, at)
-                for _, _, dtype, n, at in frame.places
-            ]
-        )
+        found: tuple[Array, ...] = ()
+        for _, _, dtype, n, at in frame.places:
+            found = (*found, np.frombuffer(self._buffer, dtype, n, at))
         if not frame.counts:
             self._sources[frame.key] = found
         return found

@@ -27,10 +27,10 @@ from daskps.cluster.caller.targets import NO_ROWS, NO_SLICES, ReadSlice
 from daskps.cluster.lane.forms import COUNTED, ID, given_in, most_words
 from daskps.cluster.wire.read_words import words_of
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.shards.steps import GRADIENT, changes
+from daskps.shards.steps import GRADIENT, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from daskps.cluster.caller.lanes import Lanes
     from daskps.cluster.caller.routes import Request
@@ -345,13 +345,6 @@ class LaneRoute:
         self.frames = tuple([frame for frame in fixed if frame is not None])
         self.is_small = all(frame.call_nbytes <= SMALL_NBYTES for frame in self.frames)
 
-    def of_call(self, frames: Iterable[LaneFrame], arrays: CallArrays) -> LaneRoute:
-        """Return the route of one call, with its frames and their arrays."""
-        found = LaneRoute(self.lanes, self.run, self.slices, looks=self.looks)
-        found.rest, found.words = self.rest, self.words
-        found.frames, found.arrays = tuple(frames), arrays
-        return found
-
 
 class LaneRoutes:
     """The routes over lanes from one process to a store's shards.
@@ -377,10 +370,12 @@ class LaneRoutes:
         looks = request.check is not None and _looks_there(request, shards)
         tables, only_rows = NO_TABLES, False
         if request.rows or rows or request.codec:
-            if not _may_go(self._meta, request):
+            if (request.rows or request.codec) and not _may_go(self._meta, request):
                 return None
             tables = _tables_of(self._meta, request)
-            only_rows = not (changes(step) or slices or request.arrays)
+            only_rows = not (
+                slices or request.arrays or step.kind != NOTHING or step.tick
+            )
         key = (
             # The shards of such a call differ from call to call.
             None if only_rows else (request.route, *shards),
@@ -392,7 +387,7 @@ class LaneRoutes:
             tables,
         )
         known = self._known.find(key)
-        if known is None or not known.reads_as(target):
+        if known is None or not (only_rows or known.reads_as(target)):
             known = LaneRoute(self._lanes, step.run, slices, looks=looks)
             known.of_rows = only_rows
             known.rest = {s: of for s, of in slices.items() if s not in shards}
@@ -407,7 +402,10 @@ class LaneRoutes:
         arrays, frames = CallArrays(dict(request.arrays), [*flats]), []
         for host, of in self._find_hosts(known, request, shards, tables):
             frames.append(host.frame(request.rows, rows, of, arrays))
-        return known.of_call(frames, arrays)
+        found = LaneRoute(self._lanes, step.run, slices, looks=looks)
+        found.rest, found.words = known.rest, known.words
+        found.frames, found.arrays = tuple(frames), arrays
+        return found
 
     def _find_hosts(
         self, route: LaneRoute, request: Request, shards: Sequence[int], tables: Tables

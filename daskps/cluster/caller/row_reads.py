@@ -1,4 +1,4 @@
-"""Reads of rows alone, from shards that this process reaches.
+"""Reads of rows alone, from shards that this process reaches, or over sockets.
 
 The shards, and the places where the rows of each table begin, stay the same from one
 read to the next: they are looked up once.
@@ -6,22 +6,27 @@ read to the next: they are looked up once.
 
 from __future__ import annotations
 
+import time
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from daskps.cluster.caller.absent_rows import AbsentRows
-from daskps.cluster.caller.lane_row_reads import LaneRowReads
+from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.caller.row_routes import RowCut
+from daskps.cluster.caller.routes import Request, Route
+from daskps.cluster.caller.row_routes import RowCut, RowSlice
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.caller.targets import find_overlap
-from daskps.cluster.wire.rows import most_rows
+from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.targets import NO_SLICES, Target, find_overlap
+from daskps.cluster.wire.rows import RowsAsked, most_rows
+from daskps.config import cache_dir
 from daskps.errors import ProtocolError
 from daskps.layout.ids import as_ids
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.reader import RowsRead
+from daskps.shards.steps import READ, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     TableAsked: TypeAlias = tuple[Table, Array, Array]
 
 _ID = np.dtype(np.int64)
+_READ = Step(wait=READ)
 
 
 class RowReads:
@@ -55,8 +61,12 @@ class RowReads:
 
     def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
         self._meta, self._ways, self._counters = meta, ways, far.counters
-        #: Reads rows of shards that are all of other processes.
-        self._by_lane = None if far.lanes is None else LaneRowReads(far, far.lanes)
+        self._far = far
+        #: Until when shards count as those of other processes: a nearer way that is
+        #: closed may be open soon.
+        self._far_until: dict[int, float] = {}
+        #: Of reads over sockets; which shards they go to differs from read to read.
+        self._route = Route(meta.where, {}, None)
         self._known: Prepared[int, PreparedRead] = Prepared(meta, meta.layout.n_shards)
         #: Positions of tables in each shard, less their numbers.
         n_arrays = len(meta.layout.parameters)
@@ -130,9 +140,13 @@ class RowReads:
                 return False  # the general read says which id is not of the table
         if not pending:
             return False
-        by_lane = self._by_lane
-        if by_lane and by_lane.far and until and not absent and by_lane.knows(pending):
-            is_read = by_lane.read(pending, until)
+        known, now = self._far_until, time.monotonic()
+        if (
+            until is not None
+            and not absent
+            and min(map(known.get, pending, repeat(0.0))) > now
+        ):
+            is_read = self._read_far(pending, until)
         else:
             is_read = self._read(pending)
         if is_read:
@@ -155,8 +169,9 @@ class RowReads:
             else:
                 found.append(one)
         if far:
-            if self._by_lane is not None:
-                self._by_lane.note(far)  # for the next one
+            if self._far.lanes is not None:  # for the next one
+                soon = time.monotonic() + AGAIN_SECONDS
+                self._far_until.update(dict.fromkeys(far, soon))
             return False
         read = found[0] if len(found) == 1 else PreparedRead.joined(found)
         try:
@@ -167,6 +182,35 @@ class RowReads:
             return False
         self._counters.local_calls += read.n_hosts
         return True
+
+    def _read_far(
+        self,
+        pending: Mapping[int, Sequence[RowsRead]],
+        until: Callable[[], Deadline],
+    ) -> bool:
+        """Read rows over sockets; a message asks for those that no socket answers.
+
+        Returns False for ids that a shard does not have: the general read says which.
+        """
+        layout, flats = self._meta.layout, list["Array"]()
+        rows: dict[int, tuple[RowSlice, ...]] = {}
+        for shard, copies in pending.items():
+            of, first = [], len(layout.pieces[shard])
+            for position, ids, out, at, _ in copies:
+                piece = layout.table_pieces[shard][position - first]
+                if not piece.holds(ids, cache_dir=cache_dir()):
+                    return False
+                asked = RowsAsked(position, ids, piece.table.dim, piece.table.dtype)
+                to = slice(0, len(ids)) if at is None else at
+                of.append(RowSlice(asked, len(flats), to))
+                flats.append(out.reshape(-1))
+            rows[shard] = tuple(of)
+        target = Target(NO_SLICES, flats, dict, rows)
+        request = Request(self._route, _READ, {}, target)
+        route = self._far.find_lanes(request, [*pending])
+        if route is not None:
+            Sockets.of(self._far, route, request, until()).run()
+        return route is not None
 
     def _asked(
         self, table: Table, given: Any, out: Any
