@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-by-lane-that-is-not-noted",
-        "daskps.cluster.caller.lane_read:LaneRead.read",
+        "daskps.cluster.caller.reads:NamedRead.read_far",
         "self._seen.update(reply.versions)",
         "pass",
         (_ON_HOSTS + "test_a_read_that_is_known_counts[lane]",),

@@ -13,6 +13,7 @@ its clock stays as it is until it has ticked twice.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from functools import partial
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from daskps.cluster.caller.lane_read import LaneRead
+from daskps.cluster.caller import routes
+from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.near import AGAIN_SECONDS
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.shard_map import Prepared
+from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import Target, find_overlap
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.wire.deadline import Deadline
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.cluster.caller.targets import ReadSlice, ReadSlices
     from daskps.cluster.caller.ways import Ways
@@ -237,22 +243,69 @@ class NamedRead:
         #: The arrays of the latest read, of which no two share memory.
         self._apart = [weakref.ref(array) for array in out.values()]
         self.slices = target.slices
+        self._far, self._seen = far, seen
+        self._step = Step(run=ways.run, rank=ways.rank)
         near: dict[int, tuple[ReadSlice, ...]] = {}
         far_slices: dict[int, tuple[ReadSlice, ...]] = {}
         for shard, of in target.slices.items():
             where = far_slices if ways.find_shard(shard) is None else near
             where[shard] = of
-        #: The read of shards that this process reaches, and by lanes the read of the
-        #: others.
-        self.prepared = PreparedRead.of(ways, near, seen=seen)
-        self.by_lane: LaneRead | None = None
+        #: The read of shards that this process reaches, and the route over sockets to
+        #: the others, if there are any.
+        self.near = PreparedRead.of(ways, near, seen=seen)
+        self.route: LaneRoute | None = None
+        #: Until when it holds: a way that is closed now may be open soon.
+        self.until = math.inf
         if far_slices:
-            step = Step(run=ways.run, rank=ways.rank)
-            self.by_lane = LaneRead.of(far, far_slices, step, seen)
+            request = self._request(far_slices, 0, ())
+            self.route = far.find_lanes(request, tuple(far_slices))
+            self.until = time.monotonic() + AGAIN_SECONDS
         #: Whether it is worth keeping.
-        self.is_possible = self.prepared is not None and (
-            not far_slices or self.by_lane is not None
+        self.is_possible = self.near is not None and (
+            not far_slices or self.route is not None
         )
+
+    def _request(
+        self, slices: ReadSlices, clock: int, outs: Sequence[Array]
+    ) -> Request:
+        """Return a read of other processes' shards as a request."""
+        step, target = self._step._replace(clock=clock), Target(slices, outs, dict)
+        return routes.read(self._far.meta, target, None, step)
+
+    def read_far(
+        self,
+        near: PreparedRead,
+        route: LaneRoute,
+        outs: Sequence[Array],
+        *,
+        clock: int,
+        deadline: Deadline,
+    ) -> int | None:
+        """Read over sockets, and from the shards that this process reaches, if any.
+
+        These are read while the hosts read, or afterwards where the hosts have little
+        work: they then need the interpreter's lock above all. Returns by how many clocks
+        the slowest trainer was behind; None where `near` must be asked.
+        """
+        said = LaneSaid(clock, outs=outs)
+        make = partial(self._request, route.slices, clock, outs)
+        call = Sockets(self._far, route, said, make=make, deadline=deadline)
+        lag: int | None = 0
+        if not near.n_hosts:
+            reply = call.run()
+        elif route.is_small:
+            reply, lag = call.run(), near.read(repeat(clock), outs)
+        else:
+
+            def meanwhile() -> Sequence[tuple[int, int]]:
+                nonlocal lag
+                lag = near.read(repeat(clock), outs)
+                return ()
+
+            reply = call.run(meanwhile)
+        if self._seen is not None:
+            self._seen.update(reply.versions)
+        return None if lag is None else max(lag, reply.lag)
 
     def flats(self, out: Mapping[str, Array]) -> list[Array] | None:
         """Return the arrays as vectors; None where the general read must check them."""
@@ -331,17 +384,17 @@ class Reads:
         known = self._named.find(_asked(names, out))
         if known is None or (flats := known.flats(out)) is None:
             return None
-        near, far = known.prepared, known.by_lane
+        near, route = known.near, known.route
         if near is None:
             return None
-        if far is None:
+        if route is None:
             lag = near.read(repeat(clock), flats)
-        elif time.monotonic() > far.until:
+        elif time.monotonic() > known.until:
             self._named.forget(_asked(names, out))
             return None
         else:
-            also = partial(near.read, repeat(clock), flats) if near.n_hosts else None
-            lag = far.read(clock, flats, deadline or self._forever, also)
+            until = deadline or self._forever
+            lag = known.read_far(near, route, flats, clock=clock, deadline=until)
         if lag is None:
             return None
         self._counters.local_calls += near.n_hosts

@@ -13,7 +13,7 @@ from distributed import Client
 
 import daskps
 from daskps import optim
-from daskps.cluster.caller import lane_read, lanes, near
+from daskps.cluster.caller import lanes, near, reads
 from tests.cluster.callers import counted
 from tests.seams import session_of
 from tests.support import local_cluster, until
@@ -48,7 +48,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane is opened at the first call; no nearer way is looked for meanwhile."""
     monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
     monkeypatch.setattr(near, "AGAIN_SECONDS", 1000.0)
-    monkeypatch.setattr(lane_read, "AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(reads, "AGAIN_SECONDS", 1000.0)
 
 
 def least(call: Callable[[], object]) -> list[str]:
