@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "memory-without-its-nonce",
         "daskps.cluster.machine.membership:Membership.attach",
-        "if (found := block.proof) != (meant := (MAGIC, FORMAT, address.nonce)):",
-        "if (found := block.proof)[:2] != (meant := (MAGIC, FORMAT)):",
+        "if (found := block.proof) != (meant := block.meant):",
+        "if (found := block.proof)[:2] != (meant := block.meant[:2]):",
         (
             "tests/cluster/machine/test_blocks.py::test_what_is_not_the_segment_is_refused",
         ),

@@ -443,15 +443,15 @@ async def _try_out(
     path = f"{UNFINISHED}{uuid.uuid4().hex}"
     where = target.url, pack_options(target.options)
     try:
-        await asyncio.to_thread(_write, target, path)
+        await asyncio.to_thread(_write_trial, target, path)
         workers = [*dict.fromkeys(owners)]
         seen = await gather(
             *(ask(worker, "sees_file", where=where, path=path) for worker in workers)
         )
     except BaseException:
-        await link.wind_up(asyncio.to_thread(_remove, target, path))
+        await link.wind_up(asyncio.to_thread(_remove_trial, target, path))
         raise
-    await asyncio.to_thread(_remove, target, path)
+    await asyncio.to_thread(_remove_trial, target, path)
     for worker, sees in zip(workers, seen, strict=True):
         if not sees:
             raise CheckpointError(
@@ -462,12 +462,12 @@ async def _try_out(
             )
 
 
-def _write(target: CheckpointTarget, path: str) -> None:
+def _write_trial(target: CheckpointTarget, path: str) -> None:
     storage = Storage(target.url, target.options)
     storage.write(path, b"")
     # A restore lists the folders, so that must work, too.
     storage.folders()
 
 
-def _remove(target: CheckpointTarget, path: str) -> None:
+def _remove_trial(target: CheckpointTarget, path: str) -> None:
     Storage(target.url, target.options).remove(path)

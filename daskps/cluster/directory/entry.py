@@ -426,5 +426,5 @@ async def insist(
             await hosts.control(worker, method, **about)
             return
         except on as error:
-            logger.info("%s has yet to hear %s: %r", worker, method, error)
+            logger.debug("%s has yet to hear %s: %r", worker, method, error)
             await asyncio.sleep(pause)

@@ -134,6 +134,11 @@ class Block:
         return tuple(int(words[at]) for at in (MAGIC_AT, FORMAT_AT, NONCE))
 
     @property
+    def meant(self) -> tuple[int, ...]:
+        """The magic, the format and the nonce that its maker wrote."""
+        return MAGIC, FORMAT, self.nonce
+
+    @property
     def body(self) -> Array:
         """The memory behind a page for the header, as mailboxes have it."""
         return self.buffer[HEAD_NBYTES:]
@@ -174,7 +179,7 @@ class Block:
         For memory that is no segment, which writes its own but for the nonce.
         """
         words = self.buffer[:_HEADER_NBYTES].view(np.int64)
-        words[[MAGIC_AT, FORMAT_AT, NONCE]] = MAGIC, FORMAT, self.nonce
+        words[[MAGIC_AT, FORMAT_AT, NONCE]] = self.meant
 
     def own(self, name: str, remove: Callable[[str], bool]) -> None:
         """Have this process answer for the memory, under a name of its own."""

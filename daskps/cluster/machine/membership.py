@@ -37,7 +37,6 @@ from daskps.cluster.machine.folder import WayClosed, folder_of, try_lock, unlink
 from daskps.cluster.machine.registry import Registry, Role, enter, leave, locked
 from daskps.cluster.machine.sweeping import sweep_abandoned, sweep_later
 from daskps.cluster.machine.warnings import warn_private
-from daskps.shards.memory.format import FORMAT, MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -282,7 +281,7 @@ class Membership:
         except OSError as error:
             path = f"{self.path}/{address.name}"
             raise WayClosed(f"{path} cannot be attached: {error}") from error
-        if (found := block.proof) != (meant := (MAGIC, FORMAT, address.nonce)):
+        if (found := block.proof) != (meant := block.meant):
             raise WayClosed(
                 f"{self.path}/{address.name} is not the segment that was meant: magic, "
                 f"format and nonce are {found}, not {meant}"
