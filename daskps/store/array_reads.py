@@ -12,7 +12,7 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.region_routes import read_runs
 from daskps.layout.chunks import chunks_of
 from daskps.store.handle import DEFAULT
-from daskps.store.mistaken import no_array_attribute, not_written_in_part
+from daskps.store.mistaken import no_array_attribute
 from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array
@@ -99,7 +99,12 @@ class ReadableArray:
             raise no_array_attribute(self, name)
 
         def __setitem__(self, index: Any, value: Any) -> None:
-            raise not_written_in_part(self.name)
+            parameter = f"store[{self.name!r}]"
+            raise TypeError(
+                f"{parameter}[...] = value writes nothing to the workers; pull the "
+                f"parameter, change the copy and give it to {parameter}.assign(...), or "
+                f"add a difference with {parameter}.add(...)"
+            )
 
     def __len__(self) -> int:
         if not self.shape:

@@ -102,31 +102,6 @@ def no_store_attribute(store: Any, attribute: str, names: Any) -> AttributeError
     return lacks(store, attribute, advice)
 
 
-def not_set(attribute: str) -> AttributeError:
-    """Return what to say to those who set an attribute of a store."""
-    return AttributeError(
-        f"a store has no attributes to set; to replace parameter {attribute!r} use "
-        f"store.assign({{{attribute!r}: value}})"
-    )
-
-
-def not_written(name: Any) -> TypeError:
-    """Return what to say to those who write to a store as to a dict."""
-    return TypeError(
-        f"store[{name!r:.60}] = value writes nothing to the workers; use "
-        f"store.assign({{{name!r:.60}: value}}), or store.add(...) for a plain +="
-    )
-
-
-def not_written_in_part(name: str) -> TypeError:
-    """Return what to say to those who write to a part of a parameter."""
-    return TypeError(
-        f"store[{name!r}][...] = value writes nothing to the workers; pull the "
-        f"parameter, change the copy and give it to store[{name!r}].assign(...), or "
-        f"add a difference with store[{name!r}].add(...)"
-    )
-
-
 def not_a_row(name: str, *, read: bool) -> TypeError:
     """Return what to say to those who index a table, or make an array of it."""
     if read:
@@ -137,14 +112,6 @@ def not_a_row(name: str, *, read: bool) -> TypeError:
     return TypeError(
         f"store[{name!r}][...] = value writes nothing to the workers; use "
         f"store[{name!r}].assign(ids, values), or .add(ids, deltas)"
-    )
-
-
-def not_deleted(name: Any) -> TypeError:
-    """Return what to say to those who delete a parameter."""
-    return TypeError(
-        f"parameter {name!r:.60} cannot be taken out of its store; create another "
-        f"store without it, or free all of this one with store.delete()"
     )
 
 

@@ -172,8 +172,13 @@ class Owned(Handle):
         """
         if not callable(f):
             raise TypeError(f"f is a function f(block, name) -> block, found {f!r:.60}")
-        pickled, finite = _dumped(f), config.check_finite()
-        source = self._producer_here(self._bind())
+        try:
+            pickled = dumps(f)
+        except Exception as error:
+            raise TypeError(
+                f"f cannot be pickled ({error}); define it without open files and locks"
+            ) from error
+        finite, source = config.check_finite(), self._producer_here(self._bind())
 
         async def work(shards: ShardClient, deadline: Deadline) -> Any:
             meta = shards.meta
@@ -301,12 +306,3 @@ def _listed(contributions: Any) -> list[Any]:
             f"contributor, found {type(contributions).__name__}; pass [{{'w': array}}]"
         )
     return list(contributions)
-
-
-def _dumped(f: Any) -> bytes:
-    try:
-        return dumps(f)
-    except Exception as error:
-        raise TypeError(
-            f"f cannot be pickled ({error}); define it without open files and locks"
-        ) from error

@@ -22,12 +22,7 @@ from daskps.store.array import ParameterArray
 from daskps.store.checkpoints import CheckpointInfo, info_of
 from daskps.store.ending import Closable
 from daskps.store.handle import DEFAULT
-from daskps.store.mistaken import (
-    no_store_attribute,
-    not_deleted,
-    not_set,
-    not_written,
-)
+from daskps.store.mistaken import no_store_attribute
 from daskps.store.owner_verbs import Owned
 from daskps.store.pulls import Readable
 from daskps.store.pushes import Writable
@@ -305,14 +300,23 @@ class ParameterStore(Owned, Writable, Readable, Closable):
                 and name not in _ATTRIBUTES
                 and not hasattr(type(self), name)
             ):
-                raise not_set(name)
+                raise AttributeError(
+                    f"a store has no attributes to set; to replace parameter {name!r} "
+                    f"use store.assign({{{name!r}: value}})"
+                )
             super().__setattr__(name, value)
 
         def __setitem__(self, name: Any, value: Any) -> None:
-            raise not_written(name)
+            raise TypeError(
+                f"store[{name!r:.60}] = value writes nothing to the workers; use "
+                f"store.assign({{{name!r:.60}: value}}), or store.add(...) for a plain +="
+            )
 
         def __delitem__(self, name: Any) -> None:
-            raise not_deleted(name)
+            raise TypeError(
+                f"parameter {name!r:.60} cannot be taken out of its store; create "
+                f"another store without it, or free all of this one with store.delete()"
+            )
 
 
 def _sweep(target: CheckpointTarget) -> None:

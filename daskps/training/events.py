@@ -16,6 +16,7 @@ from daskps.cluster.caller.user_calls import (
 )
 from daskps.cluster.wire.deadline import Deadline
 from daskps.layout.chunks import ARRAYS
+from daskps.store.handle import DEFAULT
 from daskps.training import advice
 from daskps.training.callbacks import ProgressBar, notify, of_kind
 from daskps.training.ending import EarlyEnd, Retries
@@ -147,10 +148,8 @@ class RunEvents:
     async def _snapshot(self) -> Callable[[], Awaitable[dict[str, Array]]]:
         """Copy the parameters where they are; return what brings them here."""
         shards = await self.store._attach(self.store._bind())
-        what = f"the snapshot that is validated of store {self.store.name!r}"
-        taken = await snapshots.take_snapshot(
-            shards, ARRAYS, Deadline(config.deadline(), what)
-        )
+        deadline = self.store._deadline(DEFAULT, "the snapshot that is validated")
+        taken = await snapshots.take_snapshot(shards, ARRAYS, deadline)
         return lambda: snapshots.values(taken)
 
     async def _decide(self, epoch: int, *, stop: bool) -> None:

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-def check_op(op: Any) -> None:
-    """Refuse an operation that no all-reduce has."""
-    if not isinstance(op, str) or op not in OPERATIONS:
-        raise ValueError(
-            f"op={op!r:.60} is not known; choose one of {tuple(OPERATIONS)}"
-        )
-
-
-def brought_by(given: Any, op: str) -> tuple[Offered, list[Array]]:
+def brought_by(given: Any, op: Any) -> tuple[Offered, list[Array]]:
     """Return what arrays are, and each of them flat.
 
     One array alone has the name "".
@@ -34,8 +26,13 @@ def brought_by(given: Any, op: str) -> tuple[Offered, list[Array]]:
     Raises
     ------
     ValueError
-        For what has no numbers that can be combined.
+        For an operation that no all-reduce has, and for what has no numbers that can be
+        combined.
     """
+    if not isinstance(op, str) or op not in OPERATIONS:
+        raise ValueError(
+            f"op={op!r:.60} is not known; choose one of {tuple(OPERATIONS)}"
+        )
     named = intake.plain(given) if isinstance(given, Mapping) else {"": given}
     if not 1 <= len(named) <= MOST_PARAMETERS:
         raise ValueError(

@@ -34,6 +34,7 @@ from daskps.errors import (
     UnsavedRunError,
 )
 from daskps.optim.local import check_rules
+from daskps.store.handle import DEFAULT
 from daskps.store.store import ParameterStore
 from daskps.training.callbacks import ProgressBar, of_kind
 from daskps.training.data.lazy import computed_parts, is_lazy
@@ -331,8 +332,8 @@ class Job(RunEvents):
     async def _result(self, link: Link, execution: str) -> TrainResult:
         """Read what came out."""
         shards = await self.store._attach(link)
-        what = f"the stats of store {self.store.name!r}"
-        rows = await shards.control("stats", Deadline(config.deadline(), what))
+        asked = self.store._deadline(DEFAULT, "the stats")
+        rows = await shards.control("stats", asked)
         found = await self.store.pull_async()
         counted = dict(self.counted)
         counted["clock"] += self.status.clock
@@ -406,13 +407,9 @@ class Job(RunEvents):
 
     async def _check(self, link: Link, plan: FitPlan) -> None:
         """Refuse what the parameters, tables and rules of the store do not take."""
-        models = plan.average_models
-        if not (plan.rows or models or plan.sync_every != 1):
-            return
-        shards = await self.store._attach(link)
+        shards, models = await self.store._attach(link), plan.average_models
         meta = shards.meta
-        if plan.rows:
-            check_tables(meta, plan.rows)
+        check_tables(meta, plan.rows)
         if models or plan.sync_every != 1:
             what = "average='models'" if models else "sync_every"
             check_rules(load_rules(meta), meta.layout.names, what, rounds=models)

@@ -12,7 +12,7 @@ from daskps.errors import ConsistencyError, PushRejectedError
 from daskps.layout.arrays import FLOATS
 from daskps.store import intake
 from daskps.store.arguments import number
-from daskps.training.gathering import brought_by, check_op
+from daskps.training.gathering import brought_by
 from daskps.training.overlap.ahead import Ahead
 from daskps.training.row_ids import deltas_of_rows
 
@@ -220,7 +220,6 @@ class Verbs(Ahead):
         >>> daskps.run(store, loop, [np.array([1, 4]), np.array([3, 2])])
         [(2, [4.5, 6.0]), (2, [4.5, 6.0])]
         """
-        check_op(op)
         brought, flats = brought_by(arrays, op)
         session = self._live()
         seconds = self._settled(timeout, "an allreduce")

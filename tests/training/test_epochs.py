@@ -255,7 +255,7 @@ def test_a_store_that_another_run_has_trained_meanwhile(way, monkeypatch):
     with new_store(shards=2) as store:
         train(store, 3)
         before = bits(store)
-        monkeypatch.setattr("daskps.training.saves.epochs_of", look_too_early)
+        monkeypatch.setattr("daskps.training.job.epochs_of", look_too_early)
         with pytest.raises(
             daskps.ConsistencyError, match=r"begin with epoch 1.*epoch 3"
         ):

@@ -304,29 +304,23 @@ class Background:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is not None:
-            self.abandon()
+            # The operation under way ends with the run, which is about to be fenced.
+            with self._changed:
+                dropped = self._backlog.drop()
+            self._close()
+            for operation in dropped:
+                operation.set_exception(
+                    RunCancelledError(
+                        f"the loop of trainer {self.session.rank} failed before this was "
+                        f"sent"
+                    )
+                )
             return
         try:
             self.settle(None, "its end")
         finally:
             if thread := self._close():
                 thread.join()
-
-    def abandon(self) -> None:
-        """Carry out no more, for the loop has failed.
-
-        The operation under way ends with the run, which is about to be fenced.
-        """
-        with self._changed:
-            dropped = self._backlog.drop()
-        self._close()
-        for operation in dropped:
-            operation.set_exception(
-                RunCancelledError(
-                    f"the loop of trainer {self.session.rank} failed before this was "
-                    f"sent"
-                )
-            )
 
     def _close(self) -> threading.Thread | None:
         """Have the thread end once nothing waits; return it."""
