@@ -6,9 +6,9 @@ The life of a call, step by step, all of it in the thread that makes the call:
    no part before all have begun: under BSP another trainer may wait for this one on the
    next shard.
 2. The thread takes what has arrived, and waits for the rest.
-3. What a carrier cannot finish it leaves to the next one, under the same sequence
-   number. Local shards leave to sockets what only their owners can do. Sockets leave to
-   messages what is late, refused, cut off half way, or has to wait. The event loop
+3. A carrier leaves to the next one the parts it cannot finish, under the same sequence
+   number. Local shards leave to sockets those that only their owners serve. Sockets leave
+   to messages those that are late, refused, cut off half way, or must wait. The loop
    (`far`) finds out where shards have moved, and sends their messages again.
 4. The thread joins all answers. After an error it leaves no part under way.
 """
@@ -39,13 +39,13 @@ STOP_SECONDS = 5.0
 
 
 class Carrier(Protocol):
-    """What carries the parts of one call; only `stop` is for other threads."""
+    """Carries the parts of one call; only `stop` is for other threads."""
 
     #: Shards that have answered, with their versions, and the clocks by which the
     #: slowest live trainer was behind.
     versions: list[tuple[int, int]]
     lag: int
-    #: What it leaves to the next carrier.
+    #: Parts that it leaves to the next carrier.
     left: Left
 
     @property
