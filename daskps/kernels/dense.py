@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from daskps.kernels.compiled import module_of
+from daskps.kernels.compiled import entry, module_of
 from daskps.kernels.inputs import check_input, check_output
 from daskps.kernels.row_updates import Arrays, RowLoops, Scalars
 from daskps.kernels.update_source import update_source
@@ -228,21 +228,19 @@ class Kernel(RowLoops):
 
             return publish
         name, first = fast or ("publish", 0)
-        loop = self.module.function(name)
-        before, after = (w_in, w_out), (first, False) if fast else ()
-        between = (*slots, *outs)
-        latest: tuple[Scalars | None, Array] = None, np.empty(0)
+        loop, usual = entry(self.module.function(name)), self.compute_dtype
+        after = (first, False) if fast else ()
+        latest: tuple[Scalars | None, tuple[Any, ...]] = None, ()
 
         def update(g: Array, scalars: Scalars) -> None:
             nonlocal latest
-            usual = g.dtype is self.compute_dtype and g.flags.c_contiguous
-            if not usual or g.shape != shape:
+            if g.dtype is not usual or g.shape != shape or not g.flags.c_contiguous:
                 self._check_gradient(g, shape)
             kept = latest
             # Most rules have the same ones in every update.
             if scalars is not kept[0]:
-                kept = latest = scalars, self._cast(scalars)
-            loop(*before, g, *between, kept[1], *after)
+                kept = latest = scalars, (*slots, *outs, self._cast(scalars), *after)
+            loop(w_in, w_out, g, *kept[1])
 
         return update
 

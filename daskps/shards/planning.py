@@ -6,7 +6,7 @@ an array that does not fit, a parameter without an optimizer, a rule that raises
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from daskps.shards.arrays import by_function
 from daskps.shards.arrays.operations import Formed, PieceUpdate, overflows, scaled
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.arrays.rows import RowUpdate
-from daskps.shards.memory.format import FLIP
 from daskps.shards.memory.growth import look_up
 from daskps.shards.steps import (
     ADD,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from daskps.layout.parameters import Parameter
     from daskps.layout.tables import Table
+    from daskps.shards.memory.format import Record
     from daskps.shards.memory.growth import Operations
     from daskps.shards.memory.segment import Segment
     from daskps.typing import Array
@@ -74,9 +74,11 @@ class UpdatePlanner:
         #: Of weights, which `add` and `assign` take, and of gradients and models.
         self._dtypes = [np.dtype(name) for name in names]
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
-        self._sizes = [piece.size for piece in pieces]
         #: The rules that were found, by position: bindings make them when asked first.
         self._rules: dict[int, Bound] = {}
+        #: Plans of gradients of whole pieces, where scalars follow from the number of an
+        #: update: the rule, and the dtype and shape of arrays.
+        self._kept: dict[int, tuple[Bound, np.dtype[Any], tuple[int]]] = {}
 
     def binding(self, position: int) -> Bound | None:
         """Return the rule of a piece, None where it has none."""
@@ -90,8 +92,9 @@ class UpdatePlanner:
         PushRejectedError
             Naming the parameter.
         """
-        sizes, kind = self._sizes, step.kind
+        kind, sizes = step.kind, self._segment.sizes
         dtypes = self._computed if kind in (GRADIENT, MODEL) else self._dtypes
+        n = 0 if kind == REMOVE else len(sizes)
         for item in step.items:
             position, start, data, ids, _ = item
             if ids is not None:
@@ -103,8 +106,7 @@ class UpdatePlanner:
                     self._refuse_rows(position)
                 check_rows(item, self._tables[ordinal], dtypes[position], kind)
             elif (
-                kind == REMOVE
-                or not 0 <= position < len(sizes)
+                not 0 <= position < n
                 or data.dtype != dtypes[position]
                 or data.ndim != 1
                 or not data.flags.c_contiguous
@@ -140,60 +142,88 @@ class UpdatePlanner:
         return f"the {piece.size} elements of {name!r} ({piece.parameter.dtype})"
 
     def plan(
-        self, step: Step, counts: Array, *, fused: bool = False, alone: bool = False
+        self, step: Step, record: Record, *, fused: bool = False, alone: bool = False
     ) -> Operations:
         """Return the operations of a step that is an update of its own.
 
-        `counts` has the steps that each piece has taken.
+        `record` has the steps that each piece has taken.
 
         Where it was not looked for NaN and infinity yet, that is done here, or with
         `fused` by those operations; of rows where it is `alone`, as they can be rolled
         back.
         """
+        if (planned := self._plan_kept(step, record)) is not None:
+            return planned
         self.check(step)
+        weighs = step.kind == GRADIENT and step.weight != 1.0
         # A product may be infinite where the gradient is not.
-        fused = fused and step.kind == GRADIENT and step.weight == 1.0
+        fused = fused and step.kind == GRADIENT and not weighs
         if step.check and not fused:
             for item in step.items:
                 if item.ids is None:
                     self._look(item, step.kind)
-        weighs = step.kind == GRADIENT and step.weight != 1.0
-        planned: Operations = []
+        planned = []
         for item in step.items:
             position, start, data, ids, _ = item
+            update: PieceUpdate | RowUpdate
             if ids is not None:
-                update = self._rows(item, step, counts, (step.check, alone))
-                planned.append((position, update))
-                continue
-            if weighs:
-                data = self._weighed(position, data, step.weight)
-            given = position, start, data
-            planned.append((position, self._array(given, counts, step, fused)))
+                update = self._rows(item, step, record, (step.check, alone))
+            else:
+                if weighs:
+                    data = self._weighed(position, data, step.weight)
+                update = self._array((position, start, data), step, record, fused)
+            planned.append((position, update))
+        return planned
+
+    def _plan_kept(self, step: Step, record: Record) -> Operations | None:
+        """Return the operations of gradients of whole pieces whose plans are kept.
+
+        None for any other step, and where arrays do not fit.
+        """
+        if step.kind != GRADIENT or step.check or step.weight != 1.0:
+            return None
+        kept, lr, steps, factors = self._kept, step.lr, record.steps, record.factors
+        planned: Operations = []
+        for position, start, data, ids, _ in step.items:
+            plan = kept.get(position)
+            if plan is None or ids is not None or start:
+                return None
+            rule, dtype, shape = plan
+            if (
+                data.dtype != dtype
+                or data.shape != shape
+                or not data.flags.c_contiguous
+            ):
+                return None
+            scalars = rule.scalars(steps[position] + 1, lr, None, factors[position])
+            # As `PieceUpdate(...)`, at half of what that takes.
+            values = data, 0, rule, scalars, False, False
+            planned.append((position, tuple.__new__(PieceUpdate, values)))
         return planned
 
     def _array(
         self,
         item: tuple[int, int, Array | Formed],
-        counts: Array,
         said: Step,
+        record: Record,
         check: bool,
     ) -> PieceUpdate:
         """Return the update of a piece by what a step, or a round, brings for it."""
         position, start, data = item
-        rule, scalars = self._prepare(position, counts, said)
+        rule, scalars = self._prepare(position, record, said)
         if isinstance(rule, BoundFunction):
             given, segment = PieceUpdate(data, start), self._segment
             weights = segment.weights_of(segment.current, position)
-            now = {"weights": weights, "step": counts.item(position) + 1}
+            piece, step = self._pieces[position], record.steps[position] + 1
+            of = rule, piece, given
             with np.errstate(all="ignore"):
-                return by_function.update_of(rule, self._pieces[position], given, **now)
+                return by_function.update_of(*of, weights=weights, step=step)
         replace = rule is None and said.kind != ADD
-        # As `PieceUpdate(...)`, at a third of what that takes.
         values = data, start, rule, scalars, replace, check
         return tuple.__new__(PieceUpdate, values)
 
     def _prepare(
-        self, position: int, counts: Array, said: Step
+        self, position: int, record: Record, said: Step
     ) -> tuple[Bound | None, tuple[float, ...]]:
         """Return the rule for gradients of a piece, and its scalars for the next update.
 
@@ -205,12 +235,10 @@ class UpdatePlanner:
         if said.kind != GRADIENT:
             return None, ()
         rule = self._rules.get(position) or self._find_rule(position)
-        segment, epoch = self._segment, None
-        record = segment.records[segment.header[FLIP] & 1]
+        epoch, word = None, record.factors[position]
         if rule.goes_by_epoch and said.run:  # outside of runs nobody counts epochs
-            epoch = run_record.epoch_of(record)
-        word = record.factors[position]
-        scalars = rule.scalars(counts.item(position) + 1, said.lr, epoch, word)
+            epoch = run_record.epoch_of(self._segment.current)
+        scalars = rule.scalars(record.steps[position] + 1, said.lr, epoch, word)
         if rule.ranks:
             scalars = rule.of_rank(scalars, said.rank if said.run else -1)
         return rule, scalars
@@ -224,10 +252,14 @@ class UpdatePlanner:
                 f"cannot be applied; give create(optimizer=...) one, or use add or assign"
             )
         self._rules[position] = rule
+        n, is_function = len(self._pieces), isinstance(rule, BoundFunction)
+        if position < n and not (rule.goes_by_epoch or rule.ranks or is_function):
+            shape = (self._pieces[position].size,)
+            self._kept[position] = rule, self._computed[position], shape
         return rule
 
     def _rows(
-        self, item: Item, step: Step, counts: Array, look: tuple[bool, bool]
+        self, item: Item, step: Step, record: Record, look: tuple[bool, bool]
     ) -> RowUpdate:
         """Return the update of rows: repeats come to one, and are no rows twice.
 
@@ -261,7 +293,7 @@ class UpdatePlanner:
             if look[0]:
                 self._look(item, kind)
             self._refuse_overflow(position, item.data)
-        rule, scalars = self._prepare(position, counts, step)
+        rule, scalars = self._prepare(position, record, step)
         how = rule, scalars, kind == ASSIGN, fused
         return RowUpdate(ids, data, at, *how, rows=to, by=step.producer)
 
@@ -287,7 +319,7 @@ class UpdatePlanner:
         said: Step,
         reduced: Mapping[int, Array | Formed],
         rows: Mapping[int, tuple[Array, Array]],
-        counts: Array,
+        record: Record,
         *,
         check: bool = False,
     ) -> Operations:
@@ -300,17 +332,17 @@ class UpdatePlanner:
         for position in sorted(reduced):
             data = reduced[position]
             looks = check and isinstance(data, np.ndarray)
-            given = position, 0, data
-            planned.append((position, self._array(given, counts, said, looks)))
+            update = self._array((position, 0, data), said, record, looks)
+            planned.append((position, update))
         for position in sorted(rows):
             ids, data = rows[position]
             table = self._segment.tables[position - len(self._pieces)]
             to = None
             if table.any_rows is not None:
                 to = look_up(self._segment, table, ids)
-            rule, scalars = self._prepare(position, counts, said)
-            update = RowUpdate(ids, data, None, rule, scalars, check=check, rows=to)
-            planned.append((position, update))
+            rule, scalars = self._prepare(position, record, said)
+            of_rows = RowUpdate(ids, data, None, rule, scalars, check=check, rows=to)
+            planned.append((position, of_rows))
         return planned
 
     def look(self, step: Step) -> None:
@@ -334,8 +366,6 @@ class UpdatePlanner:
 
     def _weighed(self, position: int, data: Array, weight: float) -> Array:
         """Return a gradient times its weight, or refuse what overflows."""
-        if weight == 1.0:
-            return data
         product = scaled(data, weight)
         if weight > 1.0 and not self._is_finite(position, product):
             self._refuse_overflow(position, data)

@@ -87,7 +87,14 @@ class Pushes:
                 # Not for a repeat or a refusal: it overwrites the record before the
                 # one in force, which somebody may be reading from.
                 publication = Publication(segment)
-            self._take(ticket, planned, publication, is_first=not new)
+                publication.row = max(ticket.row, 0)
+            else:
+                publication.row = 0
+            self._note(ticket, publication.record)
+            publication.add(planned)
+            if planned or ticket.step.kind == SCALE:
+                publication.record.plain[VERSION] += 1
+            ticket.version = publication.record.plain[VERSION]
             new.append(ticket)
         if publication is not None:
             self._commit(publication, new)
@@ -115,23 +122,23 @@ class Pushes:
         Whatever can be wrong with it is found here, and nothing is written; where none is
         under way that it could join, there is room for its rows.
         """
-        segment = self._segment
+        segment, step = self._segment, ticket.step
         now = segment.records[segment.header[FLIP] & 1]
         record = publication.record if publication else now
-        step = ticket.step
         ticket.version = record.plain[VERSION]
         try:
-            ticket.row = self._find_row(step, record)
-            if ticket.row < 0:
+            of = run_record if step.run else producers
+            row = ticket.row = of.find_new(record, step)
+            if row < 0:
                 if _repeats(step, record):
                     ticket.duplicate = True
                     segment.header[N_DUPLICATES] += 1
                     return None
                 ticket.delay = run_record.find_delay(record, step)
-            if ticket.delay >= 0:
-                counts = run_record.dampen(record, step, ticket.delay)
-                ticket.dropped = counts is None
-                step = counts or step
+                if ticket.delay >= 0:
+                    counts = run_record.dampen(record, step, ticket.delay)
+                    ticket.dropped = counts is None
+                    step = counts or step
             if step.kind == SCALE:
                 planned: Operations = []
                 _scaled(record, step)
@@ -139,12 +146,10 @@ class Pushes:
                 # Else the others would be refused with it.
                 may = step.check and self._is_large
                 fused = may and alone and looks(segment, step.items)
-                planned = self._planner.plan(
-                    step, record.steps, fused=fused, alone=alone
-                )
+                planned = self._planner.plan(step, record, fused=fused, alone=alone)
             if ticket.dropped:
                 planned = []  # it was fine, as an error should not depend on its age
-            if ticket.row < 0 and not step.run:
+            if row < 0 and not step.run:
                 producers.check_room(record, step.producer)
             if segment.has_any_ids and publication is None:
                 make_room(segment, planned)
@@ -156,24 +161,9 @@ class Pushes:
             return None
         return planned
 
-    @staticmethod
-    def _find_row(step: Step, record: Record) -> int:
-        """Return where the row begins of whoever this is the next push of; or -1."""
-        if step.run:
-            return run_record.find_new(record, step)
-        return producers.find_new(record, step)
-
-    def _take(
-        self,
-        ticket: Ticket,
-        planned: Operations,
-        publication: Publication,
-        *,
-        is_first: bool,
-    ) -> None:
-        """Make a planned push part of a publication."""
-        step, record, row = ticket.step, publication.record, ticket.row
-        publication.row = max(row, 0) if is_first else 0
+    def _note(self, ticket: Ticket, record: Record) -> None:
+        """Note a planned push, and what it leads to beside its operations, in a record."""
+        step, row = ticket.step, ticket.row
         if step.run:
             at = run_record.find_row(record, step.rank) if row < 0 else row
             run_record.note_step(record, at, step)
@@ -181,13 +171,9 @@ class Pushes:
             producers.note_push(record, step, row)
         if step.touched is not None or self._floors.targets:
             self._floors.note(step)
-        publication.add(planned)
-        changes = bool(planned)
         if step.kind == SCALE:
             for position, word in _scaled(record, step).items():
                 record.factors[position] = word
-            changes = True
-        ticket.version = record.plain[VERSION] = record.plain[VERSION] + changes
 
     def _commit(self, publication: Publication, new: Sequence[Ticket]) -> None:
         """Put pushes in force, and count them, or those that were too old for that."""

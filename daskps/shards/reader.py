@@ -352,7 +352,8 @@ class ShardReader(Visibility):
         is_before = is_before and header[WITHDRAWS] != now
         if not (flip == now or is_before):
             return False
-        gathered, looked = [], list[tuple["AnyRows", Looked | None]]()
+        gathered: list[tuple[TableMemory, RowsRead, Array]] = []
+        looked: list[tuple[AnyRows, Looked | None]] = []
         for one in wanted:
             table, copy = self._tables.get(one.position) or self._table(one.position)
             if (any_rows := table.any_rows) is not None:

@@ -45,6 +45,8 @@ EARLY: Final = "early"
 #: trainers say with a push what they have read.
 CODES = {"bsp": 1, "ssp": 2, "asp": 3}
 MEASURED: Final = 4
+#: Policies under which each step that is new is applied as it comes.
+_SIMPLE: Final = (CODES["ssp"], CODES["asp"])
 
 
 #: Bits of a step's number that one trainer of a rank counts with. Above them stands
@@ -201,12 +203,10 @@ def find_new(record: Record, step: Step) -> int:
 
     Of runs without rounds: ASP and SSP.
     """
-    words, rank = record.plain, step.rank
-    if words[RUN] != step.run or not 0 <= rank < words[N_RANKS]:
-        return -1
-    if words[POLICY] in {CODES["bsp"], MEASURED}:
-        return -1  # nothing simple: how old it is decides what becomes of it
-    at = record.ranks_at + rank * RANK_WORDS
+    words = record.plain
+    if words[POLICY] not in _SIMPLE:
+        return -1  # under MEASURED its age decides what becomes of it
+    at = record.ranks_at + step.rank * RANK_WORDS
     is_new = words[at + NEXT] <= step.sequence and words[at + LIVE]
     return at if is_new else -1
 
@@ -217,8 +217,9 @@ def note_step(record: Record, at: int, step: Step) -> None:
     row[NEXT] = step.sequence + 1
     row[RANK_FLOOR] = max(row[RANK_FLOOR], step.floor)
     if step.tick:
-        row[CLOCK] = max(row[CLOCK], step.clock + 1)
-        row[FIRST] = row[NEXT]
+        if step.clock >= row[CLOCK]:
+            row[CLOCK] = step.clock + 1
+        row[FIRST] = step.sequence + 1
 
 
 def ended(run: int, reason: str) -> RunCancelledError:

@@ -150,19 +150,19 @@ class Shard:
             The version that the shard is at now; or ASK: nothing was changed, a ticket
             has to wait, or gets the reason.
         """
-        header, open_round = self._header, self.run_state.attached
+        header, run, open_round = self._header, step.run, self.run_state.attached
         words = self._heads[header[FLIP] & 1]
-        joins = open_round is not None and open_round.run == step.run
+        joins = open_round is not None and open_round.run == run
         if (
             # No cut and no fence holds steps back while it is open.
             header[GATE] != OPEN
             or not header[GENERATION] == self.generation == step.generation
             or self._abandoned is not None
             or (alone and self.parked.tickets)
-            or (step.run and not 0 <= step.rank < words[N_RANKS])
-            or words[RUN] != step.run != 0
+            or words[RUN] != run != 0
+            or (run and not 0 <= step.rank < words[N_RANKS])
             or joins != (words[POLICY] == _BSP)
-            or not (step.tick if step.run else step.kind != NOTHING)
+            or not (step.tick if run else step.kind != NOTHING)
             # Only its owner keeps where such a step goes.
             or (step.touched is not None and self.run_state.is_deputy)
             or header[ROWS_SEQUENCE] & 1  # who came before died at rows

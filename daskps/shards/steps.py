@@ -63,27 +63,28 @@ class Step(NamedTuple):
     #: Identity outside a run; a step without arrays needs none.
     producer: int = 0
     sequence: int = 0
-    generation: int = 1
     weight: float = 1.0
     lr: float | None = None
     wait: str = NO_WAIT
     #: Smallest version a read outside a run may return. With the gradients of a trainer
     #: whose run measures delays, the version that it has read last, or UNREAD.
     at_least: int = 0
-    #: Whether nobody has looked for NaN and infinity in the gradients yet.
-    check: bool = False
     #: Whether the arrays may be kept and changed (they came from another process).
     owned: bool = False
     #: All steps of this producer below this number were answered or given up.
     floor: int = 0
-    #: The shards this step goes to, None for all.
-    touched: Intervals | None = None
     #: Whether it brings all that its rank pushes at this clock, also what it has
     #: pushed before.
     whole: bool = False
     #: Steps of this producer that its caller has given up, in order, until each shard that
     #: they were meant for has heard of it.
     given_up: tuple[int, ...] = ()
+    # From here on what a way to a shard adds to the items, see `NearRoute.try_step`.
+    generation: int = 1
+    #: Whether nobody has looked for NaN and infinity in the gradients yet.
+    check: bool = False
+    #: The shards this step goes to, None for all.
+    touched: Intervals | None = None
 
     @property
     def nbytes(self) -> int:

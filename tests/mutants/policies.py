@@ -56,9 +56,9 @@ MUTANTS = (
     ),
     Mutant(
         "too-old-is-a-version",
-        "daskps.shards.pushes:Pushes._take",
-        "changes = bool(planned)",
-        "changes = True",
+        "daskps.shards.pushes:Pushes.apply",
+        "if planned or ticket.step.kind == SCALE:",
+        "if True:",
         (_ON_HOSTS + "test_above_the_bound_nothing_is_applied[inside-False]",),
     ),
     Mutant(
@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "factor-that-outlives-a-reset",
         "daskps.shards.memory.publication:Publication.reset",
-        "self.record.factors[position] = 0",
-        "pass",
+        "self.record.steps[position] = self.record.factors[position] = 0",
+        "self.record.steps[position] = 0",
         (_RATES + "test_within_rounds_only_for_the_run_that_waits",),
     ),
     Mutant(

@@ -210,6 +210,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "array-of-another-shape-by-a-kept-plan",
+        "daskps.shards.planning:UpdatePlanner._plan_kept",
+        "or data.shape != shape",
+        "or False",
+        (
+            "tests/shards/test_shard.py::test_an_array_that_does_not_fit_is_refused"
+            "_before_anything_is_written",
+        ),
+    ),
+    Mutant(
         "part-of-a-piece-in-a-round",
         "daskps.shards.planning:UpdatePlanner.check",
         "or (whole and len(data) != sizes[position])",

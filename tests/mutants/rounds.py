@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-of-a-run-that-is-over",
         "daskps.shards.shard:Shard.step",
-        "or words[RUN] != step.run != 0",
+        "or words[RUN] != run != 0",
         "or False",
         (
             "tests/shards/test_try_step.py"
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "step-of-a-rank-that-is-none",
         "daskps.shards.shard:Shard.step",
-        "or (step.run and not 0 <= step.rank < words[N_RANKS])",
+        "or (run and not 0 <= step.rank < words[N_RANKS])",
         "or False",
         ("tests/shards/test_try_step.py::test_rank_that_is_none_joins_no_round",),
     ),

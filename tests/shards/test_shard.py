@@ -263,9 +263,13 @@ def test_a_repeat_is_a_repeat_even_where_prepare_raises_by_now():
         Item(A, 0, np.ones(5), np.arange(0)),
     ],
 )
-@pytest.mark.parametrize("run", [0, RUN])
-def test_an_array_that_does_not_fit_is_refused_before_anything_is_written(item, run):
+@pytest.mark.parametrize(("run", "n_before"), [(0, 0), (0, 1), (RUN, 0)])
+def test_an_array_that_does_not_fit_is_refused_before_anything_is_written(
+    item, run, n_before
+):
     shard = bsp(1) if run else make()
+    for sequence in range(n_before):  # from then on the plan of such a push is kept
+        send(shard, Step(GRADIENT, hot(0), producer=1, sequence=sequence))
     before = contents(shard)
     good = hot(0)
     bad = Step(GRADIENT, (*good, item), run=run, rank=0 if run else -1, tick=bool(run))

@@ -193,11 +193,11 @@ def sync_has_a_new_number_each_time() -> None:
 
 def adopter_forgets_who_has_scaled() -> None:
     """Adopt a shard whose learning rates were scaled as if nobody had told it to."""
-    take, take_over = Pushes._take, Shard.take_over
+    note, take_over = Pushes._note, Shard.take_over
     scaled: set[int] = set()
 
-    def take_and_know(pushes: Pushes, ticket: Ticket, *given: Any, **how: Any) -> None:
-        take(pushes, ticket, *given, **how)
+    def note_and_know(pushes: Pushes, ticket: Ticket, *given: Any) -> None:
+        note(pushes, ticket, *given)
         if ticket.step.kind == SCALE:
             scaled.add(ticket.step.producer)
 
@@ -207,7 +207,7 @@ def adopter_forgets_who_has_scaled() -> None:
                 row[SEEN] = 0
         return take_over(shard)
 
-    put(Pushes, _take=take_and_know)
+    put(Pushes, _note=note_and_know)
     put(Shard, take_over=take_over_some)
 
 

@@ -115,7 +115,9 @@ class NearRoute:
         versions: list[tuple[int, int]] = []
         if time.monotonic() > self.next_look and not self.is_live():
             return versions, self.parts
-        firsts = self.route.firsts
+        firsts, touched = self.route.firsts, self.route.touched
+        # As `_replace` for each shard, at a third of what that takes.
+        kind, middle = step.kind, step[2:-3]
         seconds = SOON_SECONDS if len(self.parts) == 1 or not rows else 0.0
         rest: Sequence[NearPart] = self.parts
         while True:
@@ -124,18 +126,16 @@ class NearRoute:
                 shard, generation, _, hosted, slices = part
                 items: list[Item] = []
                 for position, name, start, stop in slices:
-                    # As `Item(...)`, and below `_replace`, at a third of what that takes.
+                    # As `Item(...)`, at half of what that takes.
                     at = firsts.get((shard, position), 0) if firsts else 0
                     values = position, at, arrays[name][start:stop], None, None
                     items.append(tuple.__new__(Item, values))
                 if rows:
                     layout = hosted.layout
                     items += [of.item(layout, shard, sent=False) for of in rows]
-                how = check, step.owned, step.floor, self.route.touched
-                said = step[0], items, *step[2:8], generation, *step[9:13], *how
+                said = kind, items, *middle, generation, check, touched
                 try:
-                    part_step = tuple.__new__(Step, (*said, *step[17:]))
-                    version = hosted.try_step(part_step, seconds)
+                    version = hosted.try_step(tuple.__new__(Step, said), seconds)
                 except ShardBusyError:
                     version = ASK
                 if version == ASK:

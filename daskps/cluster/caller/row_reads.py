@@ -134,7 +134,8 @@ class RowReads:
         until: Callable[[], Deadline] | None = None,
     ) -> bool:
         """Read rows; return whether that was possible."""
-        pending, absent = dict[int, list[RowsRead]](), list[AbsentRows]()
+        pending: dict[int, list[RowsRead]] = {}
+        absent: list[AbsentRows] = []
         for one in asked:
             if not self._cut(one, pending, absent):
                 return False  # the general read says which id is not of the table
@@ -159,7 +160,9 @@ class RowReads:
 
     def _read(self, pending: Mapping[int, Sequence[RowsRead]]) -> bool:
         """Read rows of shards that this process reaches; return whether it could."""
-        found, far, where = list[PreparedRead](), list[int](), self._meta.where
+        found: list[PreparedRead] = []
+        far: list[int] = []
+        where = self._meta.where
         for shard in pending:
             one = self._known.find(shard)
             if one is None and (one := PreparedRead.of(self._ways, {}, [shard])):
@@ -281,7 +284,8 @@ class RowReads:
 
         No row is copied: the index of each shard has them.
         """
-        pending, absent = dict[int, list[RowsRead]](), list[AbsentRows]()
+        pending: dict[int, list[RowsRead]] = {}
+        absent: list[AbsentRows] = []
         nothing = np.empty((0, table.dim), table.dtype)
         if not self._cut((table, ids, nothing), pending, absent):
             return None

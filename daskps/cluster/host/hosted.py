@@ -318,7 +318,8 @@ class HostedShard:
             self._lock.release()
 
     def _serve_once(self) -> list[Ticket]:
-        tickets, done = list[Ticket](), list[Ticket]()
+        tickets: list[Ticket] = []
+        done: list[Ticket] = []
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, Ticket):

@@ -332,16 +332,16 @@ class Form:
                 step.tick,
                 step.producer,
                 head.sequence,
-                step.generation,
                 head.weight,
                 lr,
                 READ if step.wait == NO_WAIT and asked else step.wait,
                 body.least[i] if body.least else 0,
                 owned=step.owned,
                 floor=head.floor,
-                touched=step.touched,
                 whole=step.whole,
+                generation=step.generation,
                 check=step.check,
+                touched=step.touched,
             )
             one = Part(shard, said, ranges, asked)
             found.append(one.in_words(self.read_codec) if self.read_codec else one)

@@ -158,9 +158,11 @@ class Record:
         at -= 2 * n_tables
         #: As plain integers, which every update looks at.
         self.told = self.plain[at : at + n_tables]
-        self.steps, self.changed, _ = words[HEAD : at - 2 * n_pieces].reshape(3, -1)
+        _, self.changed, _ = words[HEAD : at - 2 * n_pieces].reshape(3, -1)
+        n = len(self.changed)
+        self.steps = self.plain[HEAD : HEAD + n]
         #: By what learning rates are multiplied, see :mod:`daskps.optim.factors`.
-        self.factors = self.plain[HEAD + 2 * len(self.steps) : at - 2 * n_pieces]
+        self.factors = self.plain[HEAD + 2 * n : at - 2 * n_pieces]
         self.slot_sides = words[at - 2 * n_pieces : at - n_pieces]
         self.weight_sides = self.plain[at - n_pieces : at]
         at = self.ranks_at

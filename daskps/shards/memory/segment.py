@@ -102,6 +102,7 @@ class Segment:
         self.records = tuple(Record(w, n, n_tables) for w in record.views(self.buffer))
         weights = [area for area in others if area.name == WEIGHTS]
         self.weights_nbytes = sum(area.stride for area in weights)
+        self.sizes = [piece.size for piece in self.pieces]
         #: For each buffer the weights of each dtype, and of each piece.
         self.vectors: tuple[dict[str, Array], ...] = tuple(
             {area.dtype: area.views(self.buffer)[side] for area in weights}

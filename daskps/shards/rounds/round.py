@@ -299,8 +299,8 @@ class Round:
         rows: Mapping[int, tuple[Array, Array]] = {}
         if has_rows:
             rows = self._merge(came, said.kind)
-        counts = segment.records[self._header[FLIP] & 1].steps
-        planned = self._planner.round(said, reduced, rows, counts, check=self._checks)
+        now = segment.records[self._header[FLIP] & 1]
+        planned = self._planner.round(said, reduced, rows, now, check=self._checks)
         if has_rows and segment.has_any_ids:
             make_room(segment, planned)
         # Not before: it overwrites the round before the one in force.

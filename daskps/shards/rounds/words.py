@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daskps.kernels import plain
+from daskps.kernels.compiled import entry
 from daskps.shards.memory.format import (
     CLOCK,
     FIRST,
@@ -251,7 +252,10 @@ def compiled(cache_dir: str | None = None) -> Compiled:
     words = empty, climb, look, join, note, form8
     module = plain(words, cache_dir, alone=False)
     singles = plain((form4,), cache_dir, floats="float32", alone=False)
+    # Each trainer's step calls several of them, with words and arrays that fit.
     found = {
-        name: module.function(name) for name in Compiled._fields if name != "form4"
+        name: entry(module.function(name))
+        for name in Compiled._fields
+        if name != "form4"
     }
-    return Compiled(**found, form4=singles.function("form4"))
+    return Compiled(**found, form4=entry(singles.function("form4")))
