@@ -103,6 +103,11 @@ class Layout:
         """Tables by name."""
         return {t.name: t for t in self.tables}
 
+    @cached_property
+    def grows(self) -> bool:
+        """Whether shards grow with new rows: those of a table of any ids do."""
+        return not all(table.is_bounded for table in self.tables)
+
     def dtype_of(self, index: int) -> str:
         """Return the dtype of the parameter or table of an index."""
         n = len(self.parameters)

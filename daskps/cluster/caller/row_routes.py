@@ -14,7 +14,7 @@ import numpy as np
 
 from daskps.cluster.wire.rows import asked_of
 from daskps.config import cache_dir
-from daskps.errors import IllegalStateError
+from daskps.errors import IllegalStateError, PushRejectedError
 from daskps.shards.reader import RowsRead
 from daskps.shards.steps import Item
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from daskps.cluster.wire.rows import RowsAsked
+    from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
+    from daskps.reduction import Empty
     from daskps.typing import Array
 
 
@@ -133,6 +135,43 @@ class RowsGiven(NamedTuple):
         ids = np.empty_like(cut.ids)
         ids[cut.at] = cut.ids
         return ids
+
+    def in_words(self, codec: Codec, *, finite: bool, empty: Empty) -> RowsGiven:
+        """Return the same in words, with the numbers that these stand for as data.
+
+        Near shards take the data, so results do not depend on the carrier.
+
+        Raises
+        ------
+        PushRejectedError
+            If one of them is too large for the codec, or the codec breaks its promises.
+            Nothing has been changed anywhere.
+        """
+        cut, dim = self.cut, self.cut.table.dim
+        rows, of_rows = self.data.reshape(-1, dim), codec.of_rows(dim)
+        back, words = empty(len(self.data), self.data.dtype), []
+        for shard in range(len(cut.starts) - 1):
+            start, stop = cut.starts[shard], cut.starts[shard + 1]
+            if start == stop:
+                words.append(np.empty(0, codec.dtype))
+                continue
+            at = cut.at_of(shard)
+            where = slice(start, stop) if at is None else at
+            part = np.ascontiguousarray(rows[where]).reshape(-1)
+            made = of_rows.encode_pieces(
+                part, [(0, len(part))], empty=empty, cache_dir=cache_dir()
+            )
+            if finite and not made.finite:
+                raise PushRejectedError(
+                    f"the gradient of rows of table {cut.table.name[:60]!r} has elements "
+                    f"that are too large for codec={codec.name!r}; clip it, lower the "
+                    f"learning rate, or leave codec at None"
+                )
+            out = empty(len(part), part.dtype)
+            of_rows.decode_piece(made.words[0], out, cache_dir=cache_dir())
+            back.reshape(-1, dim)[where] = out.reshape(-1, dim)
+            words.append(made.words[0])
+        return self._replace(data=back, words=words)
 
     def item(self, layout: Layout, shard: int, *, sent: bool) -> Item:
         """Return the rows for a shard; one after the other where they are `sent`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps import codecs
-from daskps.cluster.caller.row_words import worded
 from daskps.cluster.wire import encoding
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class RunCodecs:
             finite=finite,
             empty=empty,
         )
-        rows = [worded(one, codec, finite=finite, empty=empty) for one in given.rows]
+        rows = [one.in_words(codec, finite=finite, empty=empty) for one in given.rows]
         whole = sum(array.nbytes for array in given.arrays.values())
         whole += sum(one.data.nbytes for one in given.rows)
         made = sum(array.nbytes for array in words.values())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import DaskPSError
 from daskps.layout.arrays import counted
-from daskps.layout.chunks import any_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +40,7 @@ async def name_takers(
         Number of parts of a large push that all shards have applied before this one.
     """
     meta = shards.meta
-    if not any_tables(meta.layout, None):
+    if not meta.layout.grows:
         return
     owner = -1 - step.rank if step.run else step.producer
     try:

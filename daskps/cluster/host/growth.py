@@ -18,7 +18,6 @@ import numpy as np
 
 from daskps import config
 from daskps.errors import DaskPSError, LayoutError
-from daskps.layout.chunks import any_tables
 from daskps.layout.placement import check_memory
 from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.segment import Segment
@@ -119,7 +118,7 @@ def new_segment(
         segment = Segment(layout, shard, slots, block.buffer, durable=True)
         grow_by(segment, block, ask)
         return segment
-    if not any_tables(layout, None):
+    if not layout.grows:
         return Segment(layout, shard, slots)
     memory = PrivateMemory(Segment.length(layout, shard, slots))
     buffer = np.frombuffer(memory.memory, np.uint8)

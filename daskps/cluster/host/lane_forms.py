@@ -78,9 +78,7 @@ class HostForm:
         self._may_read_now = self._only_reads and self._answers.may_read_now
         #: Whether the rows that it reads, if any, are read without tickets.
         self._reads_rows = not form.read or (
-            self._only_reads
-            and not self._is_coded
-            and all(table.is_bounded for table in form.read)
+            self._only_reads and not self._is_coded and not form.is_marked
         )
         #: The shards of the last lookup; none before the first call.
         self._found: list[HostedShard] = []

@@ -215,6 +215,11 @@ class Form:
     #: Whether the call asks only for marks, not for rows, of the tables it reads.
     finds: bool
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether rows that it reads may be absent: then answers mark those there are."""
+        return not all(table.is_bounded for table in self.read)
+
     def check(self, head: Head) -> None:
         """Refuse a head whose body does not fit this form.
 

@@ -17,7 +17,6 @@ from daskps import codecs
 from daskps.cluster.caller.lane_route import LaneRoute, LaneRoutes
 from daskps.cluster.caller.routes import push, read, spanning
 from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
-from daskps.cluster.caller.row_words import worded
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
@@ -468,7 +467,7 @@ def in_words(routes: LaneRoutes, codec: Any, rows: bool) -> Any:
     arrays = {1: np.array([0, 0.5, 0, 0, -2, 3, 0], "f4")}
     words, _ = encoding.encoded(LAYOUT, arrays, codec, finite=True, empty=np.empty)
     given = [brings(2, [8, 1, 1, 4])] if rows else []
-    given = [worded(one, codec, finite=True, empty=np.empty) for one in given]
+    given = [one.in_words(codec, finite=True, empty=np.empty) for one in given]
     step = Step(GRADIENT, run=7, tick=True)
     made = push(meta, arrays, step, everywhere=True, rows=given, words=words)
     return made._replace(codec=name)
