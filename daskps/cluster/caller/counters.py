@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.caller.row_routes import RowsGiven
 
 
 @dataclass(slots=True)
@@ -32,16 +29,12 @@ class Counters:
     def count_rows(self, request: Request) -> None:
         """Count the rows of tables that a call names."""
         if request.rows:
-            self.count_pushed(request.rows)
+            for given in request.rows:
+                self.rows_pushed += len(given.cut.ids)
         if request.target is not None and (rows := request.target.rows):
             self.rows_pulled += sum(
                 len(r.asked.ids) for of in rows.values() for r in of
             )
-
-    def count_pushed(self, rows: Iterable[RowsGiven]) -> None:
-        """Count rows that a call brings."""
-        for given in rows:
-            self.rows_pushed += len(given.cut.ids)
 
     def fell_back(self, why: str) -> None:
         """Count a call that a lane leaves to messages."""

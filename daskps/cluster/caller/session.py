@@ -288,8 +288,8 @@ class Session:
         if look is None or look.done:
             taken, parts = near.try_step(step, given.arrays, given.rows)
         counters, rows = self.shards.counters, tuple(given.rows)
-        if rows:
-            counters.count_pushed(rows)
+        for one in rows:
+            counters.rows_pushed += len(one.cut.ids)
         if not parts:
             counters.local_calls += near.n_hosts
             return taken
