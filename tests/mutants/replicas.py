@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-that-begins-with-its-own",
-        "daskps.compat.singa.servers:Following.first_values",
+        "daskps.compat.singa.worker:Following.first_values",
         "if not self.group:",
         "if self.rank == 0:",
         ("tests/compat/test_singa.py::test_groups_add_to_a_store_of_all",),

@@ -14,8 +14,7 @@ import daskps
 from daskps.compat import launch as base
 from daskps.compat.singa.group import WorkerGroup
 from daskps.compat.singa.grouped import SYSTEM
-from daskps.compat.singa.servers import Following
-from daskps.compat.singa.worker import Worker
+from daskps.compat.singa.worker import Following, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
