@@ -37,8 +37,12 @@ from daskps.optim.local import check_rules
 from daskps.store.handle import DEFAULT
 from daskps.store.store import ParameterStore
 from daskps.training.callbacks import ProgressBar, of_kind
-from daskps.training.data.lazy import computed_parts, is_lazy
-from daskps.training.data.parts import is_computed_first, parts_of
+from daskps.training.data.parts import (
+    computed_parts,
+    is_computed_first,
+    is_lazy_part,
+    parts_of,
+)
 from daskps.training.ending import StopNow
 from daskps.training.events import RunEvents
 from daskps.training.functions import described
@@ -177,7 +181,7 @@ class Job(RunEvents):
             )
         link = self.store._bind()
         await check_workers(link, self.workers)
-        if any(map(is_lazy, parts)):
+        if any(map(is_lazy_part, parts)):
             # Data may take long: a store that takes no run says so before.
             await epochs_of(link, self.store.uid, self.store.name)
             await self._notify("on_data")

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.base import is_dask_collection
 from dask.delayed import Delayed
 
 from daskps.cluster import upstream
@@ -28,6 +29,7 @@ from daskps.training.data.rows import (
     is_column,
     n_rows,
     no_column,
+    row_numbers,
     rows,
     take_rows,
     why_unusable,
@@ -237,15 +239,10 @@ async def _dealt(
         blocks = [(_assembled(link, piece),) for piece in pieces]
         moved = sum(source.moved(index, held, worker) for source in sources)
         labels = None if y is None else blocks[1]
-        n_here = len(_numbers(index, n))
+        n_here = len(row_numbers(index, n))
         parts.append(DataPart(n_here, blocks[0], labels, worker, moved))
     await computed(future for part in parts for future in part.futures)
     return parts
-
-
-def _numbers(index: Any, n: int) -> Any:
-    """Return the rows a trainer gets of `n`, as numbers."""
-    return np.arange(*index.indices(n)) if isinstance(index, slice) else index
 
 
 def _each(array: Any, which: Sequence[Any]) -> list[Any]:
@@ -272,7 +269,7 @@ class _Source:
 
     def moved(self, index: Any, held: DataPlaces, worker: str) -> int:
         """Return how many blocks with some of the rows are not on a worker."""
-        numbers = _numbers(index, self._n)
+        numbers = row_numbers(index, self._n)
         used = np.unique(np.searchsorted(self._ends, numbers, "right"))
         return sum(is_elsewhere(held, f, worker) for i in used for f in self._blocks[i])
 
@@ -287,3 +284,73 @@ def _is_lazy(array: Any) -> bool:
 def _has_chunks(array: Any) -> bool:
     """Whether it is a dask array, whose chunks are known by number of rows."""
     return _is_lazy(array) and hasattr(array, "rechunk") and hasattr(array, "chunks")
+
+
+# -- parts for loops of the user's --------------------------------------------
+
+
+async def computed_parts(link: Link, parts: Sequence[Any]) -> list[Any]:
+    """Return parts with a future for each that has something lazy, when all are computed.
+
+    Lazy are futures, delayed objects and other dask collections, by themselves or in a
+    tuple. Trainers that began while others still waited for their data would wait too.
+
+    Parameters
+    ----------
+    link : Link
+        The client's way to the cluster.
+    parts : sequence
+        As :func:`daskps.run` is given them.
+
+    Returns
+    -------
+    list
+        A future of each part that is lazy, the others as they are.
+
+    Raises
+    ------
+    Exception
+        The error of the computation of a part, with its number in a note.
+    """
+    members = [part if _is_pair(part) else (part,) for part in parts]
+    # Together, so that what they share is computed once.
+    lazy = [v for part in members for v in part if is_dask_collection(v)]
+    started = iter(upstream.compute_all(link.client, lazy) if lazy else ())
+
+    def begun(value: Any) -> Any:
+        if is_dask_collection(value):
+            return next(started)
+        is_future = upstream.is_future(value)
+        return upstream.own(link.client, value) if is_future else value
+
+    found: list[Any] = []
+    for part, given in zip(parts, members, strict=True):
+        values = [begun(value) for value in given]
+        if _is_pair(part):
+            found.append(link.client.submit(_together, *values, pure=False))
+        else:
+            found += values
+    for i, part in enumerate(found):
+        if upstream.is_future(part):
+            try:
+                await upstream.computed(part)
+            except Exception as error:
+                error.add_note(f"raised by part {i} of the parts of run, which is lazy")
+                raise
+    return found
+
+
+def is_lazy_part(part: Any) -> bool:
+    """Whether it is computed before a loop gets it."""
+    return is_dask_collection(part) or upstream.is_future(part) or _is_pair(part)
+
+
+def _is_pair(part: Any) -> bool:
+    """Whether it is a tuple with something lazy in it, such as features and labels."""
+    return type(part) is tuple and any(
+        is_dask_collection(value) or upstream.is_future(value) for value in part
+    )
+
+
+def _together(*values: Any) -> tuple[Any, ...]:
+    return values

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.training.data.addresses import Addresses
-    from daskps.training.data.balance import Rows
+    from daskps.training.data.rows import Rows
     from daskps.typing import Array
 
 

@@ -6,19 +6,24 @@ import itertools
 from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from daskps.limits import MOST_PARTS
 from daskps.store.arguments import as_float32, whole
-from daskps.training.data.balance import Rows, balanced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["SCHEMES", "batches", "partition", "rows", "split_batch"]
 
+_Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
+#: Row numbers: a slice where they are regular, else an array.
+Rows: TypeAlias = slice | _Numbers
+_BALANCES = ("replicate", "subsample", "average")
+#: Keeps these draws apart from the order of rows of the same rank.
+_DRAW = 1
 SCHEMES = ("contiguous", "round_robin", "random", "reshuffle")
 
 
@@ -169,11 +174,72 @@ def partition(
     entropy = np.random.SeedSequence(seed).entropy
     parts = rows(n, k, scheme, weights=weights, seed=entropy)
     if balance is not None:
-        parts = balanced(parts, n, balance, entropy)
+        parts = _balanced(parts, n, balance, entropy)
     return [
         (take_rows(X, part), None if y is None else take_rows(y, part))
         for part in parts
     ]
+
+
+def _balanced(parts: Sequence[Rows], n: int, balance: str, seed: Any) -> list[Rows]:
+    """Give all parts the same number of rows.
+
+    Parameters
+    ----------
+    parts : sequence of slice or ndarray
+        Row numbers of each part.
+    n : int
+        Number of rows that slices are of.
+    balance : {"replicate", "subsample", "average"}
+        As many as the largest part has, the smallest, or their mean, rounded to the
+        nearest and halves up.
+    seed : int
+        Seed of the draws, which depend on it and on the rank alone.
+
+    Returns
+    -------
+    list of slice or ndarray
+        A part that is too small has all its rows, each as often as the others but for
+        one: its own rows come first. Of one that is too large some are left, in their
+        order.
+
+    Raises
+    ------
+    ValueError
+        If the balance is unknown, or a part is empty and another one is not.
+    """
+    if balance not in _BALANCES:
+        raise ValueError(f"{balance=} is unknown; choose one of {', '.join(_BALANCES)}")
+    numbers = [row_numbers(part, n) for part in parts]
+    sizes = [len(of) for of in numbers]
+    k, total = len(sizes), sum(sizes)
+    if total and 0 in sizes:
+        raise ValueError(
+            f"part {sizes.index(0)} of {k} has no rows: {balance=} can repeat none, and "
+            f"must not leave out all of the others; use fewer parts or other weights"
+        )
+    mean = (2 * total + k) // (2 * k)
+    size = {"replicate": max(sizes), "subsample": min(sizes), "average": mean}[balance]
+    keys = [np.random.SeedSequence(seed, spawn_key=(rank, _DRAW)) for rank in range(k)]
+    # A slice stays one where nothing is drawn: NumPy then gives a view.
+    return [
+        part if len(of) == size else _drawn(of, size, np.random.default_rng(key))
+        for part, of, key in zip(parts, numbers, keys, strict=True)
+    ]
+
+
+def row_numbers(rows: Rows, n: int) -> _Numbers:
+    """Return the rows of a part, of `n` in all, as numbers."""
+    return np.arange(*rows.indices(n)) if isinstance(rows, slice) else rows
+
+
+def _drawn(numbers: _Numbers, size: int, rng: np.random.Generator) -> _Numbers:
+    """Return `size` rows of a part that has another number of them."""
+    order = rng.permutation(len(numbers))
+    if size < len(numbers):
+        return numbers[np.sort(order[:size])]
+    often, rest = divmod(size, len(numbers))
+    return np.concatenate([*[numbers] * often, numbers[order[:rest]]])
 
 
 def batches(
@@ -323,7 +389,7 @@ def take_rows(X: Any, part: Rows) -> Any:
     return X[part] if hasattr(X, "shape") else np.asarray(X)[part]
 
 
-def _permutation(n: int, seed: Any, *key: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+def _permutation(n: int, seed: Any, *key: int) -> _Numbers:
     """Return a permutation that depends on its arguments alone."""
     sequence = np.random.SeedSequence(seed, spawn_key=key)
     return np.random.default_rng(sequence).permutation(n)
