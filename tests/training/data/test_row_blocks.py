@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.training.data.chunks import runs_of_chunks
+from daskps.training.data.parts import runs_of_chunks
 from daskps.training.data.row_blocks import Blocks, joined, rows_of
 from daskps.training.data.rows import batches
 
