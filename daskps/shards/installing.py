@@ -58,7 +58,7 @@ class Counted:
     def of(cls, segment: Segment, flip: int) -> Counted:
         """Return what a shard counts; for who holds back all that changes it."""
         record = segment.record(flip)
-        steps = dict(zip(_indices(segment), record.steps.tolist(), strict=True))
+        steps = dict(zip(indices_of(segment), record.steps.tolist(), strict=True))
         came = [_came(table.any_rows) for table in segment.tables]
         at = epochs_of(record)
         factors = factors_of(segment, flip)
@@ -110,11 +110,12 @@ class Counted:
 
 def factors_of(segment: Segment, flip: int) -> dict[int, float]:
     """Return by what learning rates are multiplied, by index, of those that are."""
-    words = zip(_indices(segment), segment.record(flip).factors, strict=True)
+    words = zip(indices_of(segment), segment.record(flip).factors, strict=True)
     return {index: of_word(word) for index, word in words if word}
 
 
-def _indices(segment: Segment) -> list[int]:
+def indices_of(segment: Segment) -> list[int]:
+    """Return the index of the parameter or table at each position."""
     indices = [piece.parameter.index for piece in segment.pieces]
     return indices + [table.piece.table.index for table in segment.tables]
 

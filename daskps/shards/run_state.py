@@ -209,6 +209,11 @@ class ShardRun:
         if self.round is None:
             raise self.why_over(run)
 
+    def mailbox_nbytes(self, n_ranks: int, reduce: str | Reducer) -> int:
+        """Return the memory that the mailboxes of a run in rounds need."""
+        tables = [table.piece for table in self._segment.tables]
+        return Mailbox.nbytes_of(self._segment.pieces, n_ranks, reduce, tables)
+
     def _open_rounds(
         self,
         run: int,
@@ -223,7 +228,7 @@ class ShardRun:
         tables = [table.piece for table in self._segment.tables]
         if memory is None:
             # Most rounds need far fewer slices than the worst order of arrival.
-            memory = untouched(Mailbox.nbytes_of(pieces, n_ranks, reduce, tables))
+            memory = untouched(self.mailbox_nbytes(n_ranks, reduce))
         mailbox = Mailbox(pieces, n_ranks, reduce, memory, tables=tables)
         if attach:
             mailbox.check(run)

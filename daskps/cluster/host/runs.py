@@ -20,7 +20,7 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.shards import run_record
-from daskps.shards.rounds.mailbox import Mailbox
+from daskps.shards.installing import indices_of
 from daskps.shards.run_record import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -116,14 +116,9 @@ def _take_mailboxes(
         return
     for hosted in hosted_shards:
         _refuse_old(hosted, run)
-    segments = [hosted.shard.segment for hosted in hosted_shards]
-    sizes = [
-        Mailbox.nbytes_of(
-            segment.pieces, n_ranks, reduce, [table.piece for table in segment.tables]
-        )
-        for segment in segments
-    ]
-    more = sum(segment.more_nbytes for segment in segments)
+    shards = [hosted.shard for hosted in hosted_shards]
+    sizes = [one.run_state.mailbox_nbytes(n_ranks, reduce) for one in shards]
+    more = sum(one.segment.more_nbytes for one in shards)
     _check_room(host, hosted_shards[0].name, sum(sizes) + more)
     for hosted in hosted_shards:
         hosted.free_mailbox()
@@ -307,9 +302,7 @@ async def _changed(host: ShardHost, store: str, run: int) -> list[list[int] | No
         if began != run:
             return None
         segment = hosted.shard.segment
-        indices = [piece.parameter.index for piece in segment.pieces]
-        indices += [table.piece.table.index for table in segment.tables]
-        changes = zip(indices, segment.current.changed, strict=True)
+        changes = zip(indices_of(segment), segment.current.changed, strict=True)
         return sorted({index for index, last in changes if last > flip})
 
     return await host.each(host.of(store), find)
