@@ -43,6 +43,7 @@ class Module:
         self._module: ModuleType | None = None
         #: Those that were asked for, by name: Numba's dispatchers.
         self.functions: dict[str, Callable[..., Any]] = {}
+        self._entries: dict[str, Callable[..., Any]] = {}
 
     def function(self, name: str) -> Callable[..., Any]:
         """Return a compiled function.
@@ -68,6 +69,19 @@ class Module:
                 function = self.functions.get(name) or self._compile(name)
                 self.functions[name] = function
         return function
+
+    def entry(self, name: str) -> Callable[..., Any]:
+        """Return the machine code of a compiled function, which looks at no types.
+
+        For callers whose arguments are known to fit the one signature: Numba's look at
+        them takes as long as a short loop.
+        """
+        code = self._entries.get(name)
+        if code is None:
+            function: Any = self.function(name)
+            [compiled] = function.overloads.values()
+            code = self._entries[name] = compiled.entry_point
+        return code
 
     def _compile(self, name: str) -> Callable[..., Any]:
         try:
@@ -98,18 +112,6 @@ class Module:
         dispatcher.disable_compile()
         compiled: Callable[..., Any] = dispatcher
         return compiled
-
-
-def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the machine code of a compiled function, which looks at no types.
-
-    For callers whose arguments are known to fit the one signature: Numba's look at them
-    takes as long as a short loop.
-    """
-    dispatcher: Any = function
-    [compiled] = dispatcher.overloads.values()
-    code: Callable[..., Any] = compiled.entry_point
-    return code
 
 
 _modules: dict[tuple[str, str | None], Module] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from daskps.kernels.compiled import entry, module_of
+from daskps.kernels.compiled import module_of
 from daskps.kernels.inputs import check_input, check_output
 from daskps.kernels.row_updates import Arrays, RowLoops, Scalars
 from daskps.kernels.update_source import update_source
@@ -228,7 +228,7 @@ class Kernel(RowLoops):
 
             return publish
         name, first = fast or ("publish", 0)
-        loop, usual = entry(self.module.function(name)), self.compute_dtype
+        loop, usual = self.module.entry(name), self.compute_dtype
         after = (first, False) if fast else ()
         latest: tuple[Scalars | None, tuple[Any, ...]] = None, ()
 

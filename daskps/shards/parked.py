@@ -18,7 +18,7 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.reader import ASK, BSP, NOT_YET
+from daskps.shards.reader import ASK, BSP
 from daskps.shards.reads import find_outcome
 from daskps.shards.steps import READ, Ready, changes
 
@@ -50,19 +50,6 @@ class ParkedTickets:
         #: The sight of the shard at which they were asked last.
         self._asked: object = None
 
-    def park(self, ticket: Ticket, generation: int) -> bool:
-        """Keep a ticket of which nothing is left but to wait for the open round.
-
-        Returns whether it is one, at a shard of that generation.
-        """
-        if self._find_flip(ticket, generation) != NOT_YET:
-            return False
-        self._note(ticket, self._header[FLIP])
-        if not self.tickets:
-            self._asked = self._sight()
-        self.tickets.append(ticket)
-        return True
-
     def end(self, ticket: Ticket, generation: int) -> bool:
         """Finish a ticket that has waited for its round, which is complete now.
 
@@ -71,22 +58,18 @@ class ParkedTickets:
         flip = self._find_flip(ticket, generation)
         if flip < 0:
             return False
-        self._note(ticket, flip)
         version = self._heads[flip & 1][VERSION]
+        if not ticket.applied:
+            ticket.applied, ticket.version = True, ticket.version or version
         ticket.outcome = Ready(flip, version, ticket.duplicate, exact=True)
         return True
 
-    def _note(self, ticket: Ticket, flip: int) -> None:
-        """Note that nothing of a ticket is left but to read."""
-        if not ticket.applied:
-            ticket.applied = True
-            ticket.version = ticket.version or self._heads[flip & 1][VERSION]
-
     def _find_flip(self, ticket: Ticket, generation: int) -> int:
-        """Return the flip that a trainer in rounds may read; NOT_YET, or ASK.
+        """Return the flip that a trainer in rounds may read, or ASK.
 
         That is what :func:`find_outcome` says of nearly all tickets that wait. ASK where
-        there is more to it than to read, or there may be something against it.
+        it has to wait on, where there is more to it than to read, or there may be
+        something against it.
         """
         step, header = ticket.step, self._header
         flip = header[FLIP]
@@ -103,10 +86,7 @@ class ParkedTickets:
             or not (ticket.applied or not changes(step))
         ):
             return ASK
-        ahead = step.clock + step.tick - words[ROUNDS]
-        if ahead > 0:
-            return NOT_YET
-        return flip if ahead == 0 else ASK
+        return flip if step.clock + step.tick == words[ROUNDS] else ASK
 
     def settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Finish tickets that need not wait, park the rest; return those finished."""

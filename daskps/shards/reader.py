@@ -361,8 +361,10 @@ class ShardReader(Visibility):
                     return False
                 # A row that has not changed in the last publication is as it was before.
                 has_log = is_before and flip_of(table.buffers.undo[0]) == now
-                of = table, any_rows, one, segment.record(flip)
-                one, kept = _look_up(*of, sequence=sequence, before=has_log)
+                record = segment.records[flip & 1]
+                one, kept = _look_up(
+                    table, any_rows, one, record, sequence=sequence, before=has_log
+                )
                 looked.append((any_rows, kept))
             dim = table.piece.table.dim
             out = one.out if one.out.ndim == 2 else one.out.reshape(-1, dim)

@@ -213,8 +213,8 @@ MUTANTS = (
     Mutant(
         "reader-is-told-of-the-round-before",
         "daskps.shards.parked:ParkedTickets._find_flip",
-        "ahead = step.clock + step.tick - words[ROUNDS]",
-        "ahead = step.clock - words[ROUNDS]",
+        "return flip if step.clock + step.tick == words[ROUNDS] else ASK",
+        "return flip if step.clock == words[ROUNDS] else ASK",
         (
             "tests/shards/test_try_step.py"
             "::test_readers_that_wait_are_told_as_others_are",
@@ -229,9 +229,9 @@ MUTANTS = (
     ),
     Mutant(
         "reader-is-thought-to-have-been-asked",
-        "daskps.shards.parked:ParkedTickets.park",
-        "if not self.tickets:",
-        "if True:",
+        "daskps.shards.parked:ParkedTickets.is_stale",
+        "return bool(self.tickets) and self._asked != self._sight()",
+        "return False",
         (
             "tests/shards/test_try_step.py"
             "::test_who_waits_is_asked_again_after_what_another_process_published",

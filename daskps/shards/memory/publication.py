@@ -50,10 +50,9 @@ class Publication:
 
     #: Whether it begins with the record before the one in force.
     withdraws = False
-    _resets = False
-
     #: Where the only row of a rank or a producer begins that it changes; 0 for any rows.
     row = 0
+    _resets = False
 
     def __init__(self, segment: Segment, *, of_sums: bool = False) -> None:
         #: Whether what is applied are sums of what others have looked at.

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daskps.kernels import plain
-from daskps.kernels.compiled import entry
 from daskps.shards.memory.format import (
     CLOCK,
     FIRST,
@@ -253,9 +252,5 @@ def compiled(cache_dir: str | None = None) -> Compiled:
     module = plain(words, cache_dir, alone=False)
     singles = plain((form4,), cache_dir, floats="float32", alone=False)
     # Each trainer's step calls several of them, with words and arrays that fit.
-    found = {
-        name: entry(module.function(name))
-        for name in Compiled._fields
-        if name != "form4"
-    }
-    return Compiled(**found, form4=entry(singles.function("form4")))
+    found = {name: module.entry(name) for name in Compiled._fields if name != "form4"}
+    return Compiled(**found, form4=singles.entry("form4"))
