@@ -32,6 +32,7 @@ from daskps.shards.memory.room import Need, has_room
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from daskps.optim import Bound
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Item
@@ -135,7 +136,25 @@ class Publication:
             self._take_along()
         if segment.n_sides == 1 and segment.has_slots:
             self._look_first()
-        self._write_arrays()
+        large, sizes = segment.weights_nbytes >= PAST_NBYTES, segment.sizes
+        for position, operations in changed.items():
+            data, start, rule, scalars, replace, check = operations[0]
+            n = sizes[position]
+            if (
+                # One update of a whole piece by its rule, in one part; the result of a
+                # function of whole arrays replaces the weights.
+                rule is not None
+                and not (large or replace or start)
+                and len(operations) == 1
+                and len(data) == n
+                and (isinstance(data, np.ndarray) or n <= data.step)
+            ):
+                whole = data if isinstance(data, np.ndarray) else data[0:n]
+                if check and not rule.is_finite(whole):
+                    raise self._not_finite(position)
+                self._update(position, rule, whole, scalars)
+            else:
+                self._run(position, operations, large=large)
         self.record.plain[SIDE] = self.record.side
         if (self._resets or self.withdraws) and segment.tables:
             kind = undo.RESET if self._resets else undo.WITHDRAW
@@ -147,40 +166,6 @@ class Publication:
         if self._rows:
             undo.done(header)
 
-    def _write_arrays(self) -> None:
-        """Update the weights of pieces, in the buffer that is not in force."""
-        segment, sides = self.segment, self.record.slot_sides
-        large = segment.weights_nbytes >= PAST_NBYTES
-        for position, operations in self._operations.items():
-            data, start, rule, scalars, replace, check = operations[0]
-            n = segment.sizes[position]
-            if (
-                # One update of a whole piece by its rule, in one part; the result of a
-                # function of whole arrays replaces the weights.
-                rule is None
-                or large
-                or replace
-                or start
-                or len(operations) > 1
-                or len(data) != n
-                or not (isinstance(data, np.ndarray) or n <= data.step)
-            ):
-                self._run(position, operations, large=large)
-                continue
-            if not isinstance(data, np.ndarray):
-                data = data[0:n]
-            if check and not rule.is_finite(data):
-                raise self._not_finite(position)
-            into = self._move(position)
-            slots, outs = self._slots(position)
-            key = position, into, sides.item(position), slots is outs
-            known = segment.updates.get(key)
-            if known is None or known[0] is not rule:
-                arrays = *self._weights(position, into), slots
-                known = rule, rule.fixed(*arrays, None if slots is outs else outs)
-                segment.updates[key] = known
-            known[1](data, scalars)
-
     def _run(
         self, position: int, operations: Sequence[PieceUpdate], *, large: bool
     ) -> None:
@@ -188,7 +173,7 @@ class Publication:
         segment, master = self.segment, self.segment.has_master[position]
         bound = master or any(op.binding is not None for op in operations)
         slots = self._slots(position) if bound else ((),) * 2
-        arrays = *self._weights(position, self._move(position)), *slots
+        arrays = *self._weights(position), *slots
         target = PieceBuffers(*arrays, segment.payload, master)
         with np.errstate(all="ignore"):
             if not run_operations(operations, target, large):
@@ -269,10 +254,25 @@ class Publication:
         self.record.weight_sides[position] = into
         return into
 
-    def _weights(self, position: int, into: int) -> tuple[Array, Array]:
+    def _weights(self, position: int) -> tuple[Array, Array]:
         """Return where to read the weights of a piece and where to write them."""
-        weights = self.segment.weights
+        into, weights = self._move(position), self.segment.weights
         return weights[1 - into][position], weights[into][position]
+
+    def _update(
+        self, position: int, binding: Bound, data: Array, scalars: tuple[float, ...]
+    ) -> None:
+        """Apply one update to a whole piece, as each step of a small shard is."""
+        into = self._move(position)
+        slots, slots_out = self._slots(position)
+        outs = slots_out if slots is not slots_out else None
+        key = position, into, self.record.slot_sides.item(position), outs is None
+        known = self.segment.updates.get(key)
+        if known is None or known[0] is not binding:
+            w_in, w_out = self._weights(position)
+            known = binding, binding.fixed(w_in, w_out, slots, outs)
+            self.segment.updates[key] = known
+        known[1](data, scalars)
 
     def reset(self) -> None:
         """Begin anew with the steps of every piece and the first values of its slots.
