@@ -35,11 +35,11 @@ from daskps.layout.trees import unflatten
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
+from daskps.store.lifecycle import StoreInfo, create, list_stores, open, restore  # noqa: A004 - used as `daskps.open`, like zarr.open
 from daskps.store.replica import Replica
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec, RowGrad, TableSpec
 from daskps.store.store import ParameterStore
-from daskps.store.stores import StoreInfo, create, list_stores, open, restore  # noqa: A004 - used as `daskps.open`, like zarr.open
 from daskps.store.table import ParameterTable
 from daskps.training import stop
 from daskps.training.callbacks import Log, ProgressBar, ReduceOnPlateau

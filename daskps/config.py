@@ -181,10 +181,12 @@ class Config:
         "memory-share", _share, "a number above 0, at most 1"
     )
     correct_memory: bool = _setting("correct-memory", _flag, _FLAG)
-    process_way: bool = _setting("ways.process", _flag, _FLAG)
-    machine_way: bool = _setting("ways.machine", _flag, _FLAG)
-    lane_way: bool = _setting("ways.lane", _flag, _FLAG)
-    locked_reads: bool = _setting("ways.locked-reads", _locked_reads, '"auto" or true')
+    process_carrier: bool = _setting("carriers.process", _flag, _FLAG)
+    machine_carrier: bool = _setting("carriers.machine", _flag, _FLAG)
+    socket_carrier: bool = _setting("carriers.socket", _flag, _FLAG)
+    locked_reads: bool = _setting(
+        "carriers.locked-reads", _locked_reads, '"auto" or true'
+    )
     inline_nbytes: int = _setting("inline-nbytes", _nbytes, _NBYTES)
     warn_pull_nbytes: int = _setting("warn-pull-size", _nbytes, _NBYTES)
     # A field, as those above: not a value that all instances share.

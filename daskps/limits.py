@@ -26,7 +26,7 @@ MOST_PIECES = 131_072
 MOST_DIMENSIONS = 64
 #: Bytes of one copy of all values: more than a process can address.
 MOST_NBYTES = 2**47
-#: Bytes of a row of a table of any ids.
+#: Bytes of a row of an unbounded table.
 MOST_ROW_NBYTES = 2**32
 #: Bytes of all names of parameters together.
 MOST_NAMES_NBYTES = 16 * 2**20
@@ -36,7 +36,8 @@ MOST_ROWS_NBYTES = 2**26
 #: Runs of elements that one call reads of one shard's arrays, or one for each of its
 #: pieces.
 MOST_RANGES = 1024
-#: Rows of a table that one step changes in one shard: it must be able to take them back.
+#: Rows of a table that one step changes in one shard: it must be able to take them
+#: back.
 MOST_PUSHED_ROWS = 131_072
 #: Rows that one step of a removal names. Every shard has room to take so many back from
 #: its creation on, about 640 bytes each: rows are removed where memory is short.
@@ -99,11 +100,11 @@ def check_parameters(
     dtypes, names, nbytes = set[str](), 0, 0
     for name, rows, dim, dtype in tables:
         names += len(name.encode("utf-8", "surrogatepass"))
-        # One of any ids has 0 of them here, and addresses for many.
+        # One that is unbounded has 0 of them here, and addresses for many.
         if not rows and (long := dim * np.dtype(dtype).itemsize) > MOST_ROW_NBYTES:
             raise LayoutError(
                 f"a row of table {name[:60]!r} has {long:,} bytes, more than the "
-                f"{MOST_ROW_NBYTES:,} of a table of any ids; give it a number of rows, "
+                f"{MOST_ROW_NBYTES:,} of an unbounded table; give it a number of rows, "
                 f"or make them shorter"
             )
         nbytes += rows * dim * np.dtype(dtype).itemsize

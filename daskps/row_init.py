@@ -1,7 +1,7 @@
 """Initial values of the rows of tables: of each row alone, whoever asks for it.
 
-A number depends on the seed, the table's name, the row's id and the column, and on nothing
-else: a table has the same rows on any number of shards, on whatever processors.
+A number depends on the seed, the table's name, the row's id and the column, and on
+nothing else: a table has the same rows on any number of shards, on whatever processors.
 :mod:`daskps.kernels.row_values` draws them.
 """
 
@@ -171,7 +171,7 @@ def initial_rows(
     seed: int,
     cache_dir: str | None = None,
 ) -> Array:
-    """Return the first values of rows of any ids.
+    """Return the first values of unbounded rows.
 
     Parameters
     ----------

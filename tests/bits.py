@@ -1,8 +1,8 @@
 """Digests of what runs leave in their stores, over every kind of choice that has bits.
 
-Each case is one short run whose arithmetic is elementwise, so that no library's order of
-sums enters. A digest is of the weights, the rows and the versions; optimizer state shows
-itself in the next step's weights. `python -m tests.bits` writes the table anew.
+Each case is one short run whose arithmetic is elementwise, so that no library's order
+of sums enters. A digest is of the weights, the rows and the versions; optimizer state
+shows itself in the next step's weights. `python -m tests.bits` writes the table anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import daskps
 from daskps import codecs, optim
 from tests import inprocess
-from tests.support import WAYS
+from tests.support import CARRIERS
 
 TABLE = Path(__file__).with_name("bits.json")
 #: A checkpoint that the commit of the table saved, and the digest of what it holds.
@@ -175,7 +175,7 @@ def restored() -> tuple[str, str]:
 def main() -> None:
     """Write the table of this checkout; save the checkpoint where there is none."""
     table: dict[str, Any] = {}
-    with dask.config.set(WAYS["process"]), inprocess.cluster():
+    with dask.config.set(CARRIERS["process"]), inprocess.cluster():
         for case in cases():
             table[case.name] = found(case)
         if not SAVED.exists():

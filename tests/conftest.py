@@ -24,10 +24,10 @@ from tests.support import (
     TOLD,
     client,
     cluster,
-    lane_cluster,
     machine_cluster,
     open_files,
     rpc_cluster,
+    socket_cluster,
     train,
     way,
 )
@@ -35,9 +35,9 @@ from tests.support import (
 __all__ = [
     "client",
     "cluster",
-    "lane_cluster",
     "machine_cluster",
     "rpc_cluster",
+    "socket_cluster",
     "train",
     "way",
 ]
@@ -57,7 +57,7 @@ settings.load_profile("daskps")
 CLUSTERS = {
     "client",
     "cluster",
-    "lane_cluster",
+    "socket_cluster",
     "loop",
     "machine_cluster",
     "rpc_cluster",

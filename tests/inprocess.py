@@ -6,8 +6,8 @@ Dask's would send to workers as a task is called in a thread, with a copy of wha
 given. So `daskps.create`, `daskps.run`, `daskps.train` and all verbs do here what they
 do anywhere, on real shards, in a fraction of the time.
 
-No message is ever lost, nobody dies but who is told to, no memory is mapped and snapshots
-have no futures to be: that is for the simulator and for real clusters.
+No message is ever lost, nobody dies but who is told to, no memory is mapped and
+snapshots have no futures to be: that is for the simulator and for real clusters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.keys import Anchor, store_of_anchor
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.packing import unpack_reply
 
 _numbers = itertools.count(1)
 
@@ -99,7 +99,7 @@ class _Gone(dict[str, Any]):
         return never
 
 
-class Ways:
+class Carriers:
     """Asks one receiver as Dask's own objects do: by a method of the message's name."""
 
     def __init__(self, door: Door) -> None:
@@ -130,8 +130,8 @@ class Hub:
     def running(self) -> list[Any]:
         return list(self.workers.values())
 
-    def rpc(self, worker: str) -> Ways:
-        return Ways(self._doors[worker])
+    def rpc(self, worker: str) -> Carriers:
+        return Carriers(self._doors[worker])
 
     def log_event(self, topic: str, event: Any) -> None:
         self.events.append((topic, event))
@@ -182,8 +182,8 @@ class Site:
         reply = await self.scheduler.daskps_directory(method=method, **kwargs)
         return unpack_reply(reply, "the scheduler")
 
-    def rpc(self, worker: str) -> Ways:
-        return Ways(self._cluster.doors[worker])
+    def rpc(self, worker: str) -> Carriers:
+        return Carriers(self._cluster.doors[worker])
 
     def _get_client(self) -> Site:
         return self._cluster.client

@@ -9,9 +9,9 @@ import numpy as np
 
 from daskps.errors import IllegalStateError
 from daskps.kernels.index_probe import SLOTS_0
-from daskps.shards.arrays.any_rows import SIDE_ROOM
-from daskps.shards.arrays.rows import entries_of, flip_of
-from daskps.shards.cuts.floors import owner_of
+from daskps.shards.arrays.row_operations import entries_of, flip_of
+from daskps.shards.arrays.unbounded_rows import SIDE_ROOM
+from daskps.shards.cuts.in_flight import owner_of
 from daskps.shards.deputy import OPEN, gate_of
 from daskps.shards.memory.format import (
     CHANGED_ROW,
@@ -39,7 +39,7 @@ from daskps.shards.run_record import CODES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.arrays.unbounded_rows import UnboundedRows
     from daskps.shards.cuts.cut import Cut
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
@@ -128,22 +128,22 @@ def _tables(segment: Segment) -> Iterator[str]:
             yield f"table {name!r} has {entries_of(word)} entries in its log"
         if flip_of(word) == segment.flip + 1 and entries_of(word):
             yield f"table {name!r} has a log that was not rolled back"
-        if (any_rows := table.any_rows) is not None:
-            yield from _any_rows(name, any_rows)
+        if (unbounded := table.unbounded) is not None:
+            yield from _unbounded(name, unbounded)
 
 
-def _any_rows(name: str, any_rows: AnyRows) -> Iterator[str]:
+def _unbounded(name: str, unbounded: UnboundedRows) -> Iterator[str]:
     """Look at whether the index of a table has its rows, and no others."""
-    ids, rows = any_rows.index.ids()
-    if not len(ids) == len(np.unique(ids)) == any_rows.n_rows <= any_rows.end:
-        yield f"table {name!r} has {any_rows.n_rows} rows, of {len(ids)} ids"
-    elif (any_rows.find(ids) != rows).any():
+    ids, rows = unbounded.index.ids()
+    if not len(ids) == len(np.unique(ids)) == unbounded.n_rows <= unbounded.end:
+        yield f"table {name!r} has {unbounded.n_rows} rows, of {len(ids)} ids"
+    elif (unbounded.find(ids) != rows).any():
         yield f"table {name!r} has an index that leads elsewhere"
     for side in (0, 1):
-        slots = int(any_rows.head[SLOTS_0 + side])
-        if slots > any_rows.own[SIDE_ROOM + side]:
+        slots = int(unbounded.head[SLOTS_0 + side])
+        if slots > unbounded.own[SIDE_ROOM + side]:
             yield f"side {side} of the index of table {name!r} has memory for less"
-    n, counted = len(any_rows.index.candidates()[0]), any_rows.counts()["candidates"]
+    n, counted = len(unbounded.index.candidates()[0]), unbounded.counts()["candidates"]
     if n != counted:
         yield f"table {name!r} has {n} candidates, and counts {counted}"
 

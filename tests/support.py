@@ -24,21 +24,21 @@ from distributed.utils_test import gen_test, popen
 
 import daskps
 from daskps import optim
-from daskps.cluster.wire.handlers import HOST, Handler
-from tests import by_lane, inprocess
+from daskps.cluster.protocol.handlers import HOST, Handler
+from tests import inprocess, socket_tally
 
 __all__ = [
     "client",
     "cluster",
     "gen_cluster",
     "gen_test",
-    "lane_cluster",
     "local_cluster",
     "machine_cluster",
     "mostly_inside",
     "popen",
     "rpc_cluster",
     "served_by",
+    "socket_cluster",
     "store",
     "train",
     "until",
@@ -53,18 +53,22 @@ OURS = {
     # Worker processes are forked from one that has imported all they need: two of them
     # take 0.2 instead of 2.4 s of processor time. Commands that tests start use spawn.
     "distributed.worker.multiprocessing-method": "forkserver",
-    # A cluster of Dask's that starts its workers itself gives one up, nanny and all, that
-    # is not there 15 s after it was lost, also where it came back and was lost again.
+    # A cluster of Dask's that starts its workers itself gives one up, nanny and all,
+    # that is not there 15 s after it was lost, also where it came back and was lost
+    # again.
     "distributed.deploy.lost-worker-timeout": "1 hour",
-    # Shared clusters stay to the end of the session, two dozen workers on two cores: idle
-    # ones took 2.7 % of a core each, and their schedulers 2 %, of which this leaves a third.
+    # Shared clusters stay to the end of the session, two dozen workers on two cores:
+    # idle ones took 2.7 % of a core each, and their schedulers 2 %, of which this
+    # leaves a third.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
-    # So often each worker, and for it its nanny, looks at its memory, and each process at
-    # its processor time; every 100 and 500 ms that was half of what an idle cluster took.
+    # So often each worker, and for it its nanny, looks at its memory, and each process
+    # at its processor time; every 100 and 500 ms that was half of what an idle cluster
+    # took.
     "distributed.worker.memory.monitor-interval": "1s",
     "distributed.admin.system-monitor.interval": "2s",
-    # So often a client asks for what notebooks show of its cluster; tests ask themselves.
+    # So often a client asks for what notebooks show of its cluster; tests ask
+    # themselves.
     "distributed.client.scheduler-info-interval": "1 minute",
 }
 dask.config.set(OURS)
@@ -72,14 +76,18 @@ dask.config.set(OURS, config=DEFAULTS)
 get_mp_context().set_forkserver_preload(["tests.preloaded"])
 
 #: How long a test waits for what other processes do, in seconds. On a machine of two
-#: cores with a load of ten everything takes five times as long: what takes so long hangs.
+#: cores with a load of ten everything takes five times as long: what takes so long
+#: hangs.
 PATIENCE = 240.0
 
 #: For each way to a shard the configuration of workers that leave open no other but
 #: messages.
-WAYS = {
-    way: {f"daskps.ways.{name}": name == way for name in ("process", "machine", "lane")}
-    for way in ("process", "machine", "rpc", "lane")
+CARRIERS = {
+    way: {
+        f"daskps.carriers.{name}": name == way
+        for name in ("process", "machine", "socket")
+    }
+    for way in ("process", "machine", "rpc", "socket")
 }
 
 
@@ -116,12 +124,14 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def ways_cluster(way: str) -> Iterator[Client]:
+def carrier_cluster(way: str) -> Iterator[Client]:
     """Two worker processes that reach shards in one way, or by message."""
     with ExitStack() as stack:
         # Only while its workers start: other clusters of the session are as they are.
-        preload = {"distributed.worker.preload": ["tests.by_lane"] * (way == "lane")}
-        with dask.config.set(WAYS[way] | preload):
+        preload = {
+            "distributed.worker.preload": ["tests.socket_tally"] * (way == "socket")
+        }
+        with dask.config.set(CARRIERS[way] | preload):
             client = stack.enter_context(local_cluster())
         _calm(client.cluster.scheduler)
         yield client
@@ -160,7 +170,7 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Client]:
     """Two worker processes for all tests that break nothing."""
-    with ways_cluster("process") as client:
+    with carrier_cluster("process") as client:
         yield client
 
 
@@ -188,24 +198,24 @@ def cleaned(cluster: Client) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def machine_cluster() -> Iterator[Client]:
     """Two worker processes whose shards everybody reaches through shared memory."""
-    with ways_cluster("machine") as client:
+    with carrier_cluster("machine") as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def rpc_cluster() -> Iterator[Client]:
     """Two worker processes whose trainers reach every shard by RPC."""
-    with ways_cluster("rpc") as client:
+    with carrier_cluster("rpc") as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def lane_cluster() -> Iterator[Client]:
-    """Two worker processes that everybody reaches by lanes, from the first call on."""
-    with ways_cluster("lane") as client:
+def socket_cluster() -> Iterator[Client]:
+    """Two worker processes that everybody reaches by sockets, from the first call on."""
+    with carrier_cluster("socket") as client:
         yield client
-        tally = by_lane.Tally(
-            [by_lane.counted(), *client.run(by_lane.counted).values()]
+        tally = socket_tally.Tally(
+            [socket_tally.counted(), *client.run(socket_tally.counted).values()]
         )
         TOLD["the fourth way"] = str(tally)
         assert tally.is_enough, tally
@@ -219,18 +229,21 @@ TOLD: dict[str, str] = {}
 INSIDE = {"inside": "process", "queue": "rpc"}
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=CARRIERS)
 def way(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A client of a cluster for each way to a shard; see also :func:`mostly_inside`."""
     if request.param in INSIDE:
-        with dask.config.set(WAYS[INSIDE[request.param]]), inprocess.cluster() as made:
+        with (
+            dask.config.set(CARRIERS[INSIDE[request.param]]),
+            inprocess.cluster() as made,
+        ):
             yield made
         return
     name = {"process": "cluster"}.get(request.param, f"{request.param}_cluster")
     found: Client = request.getfixturevalue(name)
     # Of the others only the tasks have what is nearer than a message.
-    mine = {"daskps.ways.lane": WAYS[request.param]["daskps.ways.lane"]}
-    watch = by_lane.watched() if request.param == "lane" else nullcontext()
+    mine = {"daskps.carriers.socket": CARRIERS[request.param]["daskps.carriers.socket"]}
+    watch = socket_tally.watched() if request.param == "socket" else nullcontext()
     with watch, dask.config.set(mine), cleaned(found):
         yield found
 
@@ -261,7 +274,7 @@ def mostly_inside(
     chosen = [v if isinstance(v, tuple) else (v,) for v in real] or rows[:1]
     resident = ["resident"] * train
     cases = [(way, *resident, *row) for way in INSIDE for row in rows]
-    cases += [(way, *resident, *row) for way in WAYS for row in chosen]
+    cases += [(way, *resident, *row) for way in CARRIERS for row in chosen]
     if train:
         cases += [("inside", "graph", *row) for row in rows]
         cases += [("process", "graph", *row) for row in chosen]

@@ -21,7 +21,7 @@ import pytest
 from distributed import Client
 
 from daskps import config
-from daskps.cluster.lane.forms import read_form
+from daskps.cluster.sockets.templates import unpack_template
 from daskps.layout.arrays import Layout
 from tests.benchmarks import (
     checkpoint,
@@ -83,11 +83,11 @@ def test_what_is_unknown_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_ways_are_closed_in_one_place() -> None:
-    assert "process" in clusters.WAYS
+def test_carriers_are_closed_in_one_place() -> None:
+    assert "process" in clusters.CARRIERS
     with clusters.closed(["process"]):
-        assert not config.load().process_way
-    assert config.load().process_way
+        assert not config.load().process_carrier
+    assert config.load().process_carrier
 
 
 # -- samples, bars and reports -------------------------------------------------
@@ -96,7 +96,7 @@ def test_ways_are_closed_in_one_place() -> None:
 def made(ours: Any = (10.0, 30.0), other: Any = (20.0, 20.0), **how: Any) -> Job:
     """Return a job that gives these seconds in turn, and is measured."""
     taken = {
-        name: [Sample(s, {"p99": 2 * s, "by lane": 0.5}) for s in every]
+        name: [Sample(s, {"p99": 2 * s, "by socket": 0.5}) for s in every]
         for name, every in (("ours", ours), ("other", other))
     }
     turns = {name: iter(every) for name, every in taken.items()}
@@ -176,7 +176,7 @@ def test_the_table_shows_medians_ratios_figures_and_bars() -> None:
         "1.33",
         "(0.67-2.00)",
     ]
-    assert first.endswith("p99 40 s, 40 s;  by lane 50%, 50%")
+    assert first.endswith("p99 40 s, 40 s;  by socket 50%, 50%")
     assert second.strip() == "ours / other: 1 (0.5-1.5), bar <= 2: kept"
     (line,) = report.lines(made((2e-3, 4e-3), (1e-3, 1e-3), is_rate=True))
     assert "333/s   1,000/s  0.38 (0.25-0.50)" in line
@@ -337,12 +337,12 @@ def test_a_bare_server_does_the_work_of_a_shard() -> None:
     np.testing.assert_allclose(weights.read(), -2e-6, rtol=1e-6)
 
 
-def test_hosts_know_the_form_of_what_a_crowd_pushes() -> None:
+def test_hosts_know_the_template_of_what_a_crowd_pushes() -> None:
     layout = Layout.build({"w": ((crowd.ELEMENTS,), "float32")}, 1)
-    form = read_form(crowd._form("s", 7), lambda *_: layout)
-    [part] = form.template.parts
+    template = unpack_template(crowd._template("s", 7), lambda *_: layout)
+    [part] = template.call.parts
     assert (part.step.kind, part.step.producer) == ("gradient", 7)
-    assert form.most_nbytes == 4 * crowd.ELEMENTS
+    assert template.most_nbytes == 4 * crowd.ELEMENTS
 
 
 def test_memory_is_kept_where_the_bound_is_and_nobody_was_paused() -> None:
@@ -428,7 +428,7 @@ def test_rows_of_tables(here: Client, tmp_path: Path) -> None:
     few = ["--rows", "2000", "--named", "50", "--large", "5000", "--seconds", "0.001"]
     found = sides(run(tmp_path, "tables", *few))
     assert len(found) == 8
-    assert found["50 of 2,000 rows, 1 + 1, any ids"] == LIMIT
+    assert found["50 of 2,000 rows, 1 + 1, unbounded"] == LIMIT
     assert found["pull of 64 rows"] == ["ours", "loop alone"]
 
 
@@ -508,8 +508,8 @@ def test_steps_of_checkouts(here: Client) -> None:
     assert len(found) == 26
     # No bound: timings decide no test, and a short job beside others may come to 0.
     assert all(isinstance(seconds, float) for seconds, _ in found.values())
-    ways = {way for _, ways in found.values() for way in ways}
-    assert ways <= {"process", "machine", "socket", "message"}
+    carriers = {way for _, carriers in found.values() for way in carriers}
+    assert carriers <= {"process", "machine", "socket", "message"}
 
 
 # -- calls between machines ----------------------------------------------------
@@ -517,7 +517,7 @@ def test_steps_of_checkouts(here: Client) -> None:
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Client]:
-    settings = {"daskps.ways.machine": False, "daskps.ways.lane": True}
+    settings = {"daskps.carriers.machine": False, "daskps.carriers.socket": True}
     with (
         dask.config.set({**settings, "distributed.worker.profile.enabled": False}),
         local_cluster(processes=False, protocol="tcp", threads=1) as client,
@@ -527,8 +527,8 @@ def apart() -> Iterator[Client]:
 
 @pytest.fixture
 def machines(apart: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Have benchmarks measure in this process, where no way but a lane is open."""
-    settings = {"daskps.ways.process": False, "daskps.ways.lane": True}
+    """Have benchmarks measure in this process, where no way but a socket is open."""
+    settings = {"daskps.carriers.process": False, "daskps.carriers.socket": True}
     monkeypatch.setattr(wire, "CROWD", 3)
     monkeypatch.setattr(wire, "LEAST", 1)
     monkeypatch.setattr(workers, "WARM_STEPS", 3)
@@ -547,9 +547,9 @@ def machines(apart: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
 def test_calls_between_machines(machines: Client, tmp_path: Path) -> None:
     parts = ["--only", "small,step,large,busy,many"]
     found = run(tmp_path, "wire", *parts, "--calls", "3", "--seconds", "0.01")
-    ways = sides(found)
-    assert ways["get, 1 KiB"] == ["lane", "message", "bare socket"]
-    assert [*ways] == [
+    carriers = sides(found)
+    assert carriers["get, 1 KiB"] == ["socket", "message", "bare socket"]
+    assert [*carriers] == [
         "get, 1 KiB",
         "push, 1 KiB",
         "BSP step, 1 KiB, 2 hosts, push + pull",
@@ -558,24 +558,24 @@ def test_calls_between_machines(machines: Client, tmp_path: Path) -> None:
         "pull + push + apply, 16 MiB",
         "get, 1 KiB, server busy",
         "3 connections push 64 B: longest calls",
-        "get, 1 KiB, beside 3 idle lanes",
+        "get, 1 KiB, beside 3 idle sockets",
     ]
     assert sum("left out" in note for note in found["notes"]) == 2  # gloo
     for job in found["jobs"]:
         for sample in job["samples"].get("message", []):
-            assert sample["more"]["by lane"] == 0
+            assert sample["more"]["by socket"] == 0
 
 
 @pytest.mark.leaky
-def test_calls_by_lane_are_counted(machines: Client) -> None:
+def test_calls_by_socket_are_counted(machines: Client) -> None:
     pair = workers.Pair.of(machines)
     with pair.store(8) as store:
-        assert pair.call(store, "get", 10, True).more["by lane"] == 1
-        assert pair.call(store, "get", 10, False).more["by lane"] == 0
+        assert pair.call(store, "get", 10, True).more["by socket"] == 1
+        assert pair.call(store, "get", 10, False).more["by socket"] == 0
 
 
 @pytest.mark.leaky
-def test_a_host_with_too_few_lanes_is_told(
+def test_a_host_with_too_few_sockets_is_told(
     machines: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*args: Any) -> Any:
@@ -583,5 +583,5 @@ def test_a_host_with_too_few_lanes_is_told(
 
     monkeypatch.setattr("daskps.cluster.connections.ask_for_socket", refused)
     pair = workers.Pair.of(machines)
-    with pair.store(8) as store, pytest.raises(LeftOutError, match="0 lanes of 3"):
-        pair.run(crowd.by_lane, store, pair.there, 3, 0.01, pair.pids[1])
+    with pair.store(8) as store, pytest.raises(LeftOutError, match="0 sockets of 3"):
+        pair.run(crowd.by_socket, store, pair.there, 3, 0.01, pair.pids[1])

@@ -40,14 +40,14 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("kernels", 10, 14, "loops that know which arrays they have checked need no look"),
 ]
 #: Names that stand for what is read or written of rows.
-ROW_NAMES = {"RowsGiven", "RowCut", "RowSlice", "RowsAsked", "RowsRead", "RowItem"}
+ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
 ROW_ATTRIBUTES = {"tables", "is_bounded", "ids", "n_rows"}
 #: Names by which a reader finds out whether a copy is torn.
 TORN_NAMES = {"is_whole", "ROWS_SEQUENCE", "is_logged", "find_flip"}
 CLUSTER, MEMORY = "daskps.cluster", "daskps.shards.memory"
 
 #: How often the package runs text as code, by module: generated loops, and types.
-RUNS_TEXT = {"kernels/cache.py": 2, "cluster/wire/wellformed.py": 1}
+RUNS_TEXT = {"kernels/cache.py": 2, "cluster/protocol/wellformed.py": 1}
 #: What else it ships.
 DATA = {
     "daskps-schema.yaml",

@@ -326,7 +326,7 @@ async def test_no_stores_and_lost_shards(c, s, a, b):
         return found.output
 
     # Private memory: the other worker cannot take over what this one leaves.
-    with dask.config.set({"daskps.ways.machine": False}):
+    with dask.config.set({"daskps.carriers.machine": False}):
         store = await daskps.create({"w": np.zeros(4)}, client=c, name="model")
     await b.close()
     # Until then a worker that closes may be found on its way.

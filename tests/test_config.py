@@ -70,9 +70,9 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_share=0.5,
         correct_memory=True,
         locked_reads=False,
-        process_way=True,
-        machine_way=True,
-        lane_way=True,
+        process_carrier=True,
+        machine_carrier=True,
+        socket_carrier=True,
         inline_nbytes=65_536,
         warn_pull_nbytes=2**30,
         cache=Path("/cache/daskps/kernels"),
@@ -94,10 +94,10 @@ def test_load_gives_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("run-away-timeout", None, "run_away_seconds", None),
         ("finite", "allow", "check_finite", False),
         ("memory-share", 1, "memory_share", 1.0),
-        ("ways.process", False, "process_way", False),
-        ("ways.machine", False, "machine_way", False),
-        ("ways.lane", False, "lane_way", False),
-        ("ways.locked-reads", True, "locked_reads", True),
+        ("carriers.process", False, "process_carrier", False),
+        ("carriers.machine", False, "machine_carrier", False),
+        ("carriers.socket", False, "socket_carrier", False),
+        ("carriers.locked-reads", True, "locked_reads", True),
         ("inline-nbytes", 0, "inline_nbytes", 0),
         ("warn-pull-size", "10 MB", "warn_pull_nbytes", 10_000_000),
         ("cache-directory", "/x/y", "cache", Path("/x/y")),
@@ -151,9 +151,9 @@ def test_a_value_that_went_is_named_once_and_is_no_error(
         ("memory-share", 1.5, "above 0"),
         ("memory-share", "half", "above 0"),
         ("memory-share", True, "above 0"),
-        ("ways.process", "no", "true or false"),
-        ("ways.locked-reads", 1, '"auto" or true'),
-        ("ways.locked-reads", False, '"auto" or true'),
+        ("carriers.process", "no", "true or false"),
+        ("carriers.locked-reads", 1, '"auto" or true'),
+        ("carriers.locked-reads", False, '"auto" or true'),
         ("inline-nbytes", "64 apples", "64 KiB"),
         ("inline-nbytes", -1, "64 KiB"),
         ("inline-nbytes", None, "64 KiB"),
@@ -185,11 +185,11 @@ def test_bad_value_names_its_key_and_what_is_allowed(
 def test_environment_overrides_the_defaults() -> None:
     code = (
         "from daskps.config import load; c = load();"
-        "print(c.timeout_seconds, c.process_way, c.memory_share, c.inline_nbytes)"
+        "print(c.timeout_seconds, c.process_carrier, c.memory_share, c.inline_nbytes)"
     )
     env = {
         "DASK_DASKPS__TIMEOUT": "5s",
-        "DASK_DASKPS__WAYS__PROCESS": "false",
+        "DASK_DASKPS__CARRIERS__PROCESS": "false",
         "DASK_DASKPS__MEMORY_SHARE": "0.25",
         "DASK_DASKPS__INLINE_NBYTES": "1 kiB",
         "HOME": "/nonexistent",

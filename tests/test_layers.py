@@ -462,23 +462,23 @@ ROOMS: dict[str, set[str]] = {
     "keys": set(),
     "connections": set(),
     "upstream": set(),
-    "wire": {"keys", "upstream"},
+    "protocol": {"keys", "upstream"},
     "machine": {"keys", "upstream"},
-    "lane": {"keys", "upstream", "wire"},
-    "directory": {"keys", "upstream", "wire"},
-    "host": {"keys", "connections", "upstream", "wire", "lane", "machine"},
-    "plugins": {"keys", "upstream", "wire", "machine", "host", "directory"},
+    "sockets": {"keys", "upstream", "protocol"},
+    "directory": {"keys", "upstream", "protocol"},
+    "host": {"keys", "connections", "upstream", "protocol", "sockets", "machine"},
+    "plugins": {"keys", "upstream", "protocol", "machine", "host", "directory"},
     "caller": {
         "keys",
         "connections",
         "upstream",
-        "wire",
-        "lane",
+        "protocol",
+        "sockets",
         "machine",
         "host",
         "plugins",
     },
-    "runs": {"keys", "upstream", "wire", "machine", "host", "plugins", "caller"},
+    "runs": {"keys", "upstream", "protocol", "machine", "host", "plugins", "caller"},
 }
 #: The scheduler's part knows of shards their sizes, their reports and where runs stand.
 DIRECTORY_SEES = {"shards.memory.segment", "shards.cuts.cut", "shards.steps"}
@@ -550,7 +550,7 @@ def test_a_circle_of_rooms_is_found_where_modules_have_none() -> None:
     [
         ("cluster.directory.runs", "from daskps.cluster.host import host"),
         ("cluster.host.host", "from daskps.cluster.caller.link import Link"),
-        ("cluster.wire.messages", "import daskps.cluster.machine.locks"),
+        ("cluster.protocol.messages", "import daskps.cluster.machine.locks"),
         ("cluster.directory.cuts", "from daskps.shards import shard"),
         ("cluster.directory.cuts", "from daskps.shards.steps2 import x"),
         ("cluster.novelty", "import sys"),
@@ -563,10 +563,10 @@ def test_a_wrong_door_is_found(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("cluster.caller.near", "from daskps.cluster.host.hosted import HostedShard"),
+        ("cluster.caller.local", "from daskps.cluster.host.hosted import HostedShard"),
         ("cluster.directory.cuts", "from daskps.shards.cuts.cut import agree"),
         ("cluster.runs.graph.tasks", "from daskps.cluster.host import contributions"),
-        ("cluster.wire.messages", "from daskps.cluster import upstream"),
+        ("cluster.protocol.messages", "from daskps.cluster import upstream"),
     ],
 )
 def test_an_open_door_is_found(name: str, source: str) -> None:

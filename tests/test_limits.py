@@ -54,7 +54,7 @@ def request(params, shards):
         session=True,
         params=params,
         tables=[],
-        any_ids=[],
+        unbounded=[],
         shards=shards,
         servers="auto",
         rules=b"",

@@ -1,7 +1,7 @@
 """Private names of other objects in tests: how many there are may only fall.
 
-What is inside an object gets another name whenever its room is rebuilt. A test that names
-it has to follow, so few of them should: `tests/seams.py` has what several need.
+What is inside an object gets another name whenever its room is rebuilt. A test that
+names it has to follow, so few of them should: `tests/seams.py` has what several need.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ALLOWED = {
     "cluster/caller": 13,
     "cluster/directory": 4,
     "cluster/host": 5,
-    "cluster/lane": 61,
+    "cluster/sockets": 61,
     "cluster/machine": 7,
     "cluster/runs": 3,
-    "cluster/wire": 1,
+    "cluster/protocol": 1,
     "compat": 4,
     "kernels": 1,
     "shards": 8,

@@ -101,7 +101,7 @@ def test_what_is_counted_on_the_wire_is_what_the_model_says(
 
 
 @pytest.mark.leaky  # a cluster in this process
-def test_bytes_of_calls_by_lane_are_what_the_model_says(
+def test_bytes_of_calls_by_socket_are_what_the_model_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[socket.socket] = []
@@ -119,16 +119,18 @@ def test_bytes_of_calls_by_lane_are_what_the_model_says(
         return sum(int.from_bytes(info[128:], sys.byteorder) for info in infos)
 
     def of_a_call(call: Callable[[], object]) -> int:
-        """Return the bytes of one by lane; a lane hears of a form before the first."""
-        by_lane = 0
-        while by_lane < 3:
+        """Return the bytes of one by socket; a socket hears of a template before the first."""
+        by_socket = 0
+        while by_socket < 3:
             before, handle = came(), store.stats()["handle"]
             call()
-            by_lane += store.stats()["handle"]["lane_calls"] - handle["lane_calls"]
+            by_socket += (
+                store.stats()["handle"]["socket_calls"] - handle["socket_calls"]
+            )
         return came() - before
 
     monkeypatch.setattr(connections, "_take_socket", noted)
-    with clusters.inside(1, lane=True) as cluster, Client(cluster) as client:
+    with clusters.inside(1, by_socket=True) as cluster, Client(cluster) as client:
         spec, sgd = {"w": daskps.ArraySpec((999,), "float32")}, optim.SGD(1e-3)
         with daskps.create(spec, client=client, optimizer=sgd) as store:
             out, grads = store.pull(), {"w": np.ones(999, np.float32)}
@@ -136,7 +138,7 @@ def test_bytes_of_calls_by_lane_are_what_the_model_says(
             push = of_a_call(lambda: store.push(grads))
     for end in taken:
         end.close()
-    shape = StoreShape(trainers=1, hosts=1, elements=999, lane=True)
+    shape = StoreShape(trainers=1, hosts=1, elements=999, by_socket=True)
     assert pull == shape.nbytes([None])
     # A push and the pull after it take one call more than `pushpull`.
     assert push + pull == shape.nbytes([0]) + model.PER_FRAMES_NBYTES
@@ -144,15 +146,15 @@ def test_bytes_of_calls_by_lane_are_what_the_model_says(
 
 
 @pytest.mark.leaky  # a cluster in this process
-def test_rounds_by_lane_are_counted(
+def test_rounds_by_socket_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "found.json"
     given = ["--workers", "2", "--kib", "1", "--pairs", "1", "--seconds", "1e-9"]
-    command.main(["scaling", "--lanes", *given, "--json", str(file)])
+    command.main(["scaling", "--sockets", *given, "--json", str(file)])
     (row,) = json.loads(file.read_text("utf-8"))["resident"]
-    assert row["shape"]["lane"]
-    # A lane leaves a call to messages where the machine is slow: then there are more.
+    assert row["shape"]["socket"]
+    # A socket leaves a call to messages where the machine is slow: then there are more.
     assert 0 < row["replies"] <= row["requests"]
     assert row["steps"] * 4 <= row["requests"]
     assert row["nbytes"] == row["replies"] * (model.PER_FRAMES_NBYTES + 1024)

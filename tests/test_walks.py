@@ -1,6 +1,6 @@
 """Calls pass few files, functions and returns, from the caller to the shard and back.
 
-The table falls where a road gets shorter; it rises only with what an issue grants.
+The table falls where a route gets shorter; it rises only with what an issue grants.
 """
 
 from __future__ import annotations

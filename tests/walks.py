@@ -19,13 +19,14 @@ import numpy as np
 
 import daskps
 from daskps import optim
-from tests.support import WAYS, local_cluster, until
+from tests.support import CARRIERS, local_cluster, until
 
 ROOT = Path(daskps.__file__).parent
-#: Trips of each kind: the shortest one counts, since now and then something is made anew.
+#: Trips of each kind: the shortest one counts, since now and then something is made
+#: anew.
 TRIPS = 25
 #: The name of each carrier, as settings call it.
-CARRIERS = {"near": "process", "socket": "lane", "message": "rpc"}
+SETTINGS = {"near": "process", "socket": "socket", "message": "rpc"}
 
 
 class Walk(NamedTuple):
@@ -101,7 +102,7 @@ def _opened(trainer: Any, carrier: str) -> None:
     """Go on until calls take the way that they are to take."""
     if carrier == "socket":
         with daskps.open("walks") as store:
-            until(lambda: trainer.pull() and store.stats()["handle"]["lanes"])
+            until(lambda: trainer.pull() and store.stats()["handle"]["sockets"])
 
 
 def in_rounds(trainer: Any, carrier: str) -> None:
@@ -135,7 +136,7 @@ def handles(carrier: str, name: str) -> None:
     """Take the trips of handles, in a task."""
     store = daskps.open(name)
     if carrier == "socket":
-        until(lambda: store.pull() and store.stats()["handle"]["lanes"])
+        until(lambda: store.pull() and store.stats()["handle"]["sockets"])
     _with_handles(store)
 
 
@@ -148,7 +149,7 @@ def walks(carrier: str) -> dict[str, tuple[Walk, list[str]]]:
         "words": daskps.TableSpec(None, 4),
     }
     with (
-        dask.config.set({**WAYS[CARRIERS[carrier]], **quiet}),
+        dask.config.set({**CARRIERS[SETTINGS[carrier]], **quiet}),
         local_cluster(processes=False, protocol="tcp") as client,
     ):
         here, there = client.nthreads()

@@ -1,10 +1,11 @@
 """The arrays of a checkpoint: which there are, and what their elements are of.
 
-Every parameter has an array in ``weights`` and one for each slot of its rule in ``slots``,
-every table arrays in ``tables``: rows, slots, and where it has any ids also these, in order
-of their hashes, when they were pushed last, and the ids that are only counted. Where there
-are many small ones of parameters and bounded tables, these lie one behind the other in
-arrays of ``packed``, for otherwise ten thousand of them were sixty thousand files.
+Every parameter has an array in ``weights`` and one for each slot of its rule in
+``slots``, every table arrays in ``tables``: rows, slots, and where it is unbounded also
+these, in order of their hashes, when they were pushed last, and the ids that are only
+counted. Where there are many small ones of parameters and bounded tables, these lie one
+behind the other in arrays of ``packed``, for otherwise ten thousand of them were sixty
+thousand files.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ Slots: TypeAlias = Mapping[int, Sequence[float]]
 #: An array with fewer bytes may be packed, and is where more of its area are so small.
 PACKED_NBYTES: Final = 2**16
 MOST_ALONE: Final = 64
-#: Rows of a table of any ids in a chunk at most: a restore reads whole ones.
+#: Rows of an unbounded table in a chunk at most: a restore reads whole ones.
 CHUNK_ROWS: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of tables of any ids that only their shards know, by table index."""
+    """Numbers of unbounded tables that only their shards know, by table index."""
 
     #: How many rows each shard has, in order.
     rows: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Counts:
         rows: Sequence[Sequence[int]],
         candidates: Sequence[Sequence[int]],
     ) -> Counts:
-        """Return the numbers that each shard has of each table of any ids, in order."""
+        """Return the numbers that each shard has of each unbounded table, in order."""
 
         def by_table(counts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
             return {t.index: [of[i] for of in counts] for i, t in enumerate(tables)}
@@ -139,19 +140,19 @@ def stored_arrays(
     slots : mapping of int to sequence of float
         First values of the slots by index, as the rules have them.
     counts : Counts, optional
-        Of tables of any ids: how many rows there are, over all shards.
+        Of unbounded tables: how many rows there are, over all shards.
 
     Returns
     -------
     list of StoredArray
-        Of parameters by area, of bounded tables by area, then of tables of any ids.
+        Of parameters by area, of bounded tables by area, then of unbounded tables.
     """
     counts, together = counts or Counts(), dict[str, list[_Piece]]()
     for piece in _pieces(layout, slots):
         together.setdefault(piece.packed, []).append(piece)
     found = [_of_kind(pieces) for pieces in together.values()]
     found += [
-        [*_of_any_ids(table, slots, counts)]
+        [*_of_unbounded(table, slots, counts)]
         for table in layout.tables
         if isinstance(table, UnboundedTable)
     ]
@@ -240,7 +241,7 @@ def _packed(pieces: Sequence[_Piece]) -> StoredArray:
     return StoredArray(path, shape, dtype, chunk, area, members, said)
 
 
-def _of_any_ids(
+def _of_unbounded(
     table: UnboundedTable, slots: Slots, counts: Counts
 ) -> Iterator[StoredArray]:
     n, of = sum(counts.of(table, ROWS)), table.of

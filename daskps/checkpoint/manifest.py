@@ -1,14 +1,15 @@
 """The manifest: what a checkpoint is of, and the size and digest of each of its files.
 
-It is written last, so a checkpoint without one does not exist. It begins with a digest of
-what follows, and what it says is looked at before anything is done with it::
+It is written last, so a checkpoint without one does not exist. It begins with a digest
+of what follows, and what it says is looked at before anything is done with it::
 
     {"digest": "xxh128:<32 hexadecimal digits>",
     "format": 1, ..., "end": true}
 
-The digest is that of all that follows the first line, by the algorithm that is named before
-it, as are those of the files. Every format to come keeps this line, "format" and the end,
-so that what is newer, damaged, and not written to its end can be told from each other.
+The digest is that of all that follows the first line, by the algorithm that is named
+before it, as are those of the files. Every format to come keeps this line, "format" and
+the end, so that what is newer, damaged, and not written to its end can be told from
+each other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from daskps.checkpoint.arrays import StoredArray
     from daskps.checkpoint.digests import StoredFile
     from daskps.checkpoint.rules import StoredRule
-    from daskps.layout.tables import AnyIds
+    from daskps.layout.tables import UnboundedIds
 
 #: Its name in the folder of a checkpoint, and the format that is written.
 MANIFEST: Final = "manifest.json"
@@ -62,13 +63,13 @@ class StoredTable:
     rows: int
     dim: int
     dtype: str
-    any_ids: AnyIds | None = None
+    unbounded: UnboundedIds | None = None
     rule: int | None = None
     steps: int = 0
     lr_factor: float = 1.0
     #: How many pushes have named it.
     clock: int = 0
-    #: Of any ids: rows and candidates that there are; ids that got rows, and lost them.
+    #: Unbounded: rows and candidates that there are; ids that got rows, and lost them.
     n_rows: int = 0
     n_candidates: int = 0
     admitted: int = 0
@@ -82,8 +83,8 @@ class StoredTable:
 class Manifest:
     """All that a checkpoint says of itself."""
 
-    #: Name of the store, "" of a session store, and its lineage: that of the store which
-    #: it was restored from, or one of its own.
+    #: Name of the store, "" of a session store, and its lineage: that of the store
+    #: which it was restored from, or one of its own.
     store: str
     lineage: str
     #: The checkpoint before it in its lineage, "" for none, and its number in its URL.
@@ -117,7 +118,7 @@ class Manifest:
         """
         shapes = {p.name: (p.shape, p.dtype) for p in self.parameters}
         tables: dict[str, Any] = {
-            t.name: (t.rows, t.dim, t.dtype, *([t.any_ids] if t.any_ids else []))
+            t.name: (t.rows, t.dim, t.dtype, *([t.unbounded] if t.unbounded else []))
             for t in self.tables
         }
         return Layout.build(shapes, n_shards, tables)
@@ -138,8 +139,8 @@ class Manifest:
 
     @cached_property
     def counts(self) -> Counts:
-        """Of tables of any ids: how many rows and candidates, in one shard."""
-        of = [t for t in enumerate(self.tables, len(self.parameters)) if t[1].any_ids]
+        """Of unbounded tables: how many rows and candidates, in one shard."""
+        of = [t for t in enumerate(self.tables, len(self.parameters)) if t[1].unbounded]
         rows = {index: (t.n_rows,) for index, t in of}
         return Counts(rows, {index: (t.n_candidates,) for index, t in of})
 

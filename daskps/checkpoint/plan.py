@@ -1,7 +1,7 @@
 """The chunks that each shard writes, and the elements that shards of another cut read.
 
 A chunk has one writer, the owner of the shard that has its first element. The shards of
-a table of any ids own ranges of the hash, one behind the other: as each shard sorts its
+an unbounded table own ranges of the hash, one behind the other: as each shard sorts its
 rows by their hashes, all of the table is sorted.
 """
 
@@ -72,7 +72,7 @@ def chunks_written(
     arrays : iterable of StoredArray
         From :func:`daskps.checkpoint.arrays.stored_arrays`.
     counts : Counts, optional
-        Of tables of any ids: what each shard has.
+        Of unbounded tables: what each shard has.
 
     Yields
     ------
@@ -127,7 +127,7 @@ def chunks_read(
     layout : Layout
         With the parameters and tables of the checkpoint, in any number of shards.
     arrays : iterable of StoredArray
-        Of the checkpoint; those of tables of any ids are left out.
+        Of the checkpoint; those of unbounded tables are left out.
     shard : int
         The shard that reads.
 
@@ -163,7 +163,7 @@ def _parts(array: StoredArray, run: Run) -> Iterator[tuple[str, ChunkPart]]:
 def rows_read(
     array: StoredArray, position: int, start: int, stop: int
 ) -> Iterator[ChunkRead]:
-    """Give the files that have rows [start, stop) of an array of a table of any ids.
+    """Give the files that have rows [start, stop) of an array of an unbounded table.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def hash_range(table: UnboundedTable, n_shards: int, shard: int) -> tuple[int, i
     return low, high
 
 
-def rows_near(
+def rows_local(
     array: StoredArray, begins: Sequence[int], low: int, high: int
 ) -> tuple[int, int]:
     """Return rows among which all are that have hashes in [low, high): of whole chunks.

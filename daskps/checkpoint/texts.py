@@ -24,7 +24,7 @@ from daskps.checkpoint.zarr import node_paths
 from daskps.errors import CheckpointError, LayoutError
 from daskps.layout.arrays import DTYPES
 from daskps.layout.spans import CANDIDATES, IDS
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +40,7 @@ def to_bytes(manifest: Manifest) -> bytes:
             **_entries(manifest),
             "seed": str(manifest.seed),
             "parameters": [*map(_entries, manifest.parameters)],
-            "tables": [
-                _entries(t) | {"any_ids": t.any_ids and t.any_ids.to_wire()}
-                for t in manifest.tables
-            ],
+            "tables": [*map(_table_entries, manifest.tables)],
             "rules": [rule.to_json() for rule in manifest.rules],
             "progress": dict(manifest.progress),
             "history": [dict(entry) for entry in manifest.history],
@@ -54,6 +51,13 @@ def to_bytes(manifest: Manifest) -> bytes:
 def _entries(of: Manifest | StoredParameter | StoredTable) -> dict[str, Any]:
     """Return the fields of a part of a manifest by name, in the order of its class."""
     return {name: getattr(of, name) for name in of.__dataclass_fields__}
+
+
+def _table_entries(table: StoredTable) -> dict[str, Any]:
+    """Return the fields of a table, with what the format calls any ids."""
+    entries = _entries(table)
+    unbounded = entries.pop("unbounded")
+    return entries | {"any_ids": unbounded and unbounded.to_wire()}
 
 
 def from_bytes(content: bytes, folder: str = "") -> Manifest:
@@ -161,7 +165,7 @@ def _table_of(found: Fields, n_rules: int) -> StoredTable:
         rows=found.whole("rows", 0, 0 if found.get("any_ids") else MOST),
         dim=found.whole("dim", 1),
         dtype=found.text("dtype"),
-        any_ids=_any_ids(found),
+        unbounded=_unbounded(found),
         rule=_rule(found, n_rules),
         steps=found.whole("steps"),
         lr_factor=_factor(found),
@@ -175,19 +179,19 @@ def _table_of(found: Fields, n_rules: int) -> StoredTable:
     )
 
 
-def _any_ids(found: Fields) -> AnyIds | None:
+def _unbounded(found: Fields) -> UnboundedIds | None:
     wire = found.get("any_ids")
     if wire is None:
         return None
     try:
-        any_ids = AnyIds.from_wire(*wire)
-        policy = any_ids.max_rows, any_ids.ttl, any_ids.admit_after - 1
+        unbounded = UnboundedIds.from_wire(*wire)
+        policy = unbounded.max_rows, unbounded.ttl, unbounded.admit_after - 1
         if all(type(n) is int and 0 <= n < 2**47 for n in policy):
-            return any_ids
+            return unbounded
     except (ValueError, TypeError, KeyError, LayoutError):
         pass
     raise CheckpointError(
-        f"{found.file}: {found.where} has rows of any ids as {wire!r:.100}, which no "
+        f"{found.file}: {found.where} has unbounded rows as {wire!r:.100}, which no "
         f"table has; it is damaged",
         found.file,
     )

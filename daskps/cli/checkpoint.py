@@ -123,7 +123,7 @@ def show(url: str, options: dict[str, Any], as_json: bool) -> None:
     tables = [
         {
             "name": t.name,
-            "rows": t.n_rows if t.any_ids else t.rows,
+            "rows": t.n_rows if t.unbounded else t.rows,
             "dim": t.dim,
             "dtype": t.dtype,
             "optimizer": rules[-1 if t.rule is None else t.rule],
@@ -184,8 +184,8 @@ def rm(url: str, options: dict[str, Any]) -> None:
 def export(url: str, file: str, options: dict[str, Any], overwrite: bool) -> None:
     """Write the values of a checkpoint to FILE, a .npz or .safetensors.
 
-    Arrays go under their names, as the rows of tables do; of a table of any ids there are
-    NAME.ids and NAME.rows. Optimizer state is left out.
+    Arrays go under their names, as the rows of tables do; of an unbounded table there
+    are NAME.ids and NAME.rows. Optimizer state is left out.
     """
     _check_format(file)
     found = listing.find(url, options)

@@ -86,7 +86,7 @@ def demo(task: str, **given: Any) -> None:
     The store is on two worker processes of this machine or on a running cluster. The
     digits come with scikit-learn; softmax regression is trained on them, then the same
     is done with plain NumPy. The words are those of Python's help and docstrings; each
-    gets a vector in a table of any ids, and at the end neighbours are looked up.
+    gets a vector in an unbounded table, and at the end neighbours are looked up.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     if task == "words" and "optimizer" in chosen:

@@ -113,9 +113,9 @@ def _exported(manifest: Manifest) -> dict[str, _Exported]:
                 name, shape = of.name, of.shape
             else:
                 table = manifest.tables[member.index - n]
-                more = f".{array.area}" if table.any_ids else ""
+                more = f".{array.area}" if table.unbounded else ""
                 name = f"{table.name}{more}"
-                shape = array.shape if table.any_ids else (table.rows, table.dim)
+                shape = array.shape if table.unbounded else (table.rows, table.dim)
             if name in found:
                 raise Failure(
                     f"two arrays would be named {name!r}; nothing was written"

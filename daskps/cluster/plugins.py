@@ -14,22 +14,22 @@ from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
     cuts,
-    installing,
-    lanes,
+    installation,
     owner_steps,
     questions,
     reductions,
     runs,
     saving,
-    stores,
-    warming,
+    sockets,
+    store_messages,
+    warm_up,
 )
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS, WorkerNode
 from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting, exits
 from daskps.cluster.machine.membership import HERE, Machine
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.protocol.handlers import HOST
 
 if TYPE_CHECKING:
     from distributed import Scheduler, Worker
@@ -40,14 +40,14 @@ _EXTENSION = "daskps-directory"
 SERVING = (
     adoption,
     owner_steps,
-    stores,
+    store_messages,
     cuts,
-    installing,
+    installation,
     questions,
     reductions,
     runs,
     saving,
-    warming,
+    warm_up,
 )
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
@@ -81,7 +81,7 @@ class HostPlugin(WorkerPlugin):
         host = HOSTS.get(worker.address)
         if host is None or host.worker.server is not worker:
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
-            lanes.give_lanes(host)
+            sockets.give_sockets(host)
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
             _log_from_info_on(worker)

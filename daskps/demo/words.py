@@ -1,7 +1,8 @@
-"""The words of ``daskps demo``: a vector for each, in a table of any ids.
+"""The words of ``daskps demo``: a vector for each, in an unbounded table.
 
-Skip-gram with negative sampling on the text that comes with CPython. The rows of a batch
-are read while the one before is computed, and nobody knows how many there will be.
+Skip-gram with negative sampling on the text that comes with CPython. The rows of a
+batch are read while the one before is computed, and nobody knows how many there will
+be.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def train(options: Options, data: WordData, client: Any, trainers: int) -> Array
     with WaitNotice("the store, whose loops are compiled the first time"):
         made = daskps.create(tables, optimizer=RULE, client=client, seed=options.seed)
     with made as store:
-        print(f"{len(store.placement)} shards of tables of any ids:")
+        print(f"{len(store.placement)} shards of unbounded tables:")
         for shard, worker in enumerate(store.placement):
             print(f"  shard {shard} on {worker}")
         print(

@@ -1,10 +1,10 @@
 """The place of every element of every parameter: a pure function of names and shapes.
 
 The parameters of one dtype form one flat vector, in the order they were given; shard
-*i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. Those that
-are placed on some of the shards form vectors of their own, which are cut over these alone
-(:mod:`daskps.layout.vectors`). One parameter therefore meets a shard in at most one
-contiguous run, a *piece*. Tables are cut apart from them, see
+*i* of *k* owns slice *i* of every dtype's vector, cut like ``np.array_split``. Those
+that are placed on some of the shards form vectors of their own, which are cut over
+these alone (:mod:`daskps.layout.vectors`). One parameter therefore meets a shard in at
+most one contiguous run, a *piece*. Tables are cut apart from them, see
 :mod:`daskps.layout.tables`.
 """
 
@@ -20,7 +20,13 @@ import numpy as np
 
 from daskps.errors import LayoutError, UnknownParameterError
 from daskps.layout.parameters import Parameter, Piece
-from daskps.layout.tables import AnyIds, Table, TablePiece, TableShape, UnboundedTable
+from daskps.layout.tables import (
+    Table,
+    TablePiece,
+    TableShape,
+    UnboundedIds,
+    UnboundedTable,
+)
 from daskps.layout.vectors import Vector, VectorPart, by_index, parts_of, placed_of
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ class Layout:
         """Lay parameters and tables out over `n_shards` shards.
 
         `shapes` has the shape and dtype of each parameter, `tables` the number of rows,
-        their length and the dtype of each table, both by name. A table of any ids has 0
+        their length and the dtype of each table, both by name. An unbounded table has 0
         rows, and what they begin with. `placed` has shards, and the indices of the
         parameters and tables that are cut over these alone.
         """
@@ -105,7 +111,7 @@ class Layout:
 
     @cached_property
     def grows(self) -> bool:
-        """Whether shards grow with new rows: those of a table of any ids do."""
+        """Whether shards grow with new rows: those of an unbounded table do."""
         return not all(table.is_bounded for table in self.tables)
 
     def dtype_of(self, index: int) -> str:
@@ -257,7 +263,7 @@ class Layout:
             wire["tables"] = [(t.name, t.rows, t.dim, t.dtype) for t in self.tables]
         unbounded = [t for t in self.tables if isinstance(t, UnboundedTable)]
         if unbounded:
-            wire["any_ids"] = [(t.name, *t.of.to_wire()) for t in unbounded]
+            wire["unbounded"] = [(t.name, *t.of.to_wire()) for t in unbounded]
         if placed := placed_of([*self.parameters, *self.tables]):
             wire["placed"] = placed
         return wire
@@ -266,9 +272,11 @@ class Layout:
     def from_wire(cls, wire: Mapping[str, Any]) -> Layout:
         """Rebuild a layout from :meth:`to_wire`."""
         shapes = {n: (tuple(s), d) for n, s, d in wire["parameters"]}
-        any_ids = {n: AnyIds.from_wire(*of) for n, *of in wire.get("any_ids", ())}
+        unbounded = {
+            n: UnboundedIds.from_wire(*of) for n, *of in wire.get("unbounded", ())
+        }
         tables: dict[str, TableShape] = {
-            n: (rows, dim, d, any_ids[n]) if n in any_ids else (rows, dim, d)
+            n: (rows, dim, d, unbounded[n]) if n in unbounded else (rows, dim, d)
             for n, rows, dim, d in wire.get("tables", ())
         }
         return cls.build(shapes, wire["shards"], tables, wire.get("placed", ()))
@@ -283,20 +291,20 @@ def _tables(
     names = {p.name for p in parameters}
     found: list[Table] = []
     for index, (name, shape) in enumerate(tables.items(), len(names)):
-        rows, dim, dtype, *any_ids = shape
+        rows, dim, dtype, *unbounded = shape
         _check_dtype("table", name, dtype)
         if name in names:
             raise LayoutError(
                 f"{name!r} is the name of an array and of a table; rename one of them"
             )
-        if (rows < 1 and not any_ids) or dim < 1:
+        if (rows < 1 and not unbounded) or dim < 1:
             raise LayoutError(
                 f"table {name!r} has {counted(rows, 'row')} of {counted(dim, 'number')}; "
                 f"it needs at least one of each"
             )
         about, on = (index, name, rows, dim, dtype), over.get(index)
-        if any_ids:
-            found.append(UnboundedTable(*about, any_ids[0], shards=on))
+        if unbounded:
+            found.append(UnboundedTable(*about, unbounded[0], shards=on))
         else:
             found.append(Table(*about, shards=on))
     return tuple(found)

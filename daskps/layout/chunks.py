@@ -55,7 +55,7 @@ def runs_of(
     shard : int, optional
         The only shard to look at; all by default.
     n_rows : mapping of int to int, optional
-        For a table of any ids how many rows each shard has, as nothing but the shard
+        For an unbounded table how many rows each shard has, as nothing but the shard
         can say.
     """
     n, every = len(layout.parameters), range(layout.n_shards)
@@ -126,7 +126,8 @@ def chunks_of(layout: Layout, parameter: Parameter) -> list[Chunk]:
 
 #: In place of an index: all arrays, but no table.
 ARRAYS = -1
-#: In place of an index: everything, also slots and what is counted, as a checkpoint has it.
+#: In place of an index: everything, also slots and what is counted, as a checkpoint has
+#: it.
 WHOLE = -2
 
 
@@ -141,8 +142,8 @@ def shards_of(layout: Layout, index: int | None) -> list[int]:
     return [s for s, of in every if index - n < len(of) and not of[index - n].is_empty]
 
 
-def any_tables(layout: Layout, index: int | None) -> list[Table]:
-    """Return the tables of any ids among what is copied: all, or the one of an index."""
+def unbounded_tables(layout: Layout, index: int | None) -> list[Table]:
+    """Return the unbounded tables among what is copied: all, or the one of an index."""
     wanted = None if index == WHOLE else index
     return [t for t in layout.tables if not t.is_bounded and wanted in (None, t.index)]
 
@@ -155,7 +156,7 @@ def chunks_of_table(
 ) -> list[Chunk]:
     """Return the rows, or the ids, of each shard that has any; none is ever cut.
 
-    `n_rows` has for a table of any ids the number of each shard's rows.
+    `n_rows` has for an unbounded table the number of each shard's rows.
     """
     width, index = 1 if area == IDS else table.dim, table.index
     return [

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 WEIGHTS: Final = "weights"
 #: Of the piece of a table.
 ROWS: Final = "rows"
-#: Of the piece of a table of any ids: that of each row, in a copy of all of them.
+#: Of the piece of an unbounded table: that of each row, in a copy of all of them.
 IDS: Final = "ids"
-#: Of the same: the clock of the table at the last push of each row, where it counts them;
+#: Of the same: the clock of the table at the last push of each row, where it counts
+#: them;
 TOUCHED: Final = "touched"
 #: and the ids that have no row yet, and how often each has been pushed.
 CANDIDATES: Final = "candidates"

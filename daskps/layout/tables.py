@@ -1,11 +1,11 @@
 """Tables: named sets of rows by number, and which shard has which of them.
 
 The rows of a table that has a number of them are cut into contiguous ranges like
-``np.array_split``; no row is ever split. Those of a table of any ids are cut by a hash of
-the id, see :mod:`daskps.layout.buckets`. A table may be placed on some of the shards: then it
-is cut over these. Every shard has a piece of every table, of no rows where it is placed
-elsewhere or has fewer rows than shards: a push of a table goes to all of them, and so each
-counts the table's steps.
+``np.array_split``; no row is ever split. Those of an unbounded table are cut by a hash
+of the id, see :mod:`daskps.layout.buckets`. A table may be placed on some of the
+shards: then it is cut over these. Every shard has a piece of every table, of no rows
+where it is placed elsewhere or has fewer rows than shards: a push of a table goes to
+all of them, and so each counts the table's steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: The first value of a row: a function of the seed, the table's name and the id, and of
 #: nothing that only some processes have.
 FirstRows: TypeAlias = constant | normal | uniform
-#: Bytes of addresses, about, that the piece of a table of any ids is given in a shard.
+#: Bytes of addresses, about, that the piece of an unbounded table is given in a shard.
 #: Memory comes later, as rows do.
 ROOM_NBYTES = 1 << 38
 _KINDS: dict[str, type[FirstRows]] = {
@@ -41,8 +41,8 @@ _KINDS: dict[str, type[FirstRows]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class AnyIds:
-    """The definition of a table of any ids, in place of a number of rows."""
+class UnboundedIds:
+    """The definition of an unbounded table, in place of a number of rows."""
 
     init: FirstRows
     #: That of the store.
@@ -51,7 +51,8 @@ class AnyIds:
     room: int = 0
     #: How many rows all shards have at most; 0 for any number.
     max_rows: int = 0
-    #: How many pushes of the table a row outlives that do not name it; 0 for any number.
+    #: How many pushes of the table a row outlives that do not name it; 0 for any
+    #: number.
     ttl: int = 0
     #: With which of its pushes an id gets a row.
     admit_after: int = 1
@@ -66,7 +67,7 @@ class AnyIds:
     @classmethod
     def from_wire(
         cls, kind: str, numbers: list[float], seed: str, policy: list[int]
-    ) -> AnyIds:
+    ) -> UnboundedIds:
         """Rebuild it from :meth:`to_wire`.
 
         Raises
@@ -158,9 +159,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class UnboundedTable(Table):
-    """A table of any ids. It begins without rows: `rows`, and bytes with it, is 0."""
+    """An unbounded table. It begins without rows: `rows`, and bytes with it, is 0."""
 
-    of: AnyIds
+    of: UnboundedIds
 
     is_bounded: ClassVar[bool] = False
 
@@ -172,7 +173,7 @@ class UnboundedTable(Table):
     @property
     def told(self) -> str:
         """Its rows, in words."""
-        return f"rows of any ids, {self.dim} {self.dtype} each"
+        return f"unbounded rows, {self.dim} {self.dtype} each"
 
     @property
     def hash_seed(self) -> int:
@@ -256,7 +257,7 @@ class TablePiece:
 
 @dataclass(frozen=True, slots=True)
 class UnboundedPiece(TablePiece):
-    """The rows of a table of any ids that one shard owns: those of some buckets."""
+    """The rows of an unbounded table that one shard owns: those of some buckets."""
 
     first_bucket: int
     stop_bucket: int
@@ -267,7 +268,7 @@ class UnboundedPiece(TablePiece):
         return self.first_bucket == self.stop_bucket
 
     @property
-    def of(self) -> AnyIds:
+    def of(self) -> UnboundedIds:
         """The definition of its table, in place of a number of rows."""
         table = self.table
         if not isinstance(table, UnboundedTable):
@@ -339,6 +340,6 @@ def _hash_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
 
 
-#: A table in a layout: number of rows, their length and dtype; of any ids (with 0 rows)
-#: also its definition.
-TableShape: TypeAlias = tuple[int, int, str] | tuple[int, int, str, AnyIds]
+#: A table in a layout: number of rows, their length and dtype; of an unbounded one
+#: (with 0 rows) also its definition.
+TableShape: TypeAlias = tuple[int, int, str] | tuple[int, int, str, UnboundedIds]

@@ -19,13 +19,13 @@ _NBYTES = 8
 
 
 def hash_ids(strings: Any, *, seed: int = 0) -> Array:
-    """Return an id for each string, with which rows of a table of any ids are named.
+    """Return an id for each string, with which rows of an unbounded table are named.
 
-    It is BLAKE2b (RFC 7693) with a digest of 8 bytes of the text in UTF-8, read as int64 in
-    little-endian order, and with the seed, in 8 bytes of that order, as its salt. So an id
-    is the same in all processes, on all processors and in all versions. Of a million
-    different strings two have the same id once in 37 million times, of a billion once in
-    37 times.
+    It is BLAKE2b (RFC 7693) with a digest of 8 bytes of the text in UTF-8, read as
+    int64 in little-endian order, and with the seed, in 8 bytes of that order, as its
+    salt. So an id is the same in all processes, on all processors and in all versions.
+    Of a million different strings two have the same id once in 37 million times, of a
+    billion once in 37 times.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def begin_cut(shard: Shard, name: CutName, index: int) -> ShardReport:
     """
     shard.cut = Cut(name)
     shard.set_gate()
-    return report(index, shard.segment, shard.floors)
+    return report(index, shard.segment, shard.in_flight)
 
 
 def follow_order(
@@ -35,7 +35,7 @@ def follow_order(
     if cut is None or cut.name != name:
         ticket.outcome = broken("it was released here")
         return [ticket]
-    cut.follow(order, ticket, shard.floors)
+    cut.follow(order, ticket, shard.in_flight)
     held, cut.held = cut.held, []
     return shard.submit(held)
 
@@ -52,20 +52,22 @@ def end_cut(shard: Shard, name: CutName) -> list[Ticket]:
     return shard.release_cut("it was released here")
 
 
-def settle_steps(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
+def acknowledge_steps(shard: Shard, run: int, owner: int, floor: int) -> list[Ticket]:
     """Hear that an owner's steps below `floor` were answered or given up."""
     if owner < 0 and shard.segment.current.fixed[RUN] != run:
         return []
-    shard.floors.raise_floor(owner, floor)
+    shard.in_flight.raise_floor(owner, floor)
     if shard.cut is None:
         return []
-    shard.cut.settle(owner, floor)
+    shard.cut.acknowledge(owner, floor)
     return shard.cut.advance(shard.segment)
 
 
-def excuse_owners(shard: Shard, name: CutName, owners: Iterable[int]) -> list[Ticket]:
+def mark_owners_lost(
+    shard: Shard, name: CutName, owners: Iterable[int]
+) -> list[Ticket]:
     """Wait no longer for the steps of some owners."""
     if shard.cut is None or shard.cut.name != name:
         return []
-    shard.cut.excuse(owners)
+    shard.cut.mark_lost(owners)
     return shard.cut.advance(shard.segment)

@@ -1,7 +1,8 @@
 """A shard at one flip, which snapshots and checkpoints read: copied, or held in place.
 
 A copy is made while a cut holds the shard back, in memory that was taken before. A save
-without room for copies reads the shard where it is, and pushes wait until it is written.
+without room for copies reads the shard where it is, and pushes wait until it is
+written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from daskps.shards.frozen_rows import (
     held_rows,
     room_for,
 )
-from daskps.shards.installing import Counted
+from daskps.shards.installation import Counted
 from daskps.shards.memory.areas import private
 from daskps.shards.reader import RowsAtRest
 
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.memory.table_memory import TableMemory
     from daskps.typing import Array
 
     #: Elements to read into a copy, and their memory there.
     Parts: TypeAlias = list[tuple[Span, Array]]
 
-#: Most growth of a table of any ids between the beginning of a cut and its copy, before
+#: Most growth of an unbounded table between the beginning of a cut and its copy, before
 #: pushes have to wait for memory: half as many rows, and so many bytes.
 MORE_NBYTES = 2**22
 
@@ -54,7 +55,7 @@ class FrozenShard:
     places : mapping of (str, int) to CopyPlace
         Place of each piece in it, by area and position.
     tables : sequence of FrozenRows
-        The tables of any ids, which have memory of their own.
+        The unbounded tables, which have memory of their own.
     counted : Counted, optional
         The counters of the shard, where it has everything.
     """
@@ -96,24 +97,24 @@ class FrozenShard:
 
     @property
     def n_rows(self) -> list[int]:
-        """Number of rows of each table of any ids."""
+        """Number of rows of each unbounded table."""
         return [len(of) for of in self._tables.values()]
 
     @property
     def n_candidates(self) -> list[int]:
-        """Number of ids without a row, by table of any ids; where it has everything."""
+        """Number of ids without a row, by unbounded table; where it has everything."""
         return [of.candidates.shape[1] for of in self._tables.values()]
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of rows, then of candidates, by table of any ids."""
+        """The numbers of rows, then of candidates, by unbounded table."""
         return self.n_rows + self.n_candidates
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.memory_nbytes
 
     def get(self, span: Span) -> Array:
-        """Return elements of the shard, a view; of tables of any ids it may be a copy.
+        """Return elements of the shard, a view; of unbounded tables it may be a copy.
 
         Raises
         ------
@@ -148,7 +149,7 @@ class HeldShard(FrozenShard):
         tables = [
             held_rows(segment, flip, position)
             for position, table in enumerate(segment.tables, len(segment.pieces))
-            if table.any_rows is not None
+            if table.unbounded is not None
         ]
         counted = Counted.of(segment, flip)
         super().__init__(np.empty(0, np.uint8), {}, tables, counted)
@@ -199,7 +200,7 @@ class BegunCopy:
     places: Mapping[tuple[str, int], CopyPlace]
     #: The elements whose number is known beforehand.
     parts: Parts
-    #: Memory for the rows of tables of any ids, and for some more.
+    #: Memory for the rows of unbounded tables, and for some more.
     tables: Sequence[FrozenRows]
     #: Bytes that the shard has now.
     nbytes: int
@@ -222,7 +223,7 @@ class BegunCopy:
             places[span.area, span.position] = dtype, span.stop, at
             at += align(size)
         tables, nbytes = [], memory.nbytes
-        for position, table in _any_tables(segment, index):
+        for position, table in _unbounded_tables(segment, index):
             more = table.n_rows // 2 + MORE_NBYTES // table.piece.table.row_nbytes
             room = room_for(segment, position, more, whole=whole)
             tables.append(room)
@@ -241,31 +242,31 @@ class BegunCopy:
 def needed_nbytes(segment: Segment, index: int | None) -> int:
     """Return about how many bytes a copy takes, without one; see :meth:`BegunCopy.of`."""
     found = _nbytes_of(_spans_of(segment, index))
-    for _, table in _any_tables(segment, index):
+    for _, table in _unbounded_tables(segment, index):
         of_row = 2 * 8 + table.piece.table.row_nbytes
-        if index == WHOLE and table.any_rows is not None:
+        if index == WHOLE and table.unbounded is not None:
             of_row += sum(slot.strides[0] for slot in table.slots)
-            found += 16 * table.any_rows.counts()["candidates"]
+            found += 16 * table.unbounded.counts()["candidates"]
         found += of_row * table.n_rows
     return found
 
 
-def _any_tables(
+def _unbounded_tables(
     segment: Segment, index: int | None
 ) -> Iterator[tuple[int, TableMemory]]:
-    """Give the tables of any ids among what an index names, with their positions."""
+    """Give the unbounded tables among what an index names, with their positions."""
     for position, table in enumerate(segment.tables, len(segment.pieces)):
         is_named = index in (None, WHOLE, table.piece.table.index)
-        if table.any_rows is not None and is_named:
+        if table.unbounded is not None and is_named:
             yield position, table
 
 
 def _spans_of(segment: Segment, index: int | None) -> list[tuple[Span, str]]:
     """Return the elements of a shard that a copy has, with dtypes.
 
-    With WHOLE all of them, slots too; else all values, with ARRAYS no table, or those of
-    one parameter or table. Elements of tables of any ids are left out: their number is
-    not known beforehand.
+    With WHOLE all of them, slots too; else all values, with ARRAYS no table, or those
+    of one parameter or table. Elements of unbounded tables are left out: their number
+    is not known beforehand.
     """
     areas: list[tuple[str, int, Array]] = []
     whole = index == WHOLE
@@ -276,7 +277,7 @@ def _spans_of(segment: Segment, index: int | None) -> list[tuple[Span, str]]:
             areas += [(slot_area(j), position, slot) for j, slot in slots]
     for position, table in enumerate(segment.tables, len(segment.pieces)):
         is_named = index in (None, WHOLE, table.piece.table.index)
-        if table.any_rows is None and table.piece.n_rows and is_named:
+        if table.unbounded is None and table.piece.n_rows and is_named:
             rows = table.by_area if whole else {ROWS: table.rows}
             areas += [(area, position, array) for area, array in rows.items()]
     return [

@@ -1,7 +1,7 @@
-"""The rows of tables of any ids at one flip: copied, or read where they are.
+"""The rows of unbounded tables at one flip: copied, or read where they are.
 
-Nobody knows beforehand how many rows there will be: memory for copies is taken for those
-that are there and for some more.
+Nobody knows beforehand how many rows there will be: memory for copies is taken for
+those that are there and for some more.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from daskps.kernels.id_hash import hashes
 from daskps.kernels.row_moves import gather
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
 from daskps.shards.memory.areas import untouched
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.reader import RowsAtRest, not_any, table_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.layout.spans import Span
-    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.arrays.unbounded_rows import UnboundedRows
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.memory.table_memory import TableMemory
     from daskps.typing import Array
 
 
 @dataclass(frozen=True)
 class FrozenRows:
-    """The rows of a table of any ids, of its piece in a shard.
+    """The rows of an unbounded table, of its piece in a shard.
 
     Before they are copied it is the memory for them.
     """
@@ -99,30 +99,32 @@ def check_span(span: Span, n: int) -> None:
         raise IndexError(f"elements {span} of a copy that has {n}")
 
 
-def any_table_at(segment: Segment, position: int) -> tuple[TableMemory, AnyRows]:
-    """Return the table of any ids at a position.
+def unbounded_table_at(
+    segment: Segment, position: int
+) -> tuple[TableMemory, UnboundedRows]:
+    """Return the unbounded table at a position.
 
     Raises
     ------
     ProtocolError
-        If it is no table of any ids.
+        If it is no unbounded table.
     """
     table = table_at(segment, position)
-    if table.any_rows is None:
+    if table.unbounded is None:
         raise not_any(table)
-    return table, table.any_rows
+    return table, table.unbounded
 
 
 def room_for(
     segment: Segment, position: int, more: int, *, whole: bool = False
 ) -> FrozenRows:
-    """Return memory for all rows of a table of any ids, and some that may come yet.
+    """Return memory for all rows of an unbounded table, and some that may come yet.
 
     The memory for these is taken when it fills. With `whole` there is also place for
     all else that belongs to rows.
     """
-    table, any_rows = any_table_at(segment, position)
-    now, room = any_rows.n_rows, any_rows.n_rows + more
+    table, unbounded = unbounded_table_at(segment, position)
+    now, room = unbounded.n_rows, unbounded.n_rows + more
 
     def place(like: Array) -> Array:
         nbytes = room * like.dtype.itemsize * like.shape[1]
@@ -132,22 +134,22 @@ def room_for(
 
     wanted = table.by_area if whole else (IDS, ROWS)
     areas = {area: place(table.by_area[area]) for area in wanted}
-    seed = any_rows.hash_seed if whole else None
+    seed = unbounded.hash_seed if whole else None
     return FrozenRows(position, areas, np.empty((2, 0), np.int64), seed)
 
 
 def held_rows(segment: Segment, flip: int, position: int) -> FrozenRows:
-    """Return all rows of a table of any ids where they are, while a cut holds them."""
-    table, any_rows = any_table_at(segment, position)
-    numbers = any_rows.index.rows(since=table.since(segment.record(flip)))
-    candidates = np.stack(any_rows.index.candidates(by_hash=True))
-    return FrozenRows(position, table.by_area, candidates, any_rows.hash_seed, numbers)
+    """Return all rows of an unbounded table where they are, while a cut holds them."""
+    table, unbounded = unbounded_table_at(segment, position)
+    numbers = unbounded.index.rows(since=table.since(segment.record(flip)))
+    candidates = np.stack(unbounded.index.candidates(by_hash=True))
+    return FrozenRows(position, table.by_area, candidates, unbounded.hash_seed, numbers)
 
 
 def copy_all_rows(
     segment: Segment, flip: int, wanted: Sequence[FrozenRows]
 ) -> list[FrozenRows] | None:
-    """Copy all rows of tables of any ids out, without the lock.
+    """Copy all rows of unbounded tables out, without the lock.
 
     For who holds back all that changes them: else there would be no end to it.
 
@@ -174,14 +176,14 @@ def copy_all_rows(
 
 
 def _copy_all(segment: Segment, wanted: FrozenRows) -> FrozenRows:
-    table, any_rows = any_table_at(segment, wanted.position)
+    table, unbounded = unbounded_table_at(segment, wanted.position)
     whole, lowest = wanted.seed is not None, table.since(segment.current)
     if whole:
         # In the order of memory: pushes wait for this, and not for what sorts it.
-        numbers = any_rows.index.rows(since=lowest)
-        ids = any_rows.keys[numbers]
+        numbers = unbounded.index.rows(since=lowest)
+        ids = unbounded.keys[numbers]
     else:
-        ids, numbers = any_rows.ids(lowest)
+        ids, numbers = unbounded.ids(lowest)
     if len(ids) > len(wanted):
         wanted = room_for(segment, wanted.position, len(ids), whole=whole)
     found = wanted.cut(len(ids))
@@ -193,12 +195,12 @@ def _copy_all(segment: Segment, wanted: FrozenRows) -> FrozenRows:
             gather(rows, numbers, array, cache_dir=segment.cache_dir)
     if not whole:
         return found
-    return replace(found, candidates=np.stack(any_rows.index.candidates(by_hash=True)))
+    return replace(found, candidates=np.stack(unbounded.index.candidates(by_hash=True)))
 
 
 def all_ids(segment: Segment, position: int) -> Array:
-    """Return the ids of a table of any ids that have rows, ascending; under the lock."""
-    settle(segment)
-    table, any_rows = any_table_at(segment, position)
-    ids, _ = any_rows.ids(table.since(segment.current))
+    """Return the ids of an unbounded table that have rows, ascending; under the lock."""
+    recover(segment)
+    table, unbounded = unbounded_table_at(segment, position)
+    ids, _ = unbounded.ids(table.since(segment.current))
     return ids

@@ -19,8 +19,8 @@ from daskps.optim import Bound, BoundFunction
 from daskps.shards import run_record
 from daskps.shards.arrays import by_function
 from daskps.shards.arrays.operations import Formed, PieceUpdate, overflows, scaled
+from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.arrays.row_planning import check_rows, each_once
-from daskps.shards.arrays.rows import RowUpdate
 from daskps.shards.memory.growth import look_up
 from daskps.shards.steps import (
     ADD,
@@ -76,8 +76,8 @@ class UpdatePlanner:
         self._computed = [np.dtype(compute_dtype(name)) for name in names]
         #: The rules that were found, by position: bindings make them when asked first.
         self._rules: dict[int, Bound] = {}
-        #: Plans of gradients of whole pieces, where scalars follow from the number of an
-        #: update: the rule, and the dtype and shape of arrays.
+        #: Plans of gradients of whole pieces, where scalars follow from the number of
+        #: an update: the rule, and the dtype and shape of arrays.
         self._kept: dict[int, tuple[Bound, np.dtype[Any], tuple[int]]] = {}
 
     def binding(self, position: int) -> Bound | None:
@@ -269,7 +269,7 @@ class UpdatePlanner:
         piece = self._tables[position - len(self._pieces)]
         table = self._segment.tables[position - len(self._pieces)]
         to = None
-        if table.any_rows is not None and item.ids is not None:
+        if table.unbounded is not None and item.ids is not None:
             to = look_up(self._segment, table, item.ids)
         ids, data, at, to = each_once(item, piece, kind, self._cache_dir, numbers=to)
         if len(ids) > MOST_PUSHED_ROWS:
@@ -288,8 +288,8 @@ class UpdatePlanner:
         if kind == GRADIENT and step.weight != 1.0:
             data = scaled(data, step.weight)
         # Sums are finite only of what is; there are fewer of them.
-        looks = (look[0] and not fused) or not (is_as_pushed or kind == ASSIGN)
-        if looks and not self._is_finite(position, data):
+        checks = (look[0] and not fused) or not (is_as_pushed or kind == ASSIGN)
+        if checks and not self._is_finite(position, data):
             if look[0]:
                 self._look(item, kind)
             self._refuse_overflow(position, item.data)
@@ -331,14 +331,14 @@ class UpdatePlanner:
         planned: Operations = []
         for position in sorted(reduced):
             data = reduced[position]
-            looks = check and isinstance(data, np.ndarray)
-            update = self._array((position, 0, data), said, record, looks)
+            checks = check and isinstance(data, np.ndarray)
+            update = self._array((position, 0, data), said, record, checks)
             planned.append((position, update))
         for position in sorted(rows):
             ids, data = rows[position]
             table = self._segment.tables[position - len(self._pieces)]
             to = None
-            if table.any_rows is not None:
+            if table.unbounded is not None:
                 to = look_up(self._segment, table, ids)
             rule, scalars = self._prepare(position, record, said)
             of_rows = RowUpdate(ids, data, None, rule, scalars, check=check, rows=to)

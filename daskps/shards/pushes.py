@@ -25,14 +25,14 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.growth import OwnerOnlyError, make_room
-from daskps.shards.memory.publication import Publication, is_large, looks
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.publication import Publication, checks, is_large
+from daskps.shards.memory.undo import recover
 from daskps.shards.steps import GRADIENT, NOTHING, SCALE, Step, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.shards.cuts.floors import Floors
+    from daskps.shards.cuts.in_flight import InFlight
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.growth import Operations
     from daskps.shards.memory.segment import Segment
@@ -48,16 +48,16 @@ class Pushes:
         The memory.
     planner : UpdatePlanner
         Makes operations of arrays.
-    floors : Floors
+    in_flight : InFlight
         Takes what steps say for cuts.
     """
 
     def __init__(
-        self, segment: Segment, planner: UpdatePlanner, floors: Floors
+        self, segment: Segment, planner: UpdatePlanner, in_flight: InFlight
     ) -> None:
         self._segment = segment
         self._planner = planner
-        self._floors = floors
+        self._in_flight = in_flight
         self._is_large = is_large(segment)
 
     def apply(self, tickets: Sequence[Ticket]) -> None:
@@ -119,8 +119,8 @@ class Pushes:
     ) -> Operations | None:
         """Plan the update of one push; None where it is a repeat or is refused.
 
-        Whatever can be wrong with it is found here, and nothing is written; where none is
-        under way that it could join, there is room for its rows.
+        Whatever can be wrong with it is found here, and nothing is written; where none
+        is under way that it could join, there is room for its rows.
         """
         segment, step = self._segment, ticket.step
         now = segment.records[segment.header[FLIP] & 1]
@@ -145,13 +145,13 @@ class Pushes:
             else:
                 # Else the others would be refused with it.
                 may = step.check and self._is_large
-                fused = may and alone and looks(segment, step.items)
+                fused = may and alone and checks(segment, step.items)
                 planned = self._planner.plan(step, record, fused=fused, alone=alone)
             if ticket.dropped:
                 planned = []  # it was fine, as an error should not depend on its age
             if row < 0 and not step.run:
                 producers.check_room(record, step.producer)
-            if segment.has_any_ids and publication is None:
+            if segment.has_unbounded and publication is None:
                 make_room(segment, planned)
         except OwnerOnlyError:
             ticket.outcome = NotHereError()
@@ -169,8 +169,8 @@ class Pushes:
             run_record.note_step(record, at, step)
         else:
             producers.note_push(record, step, row)
-        if step.touched is not None or self._floors.targets:
-            self._floors.note(step)
+        if step.touched is not None or self._in_flight.targets:
+            self._in_flight.note(step)
         if step.kind == SCALE:
             for position, word in _scaled(record, step).items():
                 record.factors[position] = word
@@ -180,7 +180,7 @@ class Pushes:
         try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
-            settle(self._segment)
+            recover(self._segment)
             for ticket in new:
                 ticket.outcome = error
             return

@@ -1,13 +1,13 @@
 """Reads of a shard without its lock: elements and rows, all of one version, or nothing.
 
-Elements have two buffers: a copy is whole unless a second publication has begun since its
-flip. Rows have one buffer, and a log of what the last publication has changed. A reader
-puts that over what it has gathered, where one publication ran into it; where two did, or
-rows of any ids were changed, the copy is torn. Under the lock a reader also has the rows
-of the publication before.
+Elements have two buffers: a copy is whole unless a second publication has begun since
+its flip. Rows have one buffer, and a log of what the last publication has changed. A
+reader puts that over what it has gathered, where one publication ran into it; where two
+did, or unbounded rows were changed, the copy is torn. Under the lock a reader also has
+the rows of the publication before.
 
-The bound of every policy is written once, in :meth:`Visibility.find_bound`. A process that
-maps the memory asks without the lock, by :meth:`Visibility.find_flip`.
+The bound of every policy is written once, in :meth:`Visibility.find_bound`. A process
+that maps the memory asks without the lock, by :meth:`Visibility.find_flip`.
 
 This module alone, outside of the shard's memory, compares flips and row sequences.
 """
@@ -22,8 +22,8 @@ import numpy as np
 from daskps.errors import ProtocolError
 from daskps.kernels import copying, scratch
 from daskps.kernels.row_moves import FixedGather, gather
-from daskps.shards.arrays.any_rows import FEWEST_LOOKED, MOST_LOOKED, Looked
-from daskps.shards.arrays.rows import flip_of
+from daskps.shards.arrays.row_operations import flip_of
+from daskps.shards.arrays.unbounded_rows import FEWEST_LOOKED, MOST_LOOKED, Lookup
 from daskps.shards.deputy import CLOSED
 from daskps.shards.memory.format import (
     CLOCK,
@@ -45,17 +45,17 @@ from daskps.shards.memory.format import (
     WRITING,
 )
 from daskps.shards.memory.sides import runs
-from daskps.shards.memory.undo import LOGGED, is_logged, settle
+from daskps.shards.memory.undo import LOGGED, is_logged, recover
 from daskps.shards.run_record import CODES
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.shards.arrays.any_rows import AnyRows
+    from daskps.shards.arrays.unbounded_rows import UnboundedRows
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.memory.table_memory import TableMemory
     from daskps.typing import Array
 
     #: Elements of the vector of a dtype, the number of the array that they go to, and
@@ -80,12 +80,13 @@ class RowsRead(NamedTuple):
     #: Of its piece in the shard.
     position: int
     ids: Array
-    #: The place that they go to, in C order; of no elements where only `found` is wanted.
+    #: The place that they go to, in C order; of no elements where only `found` is
+    #: wanted.
     out: Array
     #: The row of `out` that is meant for each, None for one after the other.
     at: Array | None = None
-    #: Of a table of any ids: becomes 1 for each id that has a row, uint8. Where it is 0,
-    #: `out` is left as it is.
+    #: Of an unbounded table: becomes 1 for each id that has a row, uint8. Where it is
+    #: 0, `out` is left as it is.
     found: Array | None = None
 
 
@@ -216,8 +217,8 @@ class ShardReader(Visibility):
         Returns
         -------
         int
-            The version that was read; below 0 NOT_YET, BUSY, or ASK where the shard must
-            be asked.
+            The version that was read; below 0 NOT_YET, BUSY, or ASK where the shard
+            must be asked.
 
         Raises
         ------
@@ -260,7 +261,7 @@ class ShardReader(Visibility):
         """
         if rows:
             if locked:
-                settle(self._segment)
+                recover(self._segment)
             try:
                 if not self._copy_rows(flip, rows, locked=locked):
                     return False
@@ -346,26 +347,28 @@ class ShardReader(Visibility):
         """
         segment, header = self._segment, self._header
         sequence = header[ROWS_SEQUENCE]
-        # Looked at after the sequence: what was published before that would not change it.
+        # Looked at after the sequence: what was published before that would not change
+        # it.
         now = header[FLIP]
         is_before = locked and flip == now - 1 and header[WRITING] == now
         is_before = is_before and header[WITHDRAWS] != now
         if not (flip == now or is_before):
             return False
         gathered: list[tuple[TableMemory, RowsRead, Array]] = []
-        looked: list[tuple[AnyRows, Looked | None]] = []
+        looked: list[tuple[UnboundedRows, Lookup | None]] = []
         for one in wanted:
             table, copy = self._tables.get(one.position) or self._table(one.position)
-            if (any_rows := table.any_rows) is not None:
+            if (unbounded := table.unbounded) is not None:
                 if sequence & LOGGED:
                     return False
-                # A row that has not changed in the last publication is as it was before.
+                # A row that has not changed in the last publication is as it was
+                # before.
                 has_log = is_before and flip_of(table.buffers.undo[0]) == now
                 record = segment.records[flip & 1]
                 one, kept = _look_up(
-                    table, any_rows, one, record, sequence=sequence, before=has_log
+                    table, unbounded, one, record, sequence=sequence, before=has_log
                 )
-                looked.append((any_rows, kept))
+                looked.append((unbounded, kept))
             dim = table.piece.table.dim
             out = one.out if one.out.ndim == 2 else one.out.reshape(-1, dim)
             if not copy(one.ids, out, one.at):
@@ -374,8 +377,8 @@ class ShardReader(Visibility):
         is_still = header[ROWS_SEQUENCE] == sequence and not sequence & LOGGED
         if is_still and not is_before:
             # For a push of the same ids, the next call of a trainer as a rule.
-            for any_rows, kept in looked:
-                any_rows.looked = kept or any_rows.looked
+            for unbounded, kept in looked:
+                unbounded.looked = kept or unbounded.looked
             return True
         if looked and not is_still:
             return False  # no log tells which ids had which rows
@@ -393,14 +396,14 @@ class ShardReader(Visibility):
 
 def _look_up(
     table: TableMemory,
-    any_rows: AnyRows,
+    unbounded: UnboundedRows,
     wanted: RowsRead,
     record: Record,
     *,
     sequence: int,
     before: bool,
-) -> tuple[RowsRead, Looked | None]:
-    """Return a read of any ids by their rows, as far as there are, and what to keep of it.
+) -> tuple[RowsRead, Lookup | None]:
+    """Return an unbounded read by their rows, as far as there are, and what to keep of it.
 
     With `before` the rows are those before the last publication.
     """
@@ -410,11 +413,11 @@ def _look_up(
         ids = scratch.empty(len(ids), np.int64)
         ids[:] = wanted.ids
     if before:
-        rows = any_rows.find_before(ids, since)
+        rows = unbounded.find_before(ids, since)
         n_absent = int(np.count_nonzero(rows < 0))
     else:
         rows = scratch.empty(len(ids), np.int64)
-        n_absent = any_rows.index.look_up(ids, rows, since=since)
+        n_absent = unbounded.index.look_up(ids, rows, since=since)
     position, _, out, at, marks = wanted
     if marks is None or marks.shape != rows.shape:
         raise not_any(table)
@@ -426,13 +429,14 @@ def _look_up(
     else:
         there = np.flatnonzero(marks)
         read = RowsRead(position, rows[there], out, there if at is None else at[there])
-    return read, Looked(sequence, ids, rows, since) if keeps else None
+    return read, Lookup(sequence, ids, rows, since) if keeps else None
 
 
 class RowsAtRest:
     """Whether rows of a shard have changed since this was made.
 
-    For reads that take more than rows of some ids: which rows there are, and all of them.
+    For reads that take more than rows of some ids: which rows there are, and all of
+    them.
     """
 
     def __init__(self, segment: Segment) -> None:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.reader import RowsAtRest, RowsRead, ShardReader, table_at
 
 if TYPE_CHECKING:
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
-    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.memory.table_memory import TableMemory
     from daskps.typing import Array
 
 #: In place of a version: all rows are wanted.
 NEVER = -1
 
 
-class ChangesAsked(NamedTuple):
+class ChangesRequest(NamedTuple):
     """The question to a shard about one of its tables."""
 
     #: Of its piece in the shard.
@@ -45,20 +45,20 @@ class Changed(NamedTuple):
     version: int
     #: False where these are all ids that there are.
     complete: bool
-    #: Ascending. None where there are more than rows come with, of a table whose ids are
-    #: known; else then only rows are missing.
+    #: Ascending. None where there are more than rows come with, of a table whose ids
+    #: are known; else then only rows are missing.
     ids: Array | None = None
     #: As they are at that version, flat.
     rows: Array | None = None
-    #: Of a table of any ids 1 for each id that has a row, uint8; others have no values.
+    #: Of an unbounded table 1 for each id that has a row, uint8; others have no values.
     found: Array | None = None
 
 
-def changes(segment: Segment, asked: ChangesAsked) -> Changed | None:
+def changes(segment: Segment, asked: ChangesRequest) -> Changed | None:
     """Return what has changed, without the lock.
 
-    None where rows were being changed, for more rows than come with an answer, and where
-    only the owner of the shard can say.
+    None where rows were being changed, for more rows than come with an answer, and
+    where only the owner of the shard can say.
     """
     rest = RowsAtRest(segment)
     if not rest.holds():
@@ -74,17 +74,17 @@ def changes(segment: Segment, asked: ChangesAsked) -> Changed | None:
     return found if is_read and rest.holds() else None
 
 
-def changes_locked(segment: Segment, asked: ChangesAsked) -> Changed:
+def changes_locked(segment: Segment, asked: ChangesRequest) -> Changed:
     """Return what has changed, or all rows; under the lock, as the owner of the shard."""
-    settle(segment)
+    recover(segment)
     table, record = table_at(segment, asked.position), segment.current
     ids = _changed(table, record, asked)
-    complete, any_rows = ids is not None, table.any_rows
+    complete, unbounded = ids is not None, table.unbounded
     if ids is None:
         table.feed.follow(record, table.n_rows, segment.memory)
         first = table.piece.first_row
-        if any_rows is not None:
-            ids, _ = any_rows.ids(table.since(record))
+        if unbounded is not None:
+            ids, _ = unbounded.ids(table.since(record))
         elif table.n_rows <= asked.most:
             ids = np.arange(first, first + table.n_rows)
     found = Changed(record.version, complete, ids)
@@ -96,26 +96,26 @@ def changes_locked(segment: Segment, asked: ChangesAsked) -> Changed:
     return found
 
 
-def _changed(table: TableMemory, record: Record, asked: ChangesAsked) -> Array | None:
+def _changed(table: TableMemory, record: Record, asked: ChangesRequest) -> Array | None:
     """Return the ids of what has changed; None where that is gone.
 
     No publication tells of a row whose time is over before its place is taken back. Of
     these it is known how many pushes ago they were there: no more than versions.
     """
-    ids, any_rows = table.feed.read(record, asked.since, asked.by), table.any_rows
-    if ids is None or any_rows is None or not (now := table.since(record)):
+    ids, unbounded = table.feed.read(record, asked.since, asked.by), table.unbounded
+    if ids is None or unbounded is None or not (now := table.since(record)):
         return ids
     clock = record.clocks[table.ordinal] - (record.version - asked.since)
-    state = any_rows.state[: any_rows.end]
-    is_over = (state >= max(1, any_rows.since(clock))) & (state < now)
-    return np.union1d(ids, any_rows.keys[: any_rows.end][is_over])
+    state = unbounded.state[: unbounded.end]
+    is_over = (state >= max(1, unbounded.since(clock))) & (state < now)
+    return np.union1d(ids, unbounded.keys[: unbounded.end][is_over])
 
 
 def _with_rows(table: TableMemory, position: int, changed: Changed) -> Changed:
     """Return the same with room for rows."""
     n = 0 if changed.ids is None else len(changed.ids)
     rows = np.zeros(n * table.piece.table.dim, table.rows.dtype)
-    found = None if table.any_rows is None else np.zeros(n, np.uint8)
+    found = None if table.unbounded is None else np.zeros(n, np.uint8)
     return changed._replace(rows=rows, found=found)
 
 

@@ -35,11 +35,11 @@ from daskps.shards.memory.format import (
     RUN,
 )
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.round import Round
-from daskps.shards.steps import Standing
+from daskps.shards.steps import RunPosition
 
 if TYPE_CHECKING:
     from daskps.reduction import Reducer
@@ -158,9 +158,10 @@ class ShardRun:
     ) -> bool:
         """Start a run, and end one that is still there; return whether it is new.
 
-        Raises ConsistencyError where it would begin with an epoch that there was already.
+        Raises ConsistencyError where it would begin with an epoch that there was
+        already.
         """
-        settle(self._segment)
+        recover(self._segment)
         if self.run == run:
             return False
         if run == self._segment.header[ENDED]:
@@ -174,7 +175,8 @@ class ShardRun:
             self.end(self.run, "another run has begun")
         current = self._segment.current
         if epochs is None:
-            # A run without any: what there was of an epoch is not gone on with after it.
+            # A run without any: what there was of an epoch is not gone on with after
+            # it.
             epochs = Epochs(run_record.epochs_of(current).following)
         elif not reset:
             run_record.check_epochs(current, epochs)
@@ -302,13 +304,13 @@ class ShardRun:
 
     # -- ending --------------------------------------------------------------
 
-    def find_standing(self, run: int) -> Standing:
+    def find_position(self, run: int) -> RunPosition:
         """Return where a run stands here."""
         record = self._segment.current
         if self.run != run:
-            return Standing(-1, record.version)
+            return RunPosition(-1, record.version)
         ranks = record.ranks[: record.plain[N_RANKS]]
-        return Standing(
+        return RunPosition(
             record.plain[ROUNDS],
             record.version,
             is_stuck=self.why_stopped is not None,
@@ -333,7 +335,7 @@ class ShardRun:
             When it cannot go back so far; nothing was changed.
         """
         # Else what was begun here and not ended would come after its end.
-        settle(self._segment)
+        recover(self._segment)
         if self.run != run:
             if not self.run and run != self._segment.header[ENDED]:
                 # Its beginning may still be on the way, and must not come after.

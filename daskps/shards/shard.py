@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from daskps.shards.arrays import by_function
 from daskps.shards.cuts.cut import Cut, broken
-from daskps.shards.cuts.floors import Floors
+from daskps.shards.cuts.in_flight import InFlight
 from daskps.shards.deputy import OPEN, READING, NotHereError, set_gate
 from daskps.shards.memory.format import (
     FLIP,
@@ -30,7 +30,7 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.parked import ParkedTickets
 from daskps.shards.planning import UpdatePlanner
 from daskps.shards.pushes import Pushes
@@ -83,8 +83,8 @@ class Shard:
         self.segment, self.generation = segment, generation
         segment.cache_dir = cache_dir
         self._planner = UpdatePlanner(segment, bindings)
-        self.floors = Floors(segment)
-        self._pushes = Pushes(segment, self._planner, self.floors)
+        self.in_flight = InFlight(segment)
+        self._pushes = Pushes(segment, self._planner, self.in_flight)
         #: The cut in progress: no step is applied and no round completed but by it.
         self.cut: Cut | None = None
         self.run_state = ShardRun(segment, self._planner, cache_dir)
@@ -119,7 +119,7 @@ class Shard:
         batch: list[Ticket] = []
         done: list[Ticket] = []
         if self._header[ROWS_SEQUENCE] & 1:
-            settle(self.segment)
+            recover(self.segment)
         for ticket in tickets:
             if self._refused(ticket):
                 done.append(ticket)
@@ -142,7 +142,8 @@ class Shard:
     def step(self, step: Step, *, alone: bool = True) -> int:
         """Take a step now, without a ticket, whatever it waits for afterwards.
 
-        With `alone` none is taken where tickets are parked: nobody would ask them again.
+        With `alone` none is taken where tickets are parked: nobody would ask them
+        again.
 
         Returns
         -------
@@ -325,7 +326,7 @@ class Shard:
         if not self.run_state.begin(*start, reset=reset, memory=memory, epochs=epochs):
             return []
         self.set_gate()
-        self.floors.forget_ranks()
+        self.in_flight.forget_ranks()
         return self.release_cut("a run has begun") + self._wake()
 
     def take_over(self) -> list[Ticket]:
@@ -334,7 +335,7 @@ class Shard:
         In a run in rounds :meth:`ShardRun.attach_rounds` comes first.
         """
         # Else nobody reads rows without the lock until somebody has taken it.
-        settle(self.segment)
+        recover(self.segment)
         self.set_gate()
         self._apply_complete()
         return self._wake()
@@ -380,7 +381,7 @@ class Shard:
         done = self._wake()
         if self.cut is None:
             return done
-        self.cut.excuse([-1 - rank])
+        self.cut.mark_lost([-1 - rank])
         return done + self.cut.advance(self.segment)
 
     def hear_finished(self, run: int, n_ranks: int) -> list[Ticket]:
@@ -401,7 +402,7 @@ class Shard:
         ahead of the rest meanwhile, and those that are behind can catch up. With
         `error` that is over: steps get it from here on, and parked ones now.
         """
-        settle(self.segment)
+        recover(self.segment)
         if self.run_state.run != run:
             return []
         # A fence settles in less time than a cut may take. A round that the cut

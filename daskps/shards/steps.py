@@ -20,10 +20,10 @@ GRADIENT: Final = "gradient"
 MODEL: Final = "model"
 ADD: Final = "add"
 ASSIGN: Final = "assign"
-#: Rows of a table of any ids are forgotten: items of ids without data.
+#: Rows of an unbounded table are forgotten: items of ids without data.
 REMOVE: Final = "remove"
-#: Learning rates of pieces are multiplied by the step's: items without data. Its clock is
-#: the run in rounds whose trainers wait for it, 0 for none.
+#: Learning rates of pieces are multiplied by the step's: items without data. Its clock
+#: is the run in rounds whose trainers wait for it, 0 for none.
 SCALE: Final = "scale"
 #: Kinds of the wait of a step after its arrays were accepted.
 NO_WAIT: Final = "no"
@@ -76,10 +76,10 @@ class Step(NamedTuple):
     #: Whether it brings all that its rank pushes at this clock, also what it has
     #: pushed before.
     whole: bool = False
-    #: Steps of this producer that its caller has given up, in order, until each shard that
-    #: they were meant for has heard of it.
+    #: Steps of this producer that its caller has given up, in order, until each shard
+    #: that they were meant for has heard of it.
     given_up: tuple[int, ...] = ()
-    # From here on what a way to a shard adds to the items, see `NearRoute.try_step`.
+    # From here on what a way to a shard adds to the items, see `LocalRoute.try_step`.
     generation: int = 1
     #: Whether nobody has looked for NaN and infinity in the gradients yet.
     check: bool = False
@@ -109,7 +109,7 @@ class Ready(NamedTuple):
     exact: bool = False
 
 
-class Standing(NamedTuple):
+class RunPosition(NamedTuple):
     """Where a run stands in one shard."""
 
     #: Rounds completed, -1 where the run is not in progress.

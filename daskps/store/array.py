@@ -9,17 +9,17 @@ import numpy as np
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.questions import measured
 from daskps.cluster.caller.routes import ADD, ASSIGN, GRADIENT
-from daskps.cluster.wire.measuring import Measuring
+from daskps.cluster.protocol.measures import Measuring
 from daskps.store.array_reads import ReadableArray
 from daskps.store.handle import DEFAULT
-from daskps.store.mistaken import refuses_arithmetic
 from daskps.store.regions import Region
+from daskps.store.usage_errors import refuses_arithmetic
 from daskps.store.values import as_array
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.store.pushes import Writable
     from daskps.typing import Array
 
@@ -244,8 +244,8 @@ class ParameterArray(ReadableArray):
         numpy scalar
             Of the dtype that ``numpy.sum`` has. Floats are added up as float64, in
             blocks of 4,096 elements and then these, so that the bits depend neither on
-            the number of shards nor on where they are. Each shard is read at one version,
-            as by :meth:`pull`; shards may differ in theirs.
+            the number of shards nor on where they are. Each shard is read at one
+            version, as by :meth:`pull`; shards may differ in theirs.
 
         Raises
         ------

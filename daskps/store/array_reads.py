@@ -12,11 +12,11 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.region_routes import read_runs
 from daskps.layout.chunks import chunks_of
 from daskps.store.handle import DEFAULT
-from daskps.store.mistaken import no_array_attribute
 from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array
 from daskps.store.targets import Outs, target_of
+from daskps.store.usage_errors import no_array_attribute
 from daskps.tracebacks import hide
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import CheckpointError, LayoutError, UnknownParameterError
 from daskps.layout.arrays import DTYPES, FLOATS
 from daskps.layout.slots import has_master
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.layout.trees import flatten, is_tree
 from daskps.limits import check_parameters, check_shards
 from daskps.optim import Function, Rule, WithMaster, resolve
@@ -179,13 +179,13 @@ def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
         return spec.rows, spec.dim, spec.dtype
     first = first_rows(spec.init, name=name, dtype=spec.dtype)
     policy = spec.max_rows or 0, spec.ttl or 0, spec.admit_after
-    return 0, spec.dim, spec.dtype, AnyIds(first, seed, 0, *policy)
+    return 0, spec.dim, spec.dtype, UnboundedIds(first, seed, 0, *policy)
 
 
 def _most_rows(shape: TableShape) -> int:
     """Return for how many rows of a table memory is taken at once."""
-    rows, _, _, *any_ids = shape
-    return any_ids[0].max_rows if any_ids else rows
+    rows, _, _, *unbounded = shape
+    return unbounded[0].max_rows if unbounded else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,17 +292,17 @@ def _tables(manifest: Manifest, init: Any) -> dict[str, TableShape]:
     given = dict({} if init is None else init)
     found: dict[str, TableShape] = {}
     for of in manifest.tables:
-        any_ids = of.any_ids
-        if any_ids is None:
+        unbounded = of.unbounded
+        if unbounded is None:
             found[of.name] = of.rows, of.dim, of.dtype
             continue
         if of.name in given:
             first = first_rows(given.pop(of.name), name=of.name, dtype=of.dtype)
-            any_ids = replace(any_ids, init=first)
-        found[of.name] = 0, of.dim, of.dtype, any_ids
+            unbounded = replace(unbounded, init=first)
+        found[of.name] = 0, of.dim, of.dtype, unbounded
     if given:
         raise UnknownParameterError(
-            f"init names {min(map(str, given))!r:.60}, which is no table of any ids in "
+            f"init names {min(map(str, given))!r:.60}, which is no unbounded table in "
             f"this checkpoint; all else has its saved values"
         )
     return found

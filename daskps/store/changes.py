@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.tables import Table
     from daskps.typing import Array
 
-#: How often is asked what has changed while more rows were read than come with an answer.
+#: How often is asked what has changed while more rows were read than come with an
+#: answer.
 _TRIES = 4
 
 

@@ -1,7 +1,7 @@
 """A light, picklable handle: its store, how it binds to a cluster, and how it calls.
 
-Where a shard of its store is lost, and the store is restored from a checkpoint, a handle
-says so once and goes on with the restored one.
+Where a shard of its store is lost, and the store is restored from a checkpoint, a
+handle says so once and goes on with the restored one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from daskps import config
-from daskps.cluster.caller import recovering, snapshots
+from daskps.cluster.caller import recovery, snapshots
+from daskps.cluster.caller.applied_shards import name_applied
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.producer import Producer, producer_of
 from daskps.cluster.caller.shard_map import StoreMap
-from daskps.cluster.caller.takers import name_takers
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.upstream import current_task
-from daskps.cluster.wire.deadline import Deadline
 from daskps.errors import (
     DaskPSError,
     IllegalStateError,
@@ -237,10 +237,10 @@ class Handle:
         found: DaskPSError = error
         try:
             if self._recovers(error):
-                found = await recovering.after_loss(link, uid, error, deadline)
+                found = await recovery.after_loss(link, uid, error, deadline)
             if isinstance(found, StoreRestoredError):
                 seen = max(self._last_versions, default=0)
-                found = recovering.known_to(found, seen)
+                found = recovery.known_to(found, seen)
                 self._go_on(link, uid, found)
             if found is not error:
                 raise found from None
@@ -317,7 +317,7 @@ class Handle:
                 request = make(shards.meta)
                 return self._finish(request, shards.pull(request, deadline))
             request = make(shards.meta)
-            parts, tell = (request, *request.rest), shards.settle
+            parts, tell = (request, *request.rest), shards.acknowledge
             # Before anything can fail that may not fail where a task is tried again.
             is_slow = request.rest or not source.id
             numbers = source.take(len(parts)) if is_slow else _NEXT
@@ -333,7 +333,7 @@ class Handle:
                         try:
                             found = self._finish(signed, shards.call(signed, deadline))
                         except PushRejectedError as error:
-                            name = partial(name_takers, shards, signed.step, error, n)
+                            name = partial(name_applied, shards, signed.step, error, n)
                             link.run(name)
                             raise
             except BaseException:
@@ -373,7 +373,7 @@ class Handle:
         request = make(shards.meta)
         if source is None:
             return self._finish(request, await shards.call_async(request, deadline))
-        parts, tell = (request, *request.rest), shards.settle
+        parts, tell = (request, *request.rest), shards.acknowledge
         numbers = source.take(len(parts))
         try:
             if not source.id:
@@ -387,7 +387,7 @@ class Handle:
                     try:
                         reply = await shards.call_async(signed, deadline)
                     except PushRejectedError as error:
-                        await name_takers(shards, signed.step, error, n)
+                        await name_applied(shards, signed.step, error, n)
                         raise
                     found = self._finish(signed, reply)
         except BaseException:

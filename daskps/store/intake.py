@@ -1,7 +1,7 @@
 """Arrays and rows that a caller hands over, checked before any of them leaves.
 
-Everything that can be wrong with them is found here, before any shard has seen anything,
-so that a refused call changes nothing anywhere.
+Everything that can be wrong with them is found here, before any shard has seen
+anything, so that a refused call changes nothing anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.combination import Combination, check_together
 from daskps.errors import PushRejectedError
 from daskps.kernels import finite as finite_of
@@ -206,7 +206,7 @@ def row_gradients(
     *,
     weight: float,
     finite: bool,
-) -> list[RowsGiven]:
+) -> list[RowBatch]:
     """Check gradients of rows, and multiply them by a weight.
 
     Parameters
@@ -224,7 +224,7 @@ def row_gradients(
 
     Returns
     -------
-    list of RowsGiven
+    list of RowBatch
         One for each table, in its compute dtype.
 
     Raises
@@ -241,16 +241,16 @@ def row_gradients(
         ids, data = _rows_of(table, given, dtype, "gradient", finite=finite)
         if weight != 1.0:
             data = times(table, data, weight, finite=finite)
-        cut = RowCut.of(table, ids, layout.n_shards)
+        split = IdSplit.of(table, ids, layout.n_shards)
         if len(ids) > MOST_PUSHED_ROWS:
-            _check_room(cut)
-        found.append(RowsGiven(cut, data))
+            _check_room(split)
+        found.append(RowBatch(split, data))
     return found
 
 
 def row_values(
     layout: Layout, rows: Mapping[str, RowGrad], what: str, *, finite: bool
-) -> list[list[RowsGiven]]:
+) -> list[list[RowBatch]]:
     """Check deltas or new values of rows, kept in the dtypes of their tables.
 
     Parameters
@@ -266,7 +266,7 @@ def row_values(
 
     Returns
     -------
-    list of list of RowsGiven
+    list of list of RowBatch
         For one call after the other: more rows than a shard takes at once go in parts.
 
     Raises
@@ -274,21 +274,21 @@ def row_values(
     PushRejectedError
         For what does not fit. Nothing has been changed anywhere.
     """
-    calls: list[list[RowsGiven]] = [[]]
+    calls: list[list[RowBatch]] = [[]]
     for name, given in rows.items():
         table = layout.table_by_name[name]
         ids, data = _rows_of(table, given, table.dtype, what, finite=finite)
         for i, start in enumerate(range(0, max(1, len(ids)), MOST_PUSHED_ROWS)):
             part = slice(start, start + MOST_PUSHED_ROWS)
-            cut = RowCut.of(table, ids[part], layout.n_shards)
+            split = IdSplit.of(table, ids[part], layout.n_shards)
             of_part = slice(start * table.dim, (start + MOST_PUSHED_ROWS) * table.dim)
             if i == len(calls):
                 calls.append([])
-            calls[i].append(RowsGiven(cut, data[of_part]))
+            calls[i].append(RowBatch(split, data[of_part]))
     return calls
 
 
-def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowsGiven]]:
+def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowBatch]]:
     """Return what is told of rows that go, for one call after the other.
 
     Raises
@@ -302,7 +302,7 @@ def removals(layout: Layout, table: Table, ids: Any) -> list[list[RowsGiven]]:
     # Always the same: a task that is tried again numbers its steps as it did before.
     starts = range(0, max(1, len(flat)), MOST_REMOVED_ROWS)
     parts = [flat[start : start + MOST_REMOVED_ROWS] for start in starts]
-    return [[RowsGiven(RowCut.of(table, p, layout.n_shards), none)] for p in parts]
+    return [[RowBatch(IdSplit.of(table, p, layout.n_shards), none)] for p in parts]
 
 
 def asked_ids(
@@ -330,22 +330,22 @@ def _rows_of(
     return ids, ready(given.values, table, dtype, what, shape=whole, finite=finite)
 
 
-def look_at_rows(rows: Iterable[RowsGiven]) -> None:
+def look_at_rows(rows: Iterable[RowBatch]) -> None:
     """Look for NaN and Inf in rows, as :func:`look` does in arrays."""
     for given in rows:
         if not is_finite(given.data):
-            raise not_finite(given.data, given.cut.table, "gradient")
+            raise not_finite(given.data, given.split.table, "gradient")
 
 
-def _check_room(cut: RowCut) -> None:
+def _check_room(split: IdSplit) -> None:
     """Refuse more rows than a shard can take back: one push is one update."""
-    for shard in cut.shards():
-        ids = cut.ids_of(shard)
+    for shard in split.shards():
+        ids = split.ids_of(shard)
         if len(ids) <= MOST_PUSHED_ROWS:
             continue
         if (n := len(np.unique(ids))) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
-                f"a gradient for {n:,} rows of table {cut.table.name[:60]!r} in shard "
+                f"a gradient for {n:,} rows of table {split.table.name[:60]!r} in shard "
                 f"{shard}, which takes {MOST_PUSHED_ROWS:,} at once; push the batch in "
                 f"parts, or create the store with more shards"
             )

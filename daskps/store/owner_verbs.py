@@ -29,7 +29,7 @@ from daskps.store.targets import chosen_names, given_names
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.typing import Array
 
 
@@ -133,8 +133,8 @@ class Owned(Handle):
         Parameters
         ----------
         f : callable
-            ``f(block, name) -> block``. It gets what one shard has of one parameter, in C
-            order, shape (n,), as a copy of its own, and returns an array of the same
+            ``f(block, name) -> block``. It gets what one shard has of one parameter, in
+            C order, shape (n,), as a copy of its own, and returns an array of the same
             shape and of a dtype that can be cast to the parameter's. How a parameter is
             cut depends on the number of shards: let it treat each element by itself, or
             keep the parameter whole by `placement`. It may be called again where pushes
@@ -197,9 +197,10 @@ class Owned(Handle):
     ) -> Any:
         """Multiply the learning rates of parameters and tables, from here on.
 
-        Also those of schedules, and those that a push gives for once. It stays, over runs
-        and in checkpoints, until optimizer state begins anew (``reset_optimizer=True``) or
-        it is multiplied again. Functions (:class:`daskps.optim.Function`) have no rate.
+        Also those of schedules, and those that a push gives for once. It stays, over
+        runs and in checkpoints, until optimizer state begins anew
+        (``reset_optimizer=True``) or it is multiplied again. Functions
+        (:class:`daskps.optim.Function`) have no rate.
 
         Parameters
         ----------

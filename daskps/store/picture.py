@@ -39,8 +39,8 @@ def node_link(layout: Layout, owners: Sequence[str], name: str) -> dict[str, Any
     Returns
     -------
     dict
-        Plain values; a shard has one edge to its worker, and one from each parameter and
-        table that it has any of.
+        Plain values; a shard has one edge to its worker, and one from each parameter
+        and table that it has any of.
     """
     nodes = [
         *_parameters(layout),
@@ -175,7 +175,7 @@ def _label(node: Mapping[str, Any]) -> Iterator[str]:
     if kind == "array":
         yield f"{tuple(node['shape'])} {node['dtype']}"
     elif kind == "table":
-        rows = "any ids" if node["rows"] is None else f"{node['rows']} rows"
+        rows = "unbounded" if node["rows"] is None else f"{node['rows']} rows"
         yield f"{rows} of {node['dim']} {node['dtype']}"
     if "nbytes" in node:
         yield format_bytes(node["nbytes"])

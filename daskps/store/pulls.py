@@ -51,7 +51,8 @@ class Readable(Handle):
             Ids of the rows to read, by the names of tables. Without it none are read.
         out : mapping of str to ndarray, optional
             Arrays of the parameters' shapes and dtypes to fill, of rows with the shape
-            of the ids and then that of a row; they are returned. No two may share memory.
+            of the ids and then that of a row; they are returned. No two may share
+            memory.
         min_version : int or Version, optional
             Wait until this version is reached: exactly the shards and versions of a
             :class:`Version`, or by every shard the pull touches.
@@ -143,7 +144,8 @@ class Readable(Handle):
         ValueError, TypeError
             For arguments that cannot be, before anything is sent.
         StoreClosedError
-            If this handle was closed. All other errors of :meth:`pull` are the future's.
+            If this handle was closed. All other errors of :meth:`pull` are the
+            future's.
 
         Examples
         --------
@@ -195,11 +197,11 @@ class Readable(Handle):
     def to_json(self) -> str:
         """Return parameters, shards and workers as a graph, in JSON.
 
-        It is in the node-link form, which ``networkx.node_link_graph`` reads. Nodes have
-        a "kind": "array", "table", "shard" or "worker". Edges go from each parameter to
-        the shards that have some of it, with the first of its elements (or rows) there
-        and the one after the last, and from each shard to its owner, as this handle's
-        latest call has found it.
+        It is in the node-link form, which ``networkx.node_link_graph`` reads. Nodes
+        have a "kind": "array", "table", "shard" or "worker". Edges go from each
+        parameter to the shards that have some of it, with the first of its elements (or
+        rows) there and the one after the last, and from each shard to its owner, as
+        this handle's latest call has found it.
 
         Returns
         -------
@@ -219,7 +221,8 @@ class Readable(Handle):
         >>> [node["id"] for node in graph["nodes"]][:3]
         ['parameter:w', 'shard:0', 'shard:1']
         >>> graph["edges"][0]
-        {'source': 'parameter:w', 'target': 'shard:0', 'kind': 'piece', 'start': 0, 'stop': 3}
+        {'source': 'parameter:w', 'target': 'shard:0', 'kind': 'piece', 'start': 0,
+        'stop': 3}
         """
         meta = self._attached().meta
         return json.dumps(node_link(meta.layout, meta.owners, meta.name))
@@ -263,7 +266,7 @@ class Readable(Handle):
     @property
     @entrance
     def nbytes(self) -> int:
-        """Bytes of one copy of all values, without rows of any ids.
+        """Bytes of one copy of all values, without unbounded rows.
 
         Only the shards know how many of these there are: :meth:`stats` asks them.
         """
@@ -306,19 +309,19 @@ class Readable(Handle):
             has and the table's "steps" ("tables"), whether readers take its lock
             ("locked_reads"), pushes, duplicates and parked calls, and what its host has
             served for all its shards and all who call, trainers too: messages
-            ("calls") and calls by lane ("lane_calls"; "plain_reads" is 0 and goes
+            ("calls") and calls by socket ("socket_calls"; "plain_reads" is 0 and goes
             with the next release). "handle":
             of this handle in this process, the way that verbs take from here to each
-            worker ("ways": "process" is a call, "machine" acts on the shards' memory,
-            "message" goes over the network, "lane" too, by a socket of its own), of each
-            of the last two the reason ("why"), messages, calls without one
-            ("local_calls"), bytes of the arrays in messages ("nbytes"), rows of tables
-            that it has asked for and brought ("rows_pulled", "rows_pushed"), and
-            retries; "lanes" that this process has to those workers, calls that took
-            them and the bytes of their arrays ("lane_calls", "lane_nbytes"), and
-            "fallbacks", how often a message went instead and why.
-            "tables", by name: "rows", "dim", "dtype", bytes of all rows ("nbytes"), and
-            "steps", how many updates the optimizer has made of it.
+            worker ("carriers": "process" is a call, "machine" acts on the shards'
+            memory, "message" goes over the network, "socket" too, by a socket of its
+            own), of each of the last two the reason ("why"), messages, calls without
+            one ("local_calls"), bytes of the arrays in messages ("nbytes"), rows of
+            tables that it has asked for and brought ("rows_pulled", "rows_pushed"), and
+            retries; "sockets" that this process has to those workers, calls that took
+            them and the bytes of their arrays ("socket_calls", "socket_nbytes"), and
+            "fallbacks", how often a message went instead and why. "tables", by name:
+            "rows", "dim", "dtype", bytes of all rows ("nbytes"), and "steps", how many
+            updates the optimizer has made of it.
 
         Raises
         ------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.typing import Array
@@ -59,9 +59,9 @@ class Writable(Handle):
         Parameters
         ----------
         grads : mapping
-            Name to gradient, of the parameter's shape; may be nested, or be in lists and
-            tuples where the store was made of such. Parameters that are not named are
-            not updated and their step count stays.
+            Name to gradient, of the parameter's shape; may be nested, or be in lists
+            and tuples where the store was made of such. Parameters that are not named
+            are not updated and their step count stays.
         weight : float
             Multiplies the gradients; at least 0.
         lr : float, optional
@@ -176,7 +176,8 @@ class Writable(Handle):
         PushRejectedError, ValueError, TypeError
             For arguments that cannot be, before anything is sent.
         StoreClosedError
-            If this handle was closed. All other errors of :meth:`push` are the future's.
+            If this handle was closed. All other errors of :meth:`push` are the
+            future's.
 
         Examples
         --------
@@ -363,7 +364,7 @@ def _in_parts(
     meta: StoreMap,
     arrays: Mapping[int, Array],
     step: Step,
-    calls: Sequence[Sequence[RowsGiven]],
+    calls: Sequence[Sequence[RowBatch]],
 ) -> Request:
     """Return the call with arrays and the first rows, after which come the others."""
     first, *others = calls

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.store.pushes import Writable
     from daskps.typing import Array
 
@@ -49,12 +49,12 @@ class Replica:
     """A copy of a store's arrays that is trained by itself, and synced at times.
 
     Made by :meth:`ParameterStore.replica`. A step updates the replica alone, by the
-    store's rules, with optimizer state of its own that syncs leave as it is. A sync *adds*
-    to the store what was done here since the one before, and takes over what others have
-    done: no optimizer of the store sees it.
+    store's rules, with optimizer state of its own that syncs leave as it is. A sync
+    *adds* to the store what was done here since the one before, and takes over what
+    others have done: no optimizer of the store sees it.
 
-    A replica belongs to one thread at a time. It stays in its process; in a task, make one
-    of the store's handle.
+    A replica belongs to one thread at a time. It stays in its process; in a task, make
+    one of the store's handle.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class Replica:
 
     Notes
     -----
-    Exactly once: each shard adds what a sync sends once, however often it is sent. A sync
-    that ends with an error is not forgotten. The next sync sends its deltas under the
-    same number, before all that was done since; refused ones are worked out anew.
+    Exactly once: each shard adds what a sync sends once, however often it is sent. A
+    sync that ends with an error is not forgotten. The next sync sends its deltas under
+    the same number, before all that was done since; refused ones are worked out anew.
 
     With `elastic` replica and store move towards each other instead: d = a (w - s) is
     added to the store's s and taken from the replica's w (Zhang, Choromanska and LeCun,

@@ -43,13 +43,13 @@ def store_line(name: str, meta: StoreMap | None, ends: str = "") -> str:
 
 
 def _held(layout: Layout, nbytes: int, shards: Sequence[int]) -> str:
-    """Return these bytes of shards, in words; of tables of any ids nobody has asked."""
+    """Return these bytes of shards, in words; of unbounded tables nobody has asked."""
     grows = any(
         not t.is_bounded and (t.shards is None or set(t.shards).intersection(shards))
         for t in layout.tables
     )
     said = [format_bytes(nbytes)] if nbytes or not grows else []
-    return " + ".join([*said, "rows of any ids"] if grows else said)
+    return " + ".join([*said, "unbounded rows"] if grows else said)
 
 
 def _counted(layout: Layout) -> str:
@@ -206,7 +206,7 @@ def _about_table(t: Table, n_rows: int | None = None) -> tuple[str, ...]:
     if n_rows is None and t.is_bounded:
         n_rows = t.rows
     if n_rows is None:
-        rows, nbytes = "any ids", f"{format_bytes(t.row_nbytes)} a row"
+        rows, nbytes = "unbounded", f"{format_bytes(t.row_nbytes)} a row"
     else:
         rows, nbytes = f"{n_rows:,}", format_bytes(n_rows * t.row_nbytes)
     return t.name, rows, str(t.dim), t.dtype, nbytes
@@ -217,7 +217,7 @@ def snapshot_line(
 ) -> str:
     """Return the one-line form of a snapshot.
 
-    `n_rows` says by index how many rows it has of tables of any ids.
+    `n_rows` says by index how many rows it has of unbounded tables.
     """
     of_rows = sum(t.row_nbytes * n_rows.get(t.index, 0) for t in layout.tables)
     return (
@@ -352,7 +352,7 @@ def counted_tables(
     Returns
     -------
     dict of str to dict
-        By name: rows, dim, dtype, nbytes of all rows, and steps; of a table of any ids
+        By name: rows, dim, dtype, nbytes of all rows, and steps; of an unbounded table
         also how many ids are counted without a row, how many were given one, and how
         many lost it to others.
     """

@@ -154,7 +154,7 @@ def dask_array(taken: Taken, parameter: Parameter, *, alone: bool = False) -> An
 def dask_table(taken: Taken, table: Table, *, alone: bool = False) -> Any:
     """Return one table of a snapshot as a dask array; see :func:`dask_array`.
 
-    Of one of any ids it is a pair: the ids, and the array of their rows.
+    Of one that is unbounded it is a pair: the ids, and the array of their rows.
     """
     if table.is_bounded:
         chunks = chunks_of_table(taken.layout, table)

@@ -39,8 +39,8 @@ class ArraySpec(Leaf):
         ``(shape, dtype, rng) -> ndarray`` that is called with ``shape=(n,)``,
         n ≤ 65,536, for one block of the parameter's elements after the other.
     master : {"float32", "float64"}, optional
-        Keep the weights once more, in this dtype, beside the optimizer state: float32 for
-        float16, float64 for float32. Updates are computed in it, and applied to it;
+        Keep the weights once more, in this dtype, beside the optimizer state: float32
+        for float16, float64 for float32. Updates are computed in it, and applied to it;
         the weights are what it is rounded to, so that steps which are smaller than
         their spacing are not lost.
 
@@ -106,9 +106,9 @@ def _checked_master(dtype: str, master: Any) -> str:
 class TableSpec(Leaf):
     """A table of rows that are read and changed by their numbers.
 
-    Each shard owns a range of the rows, or some of all ids by a hash, and no row is ever
-    cut. A pull or a push moves only the rows that it names, and a push changes only
-    these, with their optimizer state.
+    Each shard owns a range of the rows, or some of all ids by a hash, and no row is
+    ever cut. A pull or a push moves only the rows that it names, and a push changes
+    only these, with their optimizer state.
 
     Parameters
     ----------
@@ -121,14 +121,14 @@ class TableSpec(Leaf):
     dtype : dtype, default "float32"
         A float, integer or bool dtype.
     init : number, callable or array of shape (rows, dim), default 0
-        A number; an initializer of :mod:`daskps.init`, whose numbers depend on the seed,
-        the table's name and the row's id alone; or an array or dask array with all rows.
-        With ``rows=None`` a number, :class:`daskps.init.normal` or
+        A number; an initializer of :mod:`daskps.init`, whose numbers depend on the
+        seed, the table's name and the row's id alone; or an array or dask array with
+        all rows. With ``rows=None`` a number, :class:`daskps.init.normal` or
         :class:`daskps.init.uniform`.
     max_rows : int, optional
         With ``rows=None``, how many rows the table holds at most; memory for them is
-        taken with the store. Rows lie in buckets of up to 128 by a hash of their ids; of
-        a full one that row goes which was pushed least recently, the one with the
+        taken with the store. Rows lie in buckets of up to 128 by a hash of their ids;
+        of a full one that row goes which was pushed least recently, the one with the
         smallest id of several.
     ttl : int, optional
         With ``rows=None``, a row that so many pushes of the table in a row have not
@@ -142,7 +142,7 @@ class TableSpec(Leaf):
     ------
     LayoutError
         For lengths or a dtype that no table can have, for an array that does not fit,
-        and for what only tables of any ids have.
+        and for what only unbounded tables have.
     TypeError
         For numbers that are no whole ones.
 
@@ -153,7 +153,7 @@ class TableSpec(Leaf):
     >>> store["emb"].pull([3, 3, 999]).shape
     (3, 8)
 
-    Rows of any ids:
+    Unbounded rows:
 
     >>> words = daskps.TableSpec(None, 8, init=daskps.init.normal(std=0.01))
     >>> store = daskps.create({"words": words}, optimizer=daskps.optim.SGD(0.1))
@@ -233,7 +233,7 @@ def _held(dtype: Any) -> str:
 
 
 def first_rows(init: Any, *, name: str, dtype: str) -> FirstRows:
-    """Return what rows of any ids begin with, in plain numbers.
+    """Return what unbounded rows begin with, in plain numbers.
 
     Every process that reads, owns, serves or adopts such rows draws them, so it has to
     be something that all of them have: a number, or a distribution of a few.
@@ -264,7 +264,7 @@ def first_rows(init: Any, *, name: str, dtype: str) -> FirstRows:
         return constant(int(value) if dtype == "bool" else value)
     if not isinstance(chosen, normal | uniform):
         raise LayoutError(
-            f"{about} has rows of any ids, which cannot begin with {init!r:.60}: each "
+            f"{about} has unbounded rows, which cannot begin with {init!r:.60}: each "
             f"process that reads such a row works it out by itself, and there is no "
             f"number of rows; give a number, daskps.init.normal or daskps.init.uniform, "
             f"or assign rows"

@@ -13,22 +13,22 @@ from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import saving
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import CheckpointError, LayoutError
-from daskps.layout.chunks import any_tables
+from daskps.layout.chunks import unbounded_tables
 from daskps.optim.master import WithMaster
 from daskps.store.arguments import number, whole
 from daskps.store.array import ParameterArray
 from daskps.store.checkpoints import CheckpointInfo, info_of
-from daskps.store.ending import Closable
+from daskps.store.closing import Closable
 from daskps.store.handle import DEFAULT
-from daskps.store.mistaken import no_store_attribute
 from daskps.store.owner_verbs import Owned
 from daskps.store.pulls import Readable
 from daskps.store.pushes import Writable
 from daskps.store.replica import Replica
 from daskps.store.snapshot import Snapshot
 from daskps.store.table import ParameterTable
+from daskps.store.usage_errors import no_store_attribute
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class ParameterStore(Owned, Writable, Readable, Closable):
         every : int
             Steps between two syncs.
         elastic : float, optional
-            Have a sync move replica and store towards each other, by this share of their
-            difference, from 0 to 1 (elastic averaging), instead of adding to the store
-            what was done here.
+            Have a sync move replica and store towards each other, by this share of
+            their difference, from 0 to 1 (elastic averaging), instead of adding to the
+            store what was done here.
         timeout : float, str or None
             Of the pull: seconds or a duration such as "30s"; None waits for ever.
 
@@ -199,9 +199,9 @@ class ParameterStore(Owned, Writable, Readable, Closable):
     ) -> Any:
         """Write all that the store holds to files, for :func:`restore`.
 
-        It is copied at one moment, as of a snapshot; the owners of the shards then write
-        their parts, while others go on pushing. The manifest is the last file: until it
-        is written in order there is no checkpoint.
+        It is copied at one moment, as of a snapshot; the owners of the shards then
+        write their parts, while others go on pushing. The manifest is the last file:
+        until it is written in order there is no checkpoint.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ def _sweep(target: CheckpointTarget) -> None:
 
 def _nbytes(layout: Layout, cut: saving.WholeCut) -> int:
     """Return about how many bytes a checkpoint has: values, and up to three slots."""
-    tables = any_tables(layout, None)
+    tables = unbounded_tables(layout, None)
     counts = cut.counts(tables)
     rows = sum(sum(counts.rows[t.index]) * t.row_nbytes for t in tables)
     return 4 * (layout.nbytes + rows)

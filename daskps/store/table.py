@@ -10,18 +10,18 @@ from daskps.cluster.caller.questions import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
 from daskps.store.handle import DEFAULT, LOST, at_once
-from daskps.store.mistaken import not_a_row, refuses_arithmetic
 from daskps.store.repr import counted_tables, table_html
 from daskps.store.snapshot import dask_table
 from daskps.store.specs import RowGrad
 from daskps.store.targets import pulled, reading, sought
+from daskps.store.usage_errors import not_a_row, refuses_arithmetic
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.tables import Table
     from daskps.store.pushes import Writable
     from daskps.typing import Array
@@ -88,7 +88,7 @@ class ParameterTable:
     def n_rows(self) -> Any:
         """Number of rows that it has now.
 
-        With rows of any ids the shards are asked, and with an asynchronous client it is
+        With unbounded rows the shards are asked, and with an asynchronous client it is
         an awaitable.
         """
         return self._counted("rows", self._table.rows)
@@ -112,7 +112,7 @@ class ParameterTable:
     def __len__(self) -> int:
         if not self._table.is_bounded and self._store._bind().asynchronous:
             raise TypeError(
-                f"table {self.name[:60]!r} has rows of any ids and its shards must be "
+                f"table {self.name[:60]!r} has unbounded rows and its shards must be "
                 f"asked how many; await store[{self.name[:60]!r}].n_rows"
             )
         found: int = self.n_rows
@@ -410,7 +410,7 @@ class ParameterTable:
         Returns
         -------
         ndarray, shape (n_rows,), int64
-            In ascending order. With rows of any ids those of each shard are of one
+            In ascending order. With unbounded rows those of each shard are of one
             version of it.
 
         Raises
@@ -465,8 +465,8 @@ class ParameterTable:
         rows are told too: they read their initial values.
 
         Each shard says what it held at one version, the one that `since` stands for,
-        where up to 65,536 rows have changed. More are read part by part and may be newer;
-        rows that changed meanwhile are told again.
+        where up to 65,536 rows have changed. More are read part by part and may be
+        newer; rows that changed meanwhile are told again.
 
         Examples
         --------
@@ -520,7 +520,7 @@ class ParameterTable:
         -------
         dask.array.Array, shape (rows, dim)
             Of one version, a chunk for the rows of each shard; work on its chunks is
-            done where they are. Of a table with rows of any ids a pair: the ids, by
+            done where they are. Of a table with unbounded rows a pair: the ids, by
             shard and ascending in each, and their rows.
 
         Raises

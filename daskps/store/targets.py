@@ -9,9 +9,9 @@ import numpy as np
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.absent_rows import AbsentRows
-from daskps.cluster.caller.row_routes import RowCut, slices_of
+from daskps.cluster.caller.row_routes import IdSplit, slices_of
 from daskps.cluster.caller.targets import Target, find_overlap
-from daskps.cluster.wire.rows import most_rows
+from daskps.cluster.protocol.row_messages import most_rows
 from daskps.layout.tables import UnboundedTable
 from daskps.store.intake import asked_ids
 
@@ -187,13 +187,13 @@ def _in_parts(
         for i, start in enumerate(range(0, len(ids), most)):
             if i == len(parts):
                 parts.append({})
-            cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
+            split = IdSplit.of(table, ids[start : start + most], layout.n_shards)
             marks = None
             if isinstance(table, UnboundedTable):
                 marks = len(flats)
-                flats.append(np.ones(len(cut.ids), np.uint8))
-                absent.append(AbsentRows(table, cut, flats[number], start, flats[-1]))
-            each = slices_of(layout, cut, number, start, marks=marks)
+                flats.append(np.ones(len(split.ids), np.uint8))
+                absent.append(AbsentRows(table, split, flats[number], start, flats[-1]))
+            each = slices_of(layout, split, number, start, marks=marks)
             for shard, one in each.items():
                 parts[i].setdefault(shard, []).append(one)
 
@@ -216,7 +216,7 @@ def _in_parts(
 def sought(
     meta: StoreMap, table: Table, ids: Array, shape: tuple[int, ...]
 ) -> list[Target]:
-    """Return where a look for rows of any ids goes: a target for one call each.
+    """Return where a look for unbounded rows goes: a target for one call each.
 
     `finish` of each target returns one array of bool of that shape, for all ids. No
     rows travel.
@@ -224,20 +224,20 @@ def sought(
     layout, most = meta.layout, most_rows(table)
     flats = [np.empty(0, table.dtype)]
     found = np.zeros(len(ids), bool)
-    cuts: list[tuple[int, RowCut, Array]] = []
+    splits: list[tuple[int, IdSplit, Array]] = []
     targets = []
 
     def finish() -> Array:
-        for start, cut, marks in cuts:
+        for start, split, marks in splits:
             part = found[start : start + len(marks)]
-            part[slice(None) if cut.at is None else cut.at] = marks
+            part[slice(None) if split.at is None else split.at] = marks
         return found.reshape(shape)
 
     for start in range(0, max(1, len(ids)), most):
-        cut = RowCut.of(table, ids[start : start + most], layout.n_shards)
-        flats.append(np.zeros(len(cut.ids), np.uint8))
-        cuts.append((start, cut, flats[-1]))
-        each = slices_of(layout, cut, 0, 0, marks=len(flats) - 1, finds=True)
+        split = IdSplit.of(table, ids[start : start + most], layout.n_shards)
+        flats.append(np.zeros(len(split.ids), np.uint8))
+        splits.append((start, split, flats[-1]))
+        each = slices_of(layout, split, 0, 0, marks=len(flats) - 1, finds=True)
         rows = {shard: (one,) for shard, one in each.items()}
         targets.append(Target({}, flats, finish, rows))
     return targets

@@ -14,12 +14,12 @@ from daskps.cluster.caller.user_calls import (
     UserCall,
     call_directly,
 )
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.layout.chunks import ARRAYS
 from daskps.store.handle import DEFAULT
 from daskps.training import advice
 from daskps.training.callbacks import ProgressBar, notify, of_kind
-from daskps.training.ending import EarlyEnd, Retries
+from daskps.training.early_end import EarlyEnd, Retries
 from daskps.training.functions import metrics_of
 from daskps.training.monitoring import Monitor
 from daskps.training.plateau import ReduceOnPlateau

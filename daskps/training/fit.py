@@ -14,10 +14,10 @@ from daskps.limits import MOST_TRAINERS, check_trainers
 from daskps.store.arguments import addresses, flag, whole
 from daskps.tracebacks import entrance
 from daskps.training import callbacks as callbacks_module
+from daskps.training.data.dataframes import array_of
 from daskps.training.data.parts import check
 from daskps.training.data.rows import check_index
-from daskps.training.data.tables import array_of
-from daskps.training.ending import Retries, check_metrics
+from daskps.training.early_end import Retries, check_metrics
 from daskps.training.functions import (
     batches_between,
     check_choice,
@@ -111,9 +111,9 @@ def train(  # noqa: PLR0913 - the public contract
     y : like X, optional
         Labels. Those of a dask array in other chunks than `X` are rechunked along
         the first axis to those of `X`: they travel. One label of a row is no column:
-        y is of shape (n,), not (n, 1). Where X and y are tables of pandas, their indexes
-        are equal. For a list of parts, a list of as many, of shape (n_i, ...). An array
-        in memory beside a dask array is sent in pieces to the trainers.
+        y is of shape (n,), not (n, 1). Where X and y are tables of pandas, their
+        indexes are equal. For a list of parts, a list of as many, of shape (n_i, ...).
+        An array in memory beside a dask array is sent in pieces to the trainers.
     rows : mapping of str to callable, optional
         By the names of tables: ``f(X_batch)``, or ``f(X_batch, rng)``, returns the ids
         of the rows that the batch is about, in any shape. `params` has these rows
@@ -124,13 +124,13 @@ def train(  # noqa: PLR0913 - the public contract
         last round; under SSP and ASP they are read while that step is computed, and
         those that it changes once more after it. In the task graph each task reads the
         rows of its own batch. `rng` depends on `seed`, epoch, rank and clock alone, so
-        that a trainer that is started again gets the same ids. `validate` is called with
-        arrays. Options for arrays alone, such as `sync_every`, refuse rows.
+        that a trainer that is started again gets the same ids. `validate` is called
+        with arrays. Options for arrays alone, such as `sync_every`, refuse rows.
     epochs : int
-        Passes over the data. The store counts them: a second call goes on with the epoch
-        after the last one, also in ``TrainResult.history``, and under BSP two calls
-        of one epoch lead to the same bits as one call of two. After a run that was
-        stopped in the middle of an epoch the next one begins.
+        Passes over the data. The store counts them: a second call goes on with the
+        epoch after the last one, also in ``TrainResult.history``, and under BSP two
+        calls of one epoch lead to the same bits as one call of two. After a run that
+        was stopped in the middle of an epoch the next one begins.
     batch_size : int
         Rows per batch and trainer; the short last batch is kept.
     trainers : int, optional
@@ -191,17 +191,17 @@ def train(  # noqa: PLR0913 - the public contract
         notebook; nothing in tasks, under pytest, or into a pipe. ``()`` is silence.
     stop : Condition or callable, optional
         When to end before the last epoch: a condition of :mod:`daskps.stop`, such as
-        ``stop.steps(1000) | stop.loss_below(0.1)``, or ``stop(history) -> bool``, called
-        here after each epoch. The run ends at the border of a round, and a history has
-        the epoch that it ended in.
+        ``stop.steps(1000) | stop.loss_below(0.1)``, or ``stop(history) -> bool``,
+        called here after each epoch. The run ends at the border of a round, and a
+        history has the epoch that it ended in.
     checkpoint : Checkpoints, optional
         Where to save the store beside the run and at its end, and how often. A
         checkpoint has the history of the epochs that had ended. One that is due has its
         copy of the store before `on_epoch` is called, and is finished however the run
         ends, within `timeout` and at most 60 s: a note at the error says up to where
         `resume` goes, and Ctrl-C once more gives it up. Where the first one
-        cannot be written the run ends; a later one that cannot be is logged, and that of
-        the end is an :class:`UnsavedRunError`, which has the result.
+        cannot be written the run ends; a later one that cannot be is logged, and that
+        of the end is an :class:`UnsavedRunError`, which has the result.
     resume : bool
         Go on where the run before has ended, also in the middle of an epoch: that of
         this store, or, where it is at version 0, that of the newest checkpoint there of
@@ -219,12 +219,12 @@ def train(  # noqa: PLR0913 - the public contract
         The consequence of a trainer's worker dying: go on at its clock on another
         worker, or end the run.
     retries : int
-        How often, within `retry_window`, the run goes on after an error that `gradient`,
-        the update rule or `reduce` has raised: at the last complete round, under BSP to
-        the bits of a run without the error, under SSP and ASP at the clock of the slowest
-        trainer. Not before the first tick, not for what the store refuses, such as
-        NaN, and not where the store lost a shard and was restored meanwhile. One more
-        error is raised as it is.
+        How often, within `retry_window`, the run goes on after an error that
+        `gradient`, the update rule or `reduce` has raised: at the last complete round,
+        under BSP to the bits of a run without the error, under SSP and ASP at the clock
+        of the slowest trainer. Not before the first tick, not for what the store
+        refuses, such as NaN, and not where the store lost a shard and was restored
+        meanwhile. One more error is raised as it is.
     retry_window : float, str or None
         Seconds or a duration such as "120s" after which an error no longer counts; None
         for never.
@@ -364,9 +364,10 @@ def run(  # noqa: PLR0913 - the public contract
         ``loop(trainer, part)``; this call returns its results.
     parts : sequence
         One part of the data per trainer. A part that is a future, delayed or another
-        dask collection, or a tuple with some of these, is computed on the workers before
-        the loops begin, and `loop` gets what it came to: a pandas DataFrame of each of
-        ``df.to_delayed()``, two arrays of each of ``daskps.partition(X, y, k)``.
+        dask collection, or a tuple with some of these, is computed on the workers
+        before the loops begin, and `loop` gets what it came to: a pandas DataFrame of
+        each of ``df.to_delayed()``, two arrays of each of ``daskps.partition(X, y,
+        k)``.
     workers : str or iterable of str, optional
         Addresses of the workers that trainers may be on, as in :func:`train`.
     sync, reduce, codec

@@ -19,11 +19,11 @@ from daskps.cluster.caller.user_calls import (
     UserCall,
     call_directly,
 )
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.runs.graph.epochs import Schedule
 from daskps.cluster.runs.launch import epochs_of, launch
 from daskps.cluster.runs.parts import check_workers, threads_of
 from daskps.cluster.runs.spec import Launch
-from daskps.cluster.wire.deadline import Deadline
 from daskps.combination import find_refusal
 from daskps.consistency import BSP
 from daskps.epochs import Epochs
@@ -43,7 +43,7 @@ from daskps.training.data.parts import (
     is_lazy_part,
     parts_of,
 )
-from daskps.training.ending import StopNow
+from daskps.training.early_end import StopNow
 from daskps.training.events import RunEvents
 from daskps.training.functions import described
 from daskps.training.progress import Progress, TrainedBy
@@ -315,8 +315,8 @@ class Job(RunEvents):
         found, status = await last_round(link, self.store, None), self.status
         end = await self._place(link)
         await self._validated()
-        # Without rounds one may have ended for all, and is begun again where the slowest
-        # trainer of the shards is.
+        # Without rounds one may have ended for all, and is begun again where the
+        # slowest trainer of the shards is.
         status.history[:] = status.history_at(end)
         place = end.ended, end.within
         logger.warning(

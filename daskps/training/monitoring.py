@@ -10,8 +10,8 @@ import numpy as np
 
 from daskps.layout.arrays import compute_dtype
 from daskps.store.arguments import whole
+from daskps.training.allreduce import brought_by
 from daskps.training.functions import check_function
-from daskps.training.gathering import brought_by
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Monitor:
     interval : int
         Watch every so many steps of the store.
     stat : callable, optional
-        ``stat(array) -> float`` of a parameter or its gradient. By default the norm over
-        the square root of the number of elements.
+        ``stat(array) -> float`` of a parameter or its gradient. By default the norm
+        over the square root of the number of elements.
     pattern : str
         Names of parameters to watch, with "*" and "?".
 
@@ -60,9 +60,9 @@ class Monitor:
         Step, name and value, in this order, of all epochs that have ended: of each
         parameter the weights that a step began with, and as "name:gradient" what the
         gradients came to that it ended with, before a codec. Under SSP and ASP both are
-        those of trainer 0, at its clocks. Rows of tables are not watched, nor the mean of
-        models. Of an epoch in which trainer 0 lost its worker, steps before that are not
-        there.
+        those of trainer 0, at its clocks. Rows of tables are not watched, nor the mean
+        of models. Of an epoch in which trainer 0 lost its worker, steps before that are
+        not there.
 
     Raises
     ------

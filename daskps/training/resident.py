@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.caller.trainer_step import TrainerStep
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.runs.graph.epochs import FIRST_ROWS, first_batches
-from daskps.cluster.wire.deadline import Deadline
 from daskps.store.targets import pulled, with_rows
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import n_rows
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.routes import Computed
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.session import Session
     from daskps.cluster.caller.targets import Target
     from daskps.training.overlap.background import Operation
@@ -166,9 +166,9 @@ class BatchRows:
         self._stepper.params = {**self._arrays, **found}
 
 
-def _pushed(rows: Iterable[RowsGiven], name: str) -> Sequence[Array]:
+def _pushed(rows: Iterable[RowBatch], name: str) -> Sequence[Array]:
     """Return the ids of a table that a step brings."""
-    return [one.cut.ids for one in rows if one.cut.table.name == name]
+    return [one.split.ids for one in rows if one.split.table.name == name]
 
 
 class Marks:

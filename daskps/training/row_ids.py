@@ -21,7 +21,7 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.combination import Combination
     from daskps.typing import Array
@@ -150,9 +150,9 @@ def as_rows(grads: Mapping[str, Any], ids: Mapping[str, Array]) -> Mapping[str, 
     }
 
 
-def rows_given(
+def row_batches(
     meta: StoreMap, named: Mapping[str, RowGrad], chosen: Combination, *, finite: bool
-) -> list[RowsGiven]:
+) -> list[RowBatch]:
     """Return gradients of rows as a trainer's step brings them.
 
     The weight is the step's: the owner that applies them multiplies by it, or it counts
@@ -187,13 +187,13 @@ def deltas_of_rows(
     chosen: Combination,
     *,
     finite: bool,
-) -> list[RowsGiven]:
+) -> list[RowBatch]:
     """Return what is added to rows as a trainer's step brings it.
 
     Parameters
     ----------
     meta, named, chosen
-        As in :func:`rows_given`.
+        As in :func:`row_batches`.
     finite : bool
         Whether NaN and Inf are refused.
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from daskps.checkpoint import listing
 from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
-from daskps.cluster.caller import recovering, saving
+from daskps.cluster.caller import recovery, saving
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.runs.launch import epochs_of
-from daskps.cluster.wire.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.errors import CheckpointError, ConsistencyError, DaskPSError
 from daskps.layout.arrays import counted
@@ -45,9 +45,10 @@ class Checkpoints:
         loaded from the newest checkpoint there of a store of its name, and one without
         a name from that of any without.
     every : "epoch" or int
-        Save after each epoch, or about every so many rounds (under SSP and ASP: clocks of
-        the trainer that is furthest). Training goes on meanwhile. A save that is still
-        being written lets the next one skip, which `TrainStats.skipped_saves` counts.
+        Save after each epoch, or about every so many rounds (under SSP and ASP: clocks
+        of the trainer that is furthest). Training goes on meanwhile. A save that is
+        still being written lets the next one skip, which `TrainStats.skipped_saves`
+        counts.
     keep : int
         How many checkpoints of the store are kept, the newest ones.
     storage_options : mapping of str to object, optional
@@ -123,7 +124,8 @@ SLOW_SECONDS = 10.0
 CUT_SECONDS = 10.0
 #: How long a save may go on after a run that has failed.
 FINISH_SECONDS = 60.0
-#: How long the save of the end waits for one of somebody else's, and how often it looks.
+#: How long the save of the end waits for one of somebody else's, and how often it
+#: looks.
 OTHERS_SECONDS, LOOK_SECONDS = 60.0, 0.5
 
 
@@ -173,7 +175,7 @@ class Saves:
 
         And whether it is of the store's own lineage.
         """
-        found = await recovering.newest(self._shards, self._target)
+        found = await recovery.newest(self._shards, self._target)
         if found is None:
             return None
         folder, manifest = found
@@ -184,7 +186,7 @@ class Saves:
 
     async def load(self, begin: Beginning) -> None:
         """Load a checkpoint into the store, which is at version 0."""
-        await recovering.fill(self._shards, self._target, begin.folder)
+        await recovery.fill(self._shards, self._target, begin.folder)
         self.saved = begin.progress.epochs
         ended, within = self.saved.place
         logger.info(

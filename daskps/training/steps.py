@@ -28,13 +28,13 @@ from daskps.store.targets import pulled
 from daskps.training.data.row_blocks import rows_of
 from daskps.training.data.rows import batches, n_rows, take_rows
 from daskps.training.functions import advice, note_arguments
-from daskps.training.row_ids import as_rows, ids_of_batch, rows_given
+from daskps.training.row_ids import as_rows, ids_of_batch, row_batches
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.host.contributions import RoundId
@@ -68,8 +68,8 @@ class FitPlan:
     sits_out: bool = False
     #: Ticks of one epoch there: that of the rank with the most.
     rounds: int = 0
-    #: The epoch of the store that clocks are counted from, and the clock of each trainer
-    #: that it begins at, which its session counts from 0.
+    #: The epoch of the store that clocks are counted from, and the clock of each
+    #: trainer that it begins at, which its session counts from 0.
     first: int = 0
     start: int = 0
     #: How many epochs since the first one the run was to have that has come so far:
@@ -292,14 +292,14 @@ class Stepper:
 
     def _checked(
         self, grads: Any, batch: Batch
-    ) -> tuple[dict[int, Array], list[RowsGiven]]:
+    ) -> tuple[dict[int, Array], list[RowBatch]]:
         """Return gradients of a batch, of arrays and of rows, ready to send."""
         layout, rules = self.meta.layout, self.meta.optimizers
         dense, named = intake.parted(layout, as_rows(grads, self.ids))
         arrays = intake.gradients(layout, rules, dense, finite=False)
         if self._finite:
             intake.look(layout, arrays, partial(advice, *batch))
-        rows = rows_given(self.meta, named, self.plan.chosen, finite=self._finite)
+        rows = row_batches(self.meta, named, self.plan.chosen, finite=self._finite)
         # Reads after the push write to `params`: a gradient that is one of them, or
         # a view, would change on its way.
         return (

@@ -12,7 +12,7 @@ from daskps.errors import ConsistencyError, PushRejectedError
 from daskps.layout.arrays import FLOATS
 from daskps.store import intake
 from daskps.store.arguments import number
-from daskps.training.gathering import brought_by
+from daskps.training.allreduce import brought_by
 from daskps.training.overlap.ahead import Ahead
 from daskps.training.row_ids import deltas_of_rows
 

@@ -1,8 +1,8 @@
 """Draw how both kinds of tables lie on shards, for docs/tables.md.
 
 Run it from a checkout with ``python docs/figures/tables.py``; it writes ``tables.svg``
-beside itself. Which shard has what is asked of the layout and the index themselves; bytes a
-row are those of the table on that page.
+beside itself. Which shard has what is asked of the layout and the index themselves;
+bytes a row are those of the table on that page.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import numpy as np
 from daskps.init import constant
 from daskps.kernels import id_hash
 from daskps.kernels.index_probe import home
-from daskps.layout.tables import AnyIds, Table, UnboundedTable
+from daskps.layout.tables import Table, UnboundedIds, UnboundedTable
 
 N_SHARDS, DIM, ENTRIES = 3, 4, 8
 NUMBERED = Table(0, "emb", 100, DIM, "float32")
-ANY = UnboundedTable(0, "words", 0, DIM, "float32", of=AnyIds(constant(0.0), seed=1))
+ANY = UnboundedTable(
+    0, "words", 0, DIM, "float32", of=UnboundedIds(constant(0.0), seed=1)
+)
 #: Ids of shard 1 in the order in which they came, and those that were removed since.
 IDS, REMOVED = (1000, 2**62, 123_456_789, 31, 99), (123_456_789,)
 #: Bytes a row of 64 float32 with Adagrad, of 1,000,000 rows in one shard.
 BYTES: dict[str, dict[str, int]] = {
     "n rows": {"row": 256, "Adagrad": 256, "to take a push back, and changes": 71},
-    "any ids": {
+    "unbounded": {
         "row": 256,
         "Adagrad": 256,
         "id and state": 16,
@@ -45,7 +47,7 @@ FILLS = {
     "log": "#dddddd",
 }
 WIDTH, HEIGHT = 960, 668
-#: Where tables of any ids begin.
+#: Where unbounded tables begin.
 LEFT = 496
 #: The height of a row, and of a cell of it the width.
 ROW, CELL = 18, 16
@@ -132,14 +134,14 @@ def numbered(d: Drawing) -> None:
 
 
 def unnumbered(d: Drawing) -> None:
-    """Draw a table of any ids: from a hash to a shard, an index, a row."""
+    """Draw an unbounded table: from a hash to a shard, an index, a row."""
     the_hash = int(id_hash.hashes(np.array([99]), ANY.hash_seed)[0])
     bucket, half = the_hash >> 32, f"{the_hash:016x}"
     low, high = ANY.edges(N_SHARDS)[1:3].tolist()
     if not low <= bucket < high:
         raise ValueError("this id is of another shard: draw another one")
     entries, rows = _index()
-    d.text(LEFT, 62, "A table of any ids: by hash", font_size=16, font_weight="bold")
+    d.text(LEFT, 62, "An unbounded table: by hash", font_size=16, font_weight="bold")
     d.text(LEFT, 82, f"id 99, hash {half[:8]} {half[8:]}:", fill=MARK)
     d.text(LEFT, 100, f"upper half: bucket {bucket:,}, of shard 1", fill=MARK)
     d.box((LEFT, 116, 440, 262), "none", rx=6, stroke=FAINT)

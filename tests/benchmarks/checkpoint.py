@@ -1,10 +1,10 @@
 """Saves and restores: bytes a second beside np.save and zarr, and how long pushes wait.
 
-The same array of float32, on one worker and on two, each of which writes its half of it,
-with 16 MiB in a file; nothing is compressed. Ours takes a digest of each file, and has all
-of them on the disk before the checkpoint counts; so has the peer np.save, which takes no
-digest. The peer zarr does neither, as by itself, and does both where its name says so.
-Restored arrays are freed after the clock has stopped, ours and theirs.
+The same array of float32, on one worker and on two, each of which writes its half of
+it, with 16 MiB in a file; nothing is compressed. Ours takes a digest of each file, and
+has all of them on the disk before the checkpoint counts; so has the peer np.save, which
+takes no digest. The peer zarr does neither, as by itself, and does both where its name
+says so. Restored arrays are freed after the clock has stopped, ours and theirs.
 """
 
 from __future__ import annotations
@@ -205,5 +205,5 @@ def checkpoint(options: Namespace) -> Iterator[Job | str]:
                 yield from _peers(client, workers, options.nbytes, folder)
         for part, measure in (("held", held), ("tables", tables)):
             if part in options.only:
-                with clusters.local(2, close=clusters.WAYS) as client:
+                with clusters.local(2, close=clusters.CARRIERS) as client:
                     yield from measure(client, folder)

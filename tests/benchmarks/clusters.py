@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 #: Ways that the configuration can close: all but messages.
-WAYS = ("process", "machine", "lane")
+CARRIERS = ("process", "machine", "socket")
 
 
-def closed(ways: Collection[str]) -> AbstractContextManager[object]:
-    """Close some of `WAYS` for a while, here and in workers started meanwhile."""
-    return configured({f"daskps.ways.{way}": way not in ways for way in WAYS})
+def closed(carriers: Collection[str]) -> AbstractContextManager[object]:
+    """Close some of `CARRIERS` for a while, here and in workers started meanwhile."""
+    return configured(
+        {f"daskps.carriers.{way}": way not in carriers for way in CARRIERS}
+    )
 
 
 def configured(settings: dict[str, object]) -> AbstractContextManager[object]:
@@ -64,15 +66,15 @@ def local(
 
 
 @contextmanager
-def inside(workers: int, *, lane: bool = False) -> Iterator[LocalCluster]:
+def inside(workers: int, *, by_socket: bool = False) -> Iterator[LocalCluster]:
     """Start workers in this process that talk over TCP, as those of many machines do.
 
-    All ways but messages are closed, or all but lanes and messages. So is Dask's
+    All ways but messages are closed, or all but sockets and messages. So is Dask's
     profiler, which looks at all threads of the process a hundred times a second for
     each of its workers.
     """
     with (
-        closed([way for way in WAYS if not (lane and way == "lane")]),
+        closed([way for way in CARRIERS if not (by_socket and way == "socket")]),
         configured({"distributed.worker.profile.enabled": False}),
         started(workers, processes=False, protocol="tcp") as cluster,
     ):

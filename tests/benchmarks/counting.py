@@ -10,7 +10,7 @@ from unittest import mock
 
 from distributed.comm.tcp import TCP
 
-from daskps.cluster.wire.messages import Answer
+from daskps.cluster.protocol.messages import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,8 +70,8 @@ def _is_answer(row: Any) -> bool:
 def scheduler(server: Scheduler) -> Iterator[Counter[Any]]:
     """Count what reaches the scheduler of this process.
 
-    Counted are ("asked", method) of messages to the directory, "events" that workers and
-    clients told of tasks, "ns" of CPU time for these, and tasks that "finished".
+    Counted are ("asked", method) of messages to the directory, "events" that workers
+    and clients told of tasks, "ns" of CPU time for these, and tasks that "finished".
     Heartbeats are left out: they are Dask's, and come by the clock.
     """
     found = Counter[Any]()

@@ -1,6 +1,6 @@
 """A thousand callers of one host, each with a connection of its own.
 
-All of them are one thread here, which speaks the frames of a lane itself: what is
+All of them are one thread here, which speaks the frames of a socket itself: what is
 measured is the host. Each caller has one push under way and waits for its answer.
 """
 
@@ -22,18 +22,18 @@ from distributed import get_worker
 
 from daskps.cluster import connections
 from daskps.cluster.caller.link import link_of
-from daskps.cluster.lane.frames import (
+from daskps.cluster.protocol.messages import PROTOCOL
+from daskps.cluster.sockets.frames import (
     ANSWER,
     CALL,
-    FORM,
     HEAD_NBYTES,
     ROW_NBYTES,
+    TEMPLATE,
     Head,
     pack_head,
     pack_text,
     unpack_head,
 )
-from daskps.cluster.wire.messages import PROTOCOL
 from tests.benchmarks import sockets
 from tests.benchmarks.samples import LeftOutError, Sample
 from tests.benchmarks.workers import used
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 #: Weights of the model.
 ELEMENTS = 16
-#: Lanes that are opened at a time, and how long all of them may take.
+#: Sockets that are opened at a time, and how long all of them may take.
 AT_A_TIME, OPEN_SECONDS = 32, 60.0
 
 
 async def _open(address: str, uid: str, n: int) -> list[socket.socket]:
-    """Have a host give so many lanes."""
+    """Have a host give so many sockets."""
     worker, some = get_worker(), asyncio.Semaphore(AT_A_TIME)
-    message = {"op": "daskps_lane", "protocol": PROTOCOL, "store": uid}
+    message = {"op": "daskps_socket", "protocol": PROTOCOL, "store": uid}
 
     async def one() -> socket.socket | None:
         async with some:
@@ -68,7 +68,7 @@ async def _open(address: str, uid: str, n: int) -> list[socket.socket]:
     if len(taken) < n:
         for here in taken:
             here.close()
-        raise LeftOutError(f"the host gave {len(taken):,} lanes of {n:,}")
+        raise LeftOutError(f"the host gave {len(taken):,} sockets of {n:,}")
     return taken
 
 
@@ -80,8 +80,8 @@ def _on_loop(work: Coroutine[Any, Any, Done]) -> Done:
 
 
 @contextlib.contextmanager
-def lanes(address: str, uid: str, n: int) -> Iterator[list[socket.socket]]:
-    """Open lanes from the worker of this task, and close them."""
+def socket_pool(address: str, uid: str, n: int) -> Iterator[list[socket.socket]]:
+    """Open sockets from the worker of this task, and close them."""
     taken = _on_loop(_open(address, uid, n))
     try:
         yield taken
@@ -90,8 +90,8 @@ def lanes(address: str, uid: str, n: int) -> Iterator[list[socket.socket]]:
             here.close()
 
 
-def _form(uid: str, producer: int) -> dict[str, Any]:
-    """Return the form of a push outside runs to the one shard of a store."""
+def _template(uid: str, producer: int) -> dict[str, Any]:
+    """Return the template of a push outside runs to the one shard of a store."""
     head = [uid, "gradient", 0, -1, 0, False, producer, 0, 1.0, None, 0, None, False]
     return {
         "protocol": PROTOCOL,
@@ -99,7 +99,7 @@ def _form(uid: str, producer: int) -> dict[str, Any]:
         "parts": [[0, 1, 0, [], [], "no", []]],
         "sizes": [[[0, 0, ELEMENTS]]],
         "tables": [[], [], False],
-        "looks": False,
+        "checks": False,
     }
 
 
@@ -127,18 +127,20 @@ class CrowdCaller:
     longest: float = 0.0
 
 
-class LanePushes:
-    """Pushes by lanes, in the frames of these."""
+class SocketPushes:
+    """Pushes by sockets, in the frames of these."""
 
     nbytes = HEAD_NBYTES + ROW_NBYTES
 
     def __init__(self, here: Sequence[socket.socket], uid: str) -> None:
         self._gradient = np.full(ELEMENTS, 1e-3, np.float32).tobytes()
         for one, producer in zip(here, _producers(len(here)), strict=True):
-            one.sendall(b"".join(pack_text(FORM, _form(uid, producer), 0)))
+            one.sendall(b"".join(pack_text(TEMPLATE, _template(uid, producer), 0)))
             head = unpack_head(one.recv(sockets.BUFFER_NBYTES)[:HEAD_NBYTES])
             if head.kind != ANSWER:
-                raise LeftOutError(f"the host answers the form of a push with {head}")
+                raise LeftOutError(
+                    f"the host answers the template of a push with {head}"
+                )
 
     def frame(self, n: int) -> bytes:
         """Return the n-th push of a caller."""
@@ -170,7 +172,7 @@ class BarePushes:
 
 def drive(
     here: Sequence[socket.socket],
-    pushes: LanePushes | BarePushes,
+    pushes: SocketPushes | BarePushes,
     seconds: float,
     peer: int,
 ) -> Sample:
@@ -211,12 +213,12 @@ def drive(
     return Sample(statistics.median(longest), more)
 
 
-def by_lane(
+def by_socket(
     store: daskps.ParameterStore, address: str, n: int, seconds: float, peer: int
 ) -> Sample:
-    """Measure pushes by so many lanes, in a task."""
-    with lanes(address, store.uid, n) as here:
-        return drive(here, LanePushes(here, store.uid), seconds, peer)
+    """Measure pushes by so many sockets, in a task."""
+    with socket_pool(address, store.uid, n) as here:
+        return drive(here, SocketPushes(here, store.uid), seconds, peer)
 
 
 def by_selector(where: tuple[str, int], n: int, seconds: float, peer: int) -> Sample:
@@ -237,10 +239,10 @@ def held(pid: int) -> tuple[int, int, int]:
 
 
 def taken(store: daskps.ParameterStore, address: str, n: int, peer: int) -> list[int]:
-    """Return what so many lanes that have been used take of their host, in a task."""
+    """Return what so many sockets that have been used take of their host, in a task."""
     before = held(peer)
-    with lanes(address, store.uid, n) as here:
-        drive(here, LanePushes(here, store.uid), 0.0, peer)
+    with socket_pool(address, store.uid, n) as here:
+        drive(here, SocketPushes(here, store.uid), 0.0, peer)
         found = held(peer)
     return [b - a for a, b in zip(before, found, strict=True)]
 
@@ -252,6 +254,6 @@ def beside(
     measure: Callable[..., Sample],
     *args: Any,
 ) -> Sample:
-    """Measure something in a task while so many other lanes are open and idle."""
-    with lanes(address, store.uid, n):
+    """Measure something in a task while so many other sockets are open and idle."""
+    with socket_pool(address, store.uid, n):
         return measure(*args)

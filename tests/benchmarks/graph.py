@@ -3,7 +3,8 @@
 Two worker processes of four threads. The plain round is what a user would write with
 `client.submit`: weights in eight futures, for each part a gradient and a task per
 shard that cuts its slice out of it, for each shard an update. Both sides have their
-rounds queued. CPU time is that of whole processes; the scheduler's is the client's, too.
+rounds queued. CPU time is that of whole processes; the scheduler's is the client's,
+too.
 """
 
 from __future__ import annotations
@@ -104,18 +105,18 @@ def _beside(client: Client, rounds: int, shards: int) -> Iterator[Job]:
         yield Job("round of 2 trainers, 1 kB", sides, warm=1)
 
 
-def _by_lane(client: Client, rounds: int) -> Iterator[Job]:
-    """Yield rounds between workers that share no memory, by lane and by message."""
+def _by_socket(client: Client, rounds: int) -> Iterator[Job]:
+    """Yield rounds between workers that share no memory, by socket and by message."""
     for n, size in ((256, "1 kB"), (ELEMENTS, "1 MB")):
         start = {"w": np.ones(n, "f4")}
         with daskps.create(start, optimizer=optim.SGD(0.1), shards=SHARDS) as store:
             work = partial(_train, store, rounds, PARTS, "graph")
 
-            def side(lane: bool, work: Any = work) -> Sample:
-                client.run(clusters.configure, {"daskps.ways.lane": lane})
+            def side(by_socket: bool, work: Any = work) -> Sample:
+                client.run(clusters.configure, {"daskps.carriers.socket": by_socket})
                 return _round(client, rounds, work)
 
-            sides = {"lane": partial(side, True), "message": partial(side, False)}
+            sides = {"socket": partial(side, True), "message": partial(side, False)}
             title = f"round of {PARTS} parts, {size}, no memory shared"
             yield Job(title, sides, warm=1)
 
@@ -132,4 +133,4 @@ def graph(options: Namespace) -> Iterator[Job]:
     with clusters.local(2, threads_per_worker=4) as client:
         yield from _beside(client, options.rounds, options.shards)
     with clusters.local(2, close=["machine"], threads_per_worker=4) as client:
-        yield from _by_lane(client, options.rounds)
+        yield from _by_socket(client, options.rounds)

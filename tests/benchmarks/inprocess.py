@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from daskps.typing import Array
     from tests.benchmarks.model import StoreShape
 
-#: Steps before those that are measured; by lanes, which are opened meanwhile.
-WARM, WARM_LANES = 2, 30
+#: Steps before those that are measured; by sockets, which are opened meanwhile.
+WARM, WARM_SOCKETS = 2, 30
 
 #: The scheduler's counts: "now", and what rank 0 took "before" and "after" its steps.
 _COUNTS: dict[str, Counter[Any]] = {}
@@ -36,18 +36,18 @@ def _loop(
 ) -> tuple[tuple[float, float], Array]:
     """Return seconds and CPU seconds of a step of a trainer.
 
-    And what the steps have added to the trainer's counters: messages, calls by lanes,
+    And what the steps have added to the trainer's counters: messages, calls by sockets,
     bytes of their arrays.
     """
     counters = counters_of(trainer)
 
     def counted() -> Array:
-        found = counters.messages, counters.lane_calls, counters.lane_nbytes
+        found = counters.messages, counters.socket_calls, counters.socket_nbytes
         return np.array(found)
 
     grads = {"w": np.full(shape.elements, 1e-3, np.float32)}
     pushpull = partial(trainer.pushpull, grads, out=trainer.pull())
-    for _ in range(WARM_LANES if shape.lane else WARM):
+    for _ in range(WARM_SOCKETS if shape.by_socket else WARM):
         pushpull()
     before = counted()
     if trainer.rank == 0:
@@ -70,7 +70,7 @@ class Sample:
     #: Of one round: on the clock, and of all threads of this process.
     seconds: float
     cpu: float
-    #: Counted from the first pull to the last step; by lanes, of those measured.
+    #: Counted from the first pull to the last step; by sockets, of those measured.
     requests: int
     replies: int
     nbytes: int
@@ -83,7 +83,7 @@ class Sample:
     def is_exact(self) -> bool:
         """Whether all messages and bytes are those of the model."""
         clocks = [None, *range(WARM + self.steps)]
-        if self.shape.lane:
+        if self.shape.by_socket:
             clocks = [*range(self.steps)]
         messages = self.shape.messages * len(clocks)
         expected = (messages, messages, self.shape.nbytes(clocks))
@@ -95,7 +95,8 @@ def resident(
 ) -> Sample:
     """Run so many steps of resident trainers, and count.
 
-    The scheduler and its workers are in this process; the store has a shard on each host.
+    The scheduler and its workers are in this process; the store has a shard on each
+    host.
     """
     loop, ranks = partial(_loop, shape, steps), list(range(shape.trainers))
     with counting.wire() as wire, counting.scheduler(server) as counts:
@@ -105,7 +106,7 @@ def resident(
     took, cpu = np.array([times for times, _ in found]).max(axis=0).tolist()
     asked = {key[1]: n for key, n in during.items() if type(key) is tuple}
     sent = wire["requests"], wire["replies"], wire["nbytes"]
-    if shape.lane:
+    if shape.by_socket:
         messages, calls, nbytes = sum(counts for _, counts in found).tolist()
         sent = calls + messages, calls, calls * PER_FRAMES_NBYTES + nbytes
     return Sample(shape, steps, took, cpu, *sent, asked, during["events"])

@@ -140,7 +140,7 @@ def phase(client: Client, limit: int, share: float, *, sync: str, rounds: int) -
         daskps.create(params, optimizer=optim.SGD(1.0)) as store,
     ):
         blocks = daskps.run(store, loop, parts, sync=sync, callbacks=())
-        if set(store.stats()["handle"]["ways"].values()) != {"machine"}:
+        if set(store.stats()["handle"]["carriers"].values()) != {"machine"}:
             raise SystemExit(
                 "the way on the machine is closed: what would be measured?"
             )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgpack import packb
 
-from daskps.cluster.lane.frames import HEAD_NBYTES, ROW_NBYTES
-from daskps.cluster.wire.messages import PROTOCOL
+from daskps.cluster.protocol.messages import PROTOCOL
+from daskps.cluster.sockets.frames import HEAD_NBYTES, ROW_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ INLINE_NBYTES = 16_384
 #: What Dask puts before each message, and before each of its frames.
 PRELUDE_NBYTES = 16
 PER_FRAME_NBYTES = 8
-#: What a call by lane has besides its arrays, to one shard and back.
+#: What a call by socket has besides its arrays, to one shard and back.
 PER_FRAMES_NBYTES = 2 * HEAD_NBYTES + ROW_NBYTES
 
 _FRAME = {"__Serialized__": 1}
@@ -45,7 +45,7 @@ class RoundWork:
 class StoreShape:
     """A BSP run on one float32 parameter, cut into one shard per host.
 
-    By lanes bytes are those of calls; forms, once for each lane, come besides.
+    By sockets bytes are those of calls; templates, once for each socket, come besides.
     """
 
     trainers: int
@@ -55,8 +55,8 @@ class StoreShape:
     run: int = 1
     #: Of the store before the run.
     version: int = 0
-    #: Whether calls take lanes, and none a message.
-    lane: bool = False
+    #: Whether calls take sockets, and none a message.
+    by_socket: bool = False
     #: Names of codecs of 16 bits, of gradients and of pulled weights; "" for none.
     codec: str = ""
     read_codec: str = ""
@@ -90,7 +90,7 @@ class StoreShape:
     @property
     def framed(self) -> int:
         """Messages of a round whose arrays are frames of their own."""
-        if self.lane:
+        if self.by_socket:
             return 0
         return self.trainers * sum(
             _is_framed(n * max(self.pushed, self.pulled)) for n in self.sizes
@@ -109,10 +109,10 @@ class StoreShape:
     def nbytes(self, clocks: Iterable[int | None]) -> int:
         """Return the bytes on the wire of rounds that begin at these clocks.
 
-        These are the numbers of rounds, from 0; None stands for the pull of each trainer
-        before its first round.
+        These are the numbers of rounds, from 0; None stands for the pull of each
+        trainer before its first round.
         """
-        if self.lane:
+        if self.by_socket:
             clocks = list(clocks)
             pulls = clocks.count(None)
             each = self.trainers * sum(self.sizes)
@@ -255,7 +255,7 @@ def apart(times: Times, shape: StoreShape) -> Apart:
     half = Times(times.fixed, *(seconds / 2 for seconds in each))
     n, largest = shape.trainers, max(shape.sizes)
     bytes_of, most = shape.pushed + shape.pulled, max(shape.pushed, shape.pulled)
-    framed = 0 if shape.lane else n * _is_framed(most * largest)
+    framed = 0 if shape.by_socket else n * _is_framed(most * largest)
     host = RoundWork(n, framed, n * bytes_of * largest)
     trainer = RoundWork(*(whole // n for whole in astuple(shape.work)))
     return Apart(half.round(host), half.round(trainer))

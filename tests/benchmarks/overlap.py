@@ -179,7 +179,7 @@ def overlap(options: Namespace) -> Iterator[Job]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     part = options.pairs, options.steps, options.device
     with (
-        clusters.local(2, close=clusters.WAYS) as client,
+        clusters.local(2, close=clusters.CARRIERS) as client,
         _store(client, options.mib) as store,
     ):
         [found] = daskps.run(store, _loop, [part], callbacks=())

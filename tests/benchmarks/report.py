@@ -158,7 +158,7 @@ def duration(seconds: float) -> str:
 
 #: Figures of samples that are no seconds.
 SHOWN: dict[str, Callable[[float], str]] = {
-    "by lane": "{:.0%}".format,
+    "by socket": "{:.0%}".format,
     "a second": "{:,.0f}".format,
     "messages": "{:.2f}".format,
     "faults": "{:.0f}".format,

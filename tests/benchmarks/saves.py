@@ -1,8 +1,8 @@
 """The memory and the stalls of saves, and restores of tables into other numbers of shards.
 
 The memory of a save is what its workers' processes hold at most above what they held
-before. Where there is no room for a copy, shards are held while their files are written:
-that is had by giving workers a memory limit of what they hold.
+before. Where there is no room for a copy, shards are held while their files are
+written: that is had by giving workers a memory limit of what they hold.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def held(client: Client, folder: Path) -> Iterator[Job | str]:
 def tables(client: Client, folder: Path) -> Iterator[Job]:
     """Yield how long a table takes to be saved, and to be restored elsewhere."""
     rng = np.random.default_rng(0)
-    for kind, rows in (("numbered rows", ROWS), ("any ids", None)):
+    for kind, rows in (("numbered rows", ROWS), ("unbounded", None)):
         spec = {"emb": daskps.TableSpec(rows, DIM)}
         with daskps.create(spec, optimizer=optim.Adagrad(0.1), shards=2) as store:
             for first in range(0, ROWS, PUSHED):

@@ -3,7 +3,7 @@
 Every worker has a TCP address of its own and no other way to a shard is open, so each
 trainer sends each host one message a step, as between machines. Messages and bytes are
 counted where they are written, and must be those of :mod:`tests.benchmarks.model`. With
-``--lanes`` these are calls by lanes, as the trainers count them.
+``--sockets`` these are calls by sockets, as the trainers count them.
 
 In one process the work of all workers is done one after the other. So the time of a
 round grows with its messages and bytes, and what one of them costs can be told: fitted
@@ -109,14 +109,16 @@ def measured(options: argparse.Namespace, workers: int) -> Iterator[Point]:
     """Measure all sizes of model on so many workers."""
     hosts = min(workers, options.hosts)
     with ExitStack() as stack:
-        cluster = stack.enter_context(clusters.inside(workers, lane=options.lanes))
+        cluster = stack.enter_context(
+            clusters.inside(workers, by_socket=options.sockets)
+        )
         client = stack.enter_context(Client(cluster))
         server: Any = cluster.scheduler
         servers, runs = list(client.nthreads())[:hosts], 0
         stores: dict[StoreShape, daskps.ParameterStore] = {}
         samples: dict[StoreShape, list[Sample]] = {}
         for kib in options.kib:
-            shape = StoreShape(workers, hosts, kib * 256, lane=options.lanes)
+            shape = StoreShape(workers, hosts, kib * 256, by_socket=options.sockets)
             params = {"w": daskps.ArraySpec((shape.elements,), "float32")}
             made = daskps.create(params, optimizer=optim.SGD(1e-3), servers=servers)
             stores[shape] = stack.enter_context(made)
@@ -135,7 +137,7 @@ def measured(options: argparse.Namespace, workers: int) -> Iterator[Point]:
 def _room(workers: int, hosts: int) -> None:
     """See to it that so many connections can be open."""
     need = FILES + FILES_OF_WORKER * workers
-    # A connection of Dask's and a lane, with both ends in this process.
+    # A connection of Dask's and a socket, with both ends in this process.
     need += 2 * 2 * workers * min(hosts, workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and need > hard:
@@ -154,7 +156,7 @@ def _room(workers: int, hosts: int) -> None:
     number("--hosts", 16, "at most so many"),
     numbers("--kib", [1, 1024], "of the models"),
     duration("--seconds", 2.0, "of a sample"),
-    switch("--lanes", "by lane instead of by message"),
+    switch("--sockets", "by socket instead of by message"),
     pairs=3,
 )
 def scaling(options: argparse.Namespace) -> Iterator[Found]:

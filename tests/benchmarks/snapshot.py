@@ -1,6 +1,7 @@
 """Snapshots under load: whether they are consistent, and how long pushes wait.
 
-The stall is what the longest push takes beside a client that takes snapshots, and without.
+The stall is what the longest push takes beside a client that takes snapshots, and
+without.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def big_store(rule: Any) -> daskps.ParameterStore:
 def snapshot(options: Namespace) -> Iterator[Found]:
     """Yield whether snapshots are consistent, and how long pushes wait beside them."""
     oracle = Oracle(2, options.producers, options.pushes)
-    with clusters.local(2, close=clusters.WAYS) as client:
+    with clusters.local(2, close=clusters.CARRIERS) as client:
         params, rule = oracle.params(), optim.SGD(1.0)
         store = daskps.create(params, name="oracle", optimizer=rule, shards=2)
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Bare sockets between two workers: what a call between them needs at least.
 
-A request is a head of as many bytes as a lane's, and a gradient or nothing; an answer is
-as long as that of one shard, and the weights or nothing. Both ends use their buffers
+A request is a head of as many bytes as a socket's, and a gradient or nothing; an answer
+is as long as that of one shard, and the weights or nothing. Both ends use their buffers
 again. With work the server does with NumPy what a shard does: it copies the weights it
 answers with, as an update may come meanwhile, and applies a gradient to other weights.
 """

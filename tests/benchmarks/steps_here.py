@@ -1,8 +1,8 @@
 """Steps of the daskps that is imported here, timed on request: one side of `tree`.
 
-It is run as a script, in a checkout of its own, so it uses public names alone. Each line
-of standard input names a job; the answer is the seconds of one step and the ways to the
-shards that it took, where one step says so.
+It is run as a script, in a checkout of its own, so it uses public names alone. Each
+line of standard input names a job; the answer is the seconds of one step and the ways
+to the shards that it took, where one step says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS, DIM, N_ROWS = 64, 16, 100_000
 #: shard opens meanwhile.
 CALLS, WARM_SECONDS = 1000, 1.2
 #: How the ways to shards were called, and are.
-NAMES = {"lane": "socket", "rpc": "message"}
+NAMES = {"socket": "socket", "rpc": "message"}
 
 #: Seconds of one step, and the ways that it took.
 Found: TypeAlias = "tuple[float, list[str]]"
@@ -50,9 +50,9 @@ def _quartile(call: Callable[[], object], n: int) -> float:
     return statistics.quantiles(found, n=4)[0]
 
 
-def _ways(store: daskps.ParameterStore) -> list[str]:
-    ways = {*store.stats()["handle"]["ways"].values()}
-    return sorted(NAMES.get(way, way) for way in ways)
+def _carriers(store: daskps.ParameterStore) -> list[str]:
+    carriers = {*store.stats()["handle"]["carriers"].values()}
+    return sorted(NAMES.get(way, way) for way in carriers)
 
 
 def _warm(calls: Mapping[str, Callable[[], object]], seconds: float) -> None:
@@ -82,7 +82,7 @@ def _steps(trainer: daskps.Trainer, part: tuple[Any, str, int, float]) -> Found:
             "pull": lambda: trainer.pull((), rows={"emb": ids}),
         }
     _warm(calls, warm)
-    return _quartile(calls[verb], n), _ways(store)
+    return _quartile(calls[verb], n), _carriers(store)
 
 
 def _run(
@@ -107,7 +107,7 @@ def _handle(store: daskps.ParameterStore, verb: str, n: int) -> Found:
         calls["push"] = lambda: store.push(grads)
         calls["pull"] = lambda: store.pull(out=out)
     _warm(calls, WARM_SECONDS)
-    return _quartile(calls[verb], n), _ways(store)
+    return _quartile(calls[verb], n), _carriers(store)
 
 
 def _slope(params: Any, X: Any, y: Any) -> Any:
@@ -216,8 +216,8 @@ def main() -> None:
         known = jobs(client, stack)
         print("\t".join(known), file=answers, flush=True)
         for line in sys.stdin:
-            seconds, ways = known[line.rstrip("\n")]()
-            print(seconds, *ways, sep="\t", file=answers, flush=True)
+            seconds, carriers = known[line.rstrip("\n")]()
+            print(seconds, *carriers, sep="\t", file=answers, flush=True)
 
 
 if __name__ == "__main__":

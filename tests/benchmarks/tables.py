@@ -1,9 +1,9 @@
 """Rows of tables through the public interface, beside the limit.
 
-A trainer is a task that holds a handle, in another process than the shards; its memory is
-theirs. A step reads 10,000 rows into an array and pushes as many gradients (SGD), each step
-of other rows. What one call costs is told for few rows: a pull of 64, and a push of 10 into
-a table of 1 GiB beside one of 1 MiB.
+A trainer is a task that holds a handle, in another process than the shards; its memory
+is theirs. A step reads 10,000 rows into an array and pushes as many gradients (SGD),
+each step of other rows. What one call costs is told for few rows: a pull of 64, and a
+push of 10 into a table of 1 GiB beside one of 1 MiB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-#: Rows of the table of 1 MiB, and rows that a table of any ids gets at a time.
+#: Rows of the table of 1 MiB, and rows that an unbounded table gets at a time.
 _SMALL, _PART = 2**12, 2**16
 #: Pushes of a sample that gives ids their rows, or of one of the same ids later.
 _STEPS = 20
@@ -48,7 +48,8 @@ class TableJob:
     named: int
     trainers: int
     servers: int
-    #: "uniform", without repeats; "zipf"; "as zipf", as many rows as that has different.
+    #: "uniform", without repeats; "zipf"; "as zipf", as many rows as that has
+    #: different.
     ids: str = "uniform"
     #: Whether what counts is the CPU time of the trainers' threads.
     cpu: bool = False
@@ -126,12 +127,12 @@ def _store(client: Client, rows: int | None, servers: list[str]) -> Any:
 
 @contextmanager
 def _opened(
-    client: Client, job: TableJob, *, any_ids: bool = False
+    client: Client, job: TableJob, *, unbounded: bool = False
 ) -> Iterator[Callable[[int], float]]:
     """Make a store for a job; give what measures steps."""
     trainers, servers = clusters.places(client, job.trainers, job.servers)
-    with _store(client, None if any_ids else job.rows, servers) as store:
-        if any_ids:
+    with _store(client, None if unbounded else job.rows, servers) as store:
+        if unbounded:
             clusters.at(client, trainers[0], _fill, store, job.rows)
 
         def measure(steps: int) -> float:
@@ -150,15 +151,15 @@ def _fill(store: Any, rows: int) -> None:
 
 
 def _beside_limit(
-    client: Client, job: TableJob, options: Namespace, *, any_ids: bool = False
+    client: Client, job: TableJob, options: Namespace, *, unbounded: bool = False
 ) -> Iterator[Job]:
     with (
-        _opened(client, job, any_ids=any_ids) as ours,
+        _opened(client, job, unbounded=unbounded) as ours,
         peers.opened(client, peers.LIMIT, job) as limit,
     ):
         measured = {"ours": ours, peers.LIMIT: limit}
         sides = {name: lasting(options.seconds, of) for name, of in measured.items()}
-        yield Job(job.title + ", any ids" * any_ids, sides)
+        yield Job(job.title + ", unbounded" * unbounded, sides)
 
 
 def _first_pushes(client: Client, job: TableJob) -> Iterator[Job]:
@@ -240,7 +241,7 @@ def _few_rows(client: Client, options: Namespace) -> Iterator[Job]:
 @benchmark(
     "tables",
     "rows of tables, beside the limit",
-    parts(("rows", "any ids", "zipf", "few rows")),
+    parts(("rows", "unbounded", "zipf", "few rows")),
     number("--rows", 1_000_000, "of the table"),
     number("--named", 10_000, "rows of a pull and a push"),
     number("--large", 2**22, "rows of the large table of a small push"),
@@ -257,8 +258,8 @@ def tables(options: Namespace) -> Iterator[Job]:
             with clusters.local(job.trainers + job.servers) as client:
                 yield from _beside_limit(client, job, options)
     with clusters.local(2) as client:
-        if "any ids" in options.only:
-            yield from _beside_limit(client, one, options, any_ids=True)
+        if "unbounded" in options.only:
+            yield from _beside_limit(client, one, options, unbounded=True)
             yield from _first_pushes(client, one)
         if "zipf" in options.only:
             yield from _zipf(client, one, options)

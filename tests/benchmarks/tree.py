@@ -29,7 +29,7 @@ STEPS = Path(__file__).with_name("steps_here.py")
 CLOSED = {
     "nearest": (),
     "socket": ("process", "machine"),
-    "message": ("process", "machine", "lane", "socket"),
+    "message": ("process", "machine", "socket", "socket"),
 }
 
 
@@ -39,9 +39,9 @@ class Checkout:
     def __init__(self, tree: Path, way: str) -> None:
         env = {**os.environ, "PYTHONPATH": str(tree)}
         for other in CLOSED[way]:
-            env[f"DASK_DASKPS__WAYS__{other.upper()}"] = "false"
+            env[f"DASK_DASKPS__CARRIERS__{other.upper()}"] = "false"
         #: By job the ways that its last step said it took.
-        self.ways: dict[str, list[str]] = {}
+        self.carriers: dict[str, list[str]] = {}
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(STEPS)]
         self._process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Checkout:
         """Return the seconds of one step."""
         assert self._process.stdin is not None
         print(job, file=self._process.stdin, flush=True)
-        seconds, *self.ways[job] = self._answer().split("\t")
+        seconds, *self.carriers[job] = self._answer().split("\t")
         return float(seconds)
 
     def __enter__(self) -> Self:
@@ -99,6 +99,6 @@ def tree(options: argparse.Namespace) -> Iterator[Job]:
             sides = {"here": ours, there.name or "there": theirs}
             measured = {name: partial(of.measure, job) for name, of in sides.items()}
             yield Job(job, measured, warm=1)
-            ways = [side.ways.get(job) for side in (ours, theirs)]
-            if ways[0] != ways[1]:
-                print(f"{job}: the two sides took other ways: {ways}")
+            carriers = [side.carriers.get(job) for side in (ours, theirs)]
+            if carriers[0] != carriers[1]:
+                print(f"{job}: the two sides took other ways: {carriers}")

@@ -1,7 +1,7 @@
-"""Calls between machines, by lane and by message, beside bare sockets and gloo.
+"""Calls between machines, by socket and by message, beside bare sockets and gloo.
 
-Memory that is shared on one machine is closed: what a worker reaches without a message is in
-its own process, as between machines.
+Memory that is shared on one machine is closed: what a worker reaches without a message
+is in its own process, as between machines.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ FILES = 8192
 
 def small(pair: Pair, options: Namespace) -> Iterator[Job]:
     """Yield calls of 1 KiB; the bare socket does no work."""
-    bars = (Bar("lane", "bare socket", 2.0), Bar("lane", "message", 8.0, at_least=True))
+    bars = (
+        Bar("socket", "bare socket", 2.0),
+        Bar("socket", "message", 8.0, at_least=True),
+    )
     for verb in ("get", "push"):
         with pair.store(SMALL) as store:
-            sides = pair.ways(partial(pair.call, store, verb, options.calls))
+            sides = pair.carriers(partial(pair.call, store, verb, options.calls))
             bare = partial(pair.bare, verb, SMALL, options.calls, work=False)
             title = f"{verb}, 1 KiB{', TLS' * pair.tls}"
             kept = bars if verb == "get" and not pair.tls else ()
@@ -54,10 +57,10 @@ def large(pair: Pair, options: Namespace) -> Iterator[Job]:
     for n, limit in ((LARGE, 1.3), (LARGEST, 1.3 if pair.tls else 1.2)):
         calls = max(LEAST, options.calls // FEWER[n])
         with pair.store(n) as store:
-            sides = pair.ways(partial(pair.call, store, "both", calls))
+            sides = pair.carriers(partial(pair.call, store, "both", calls))
             bare = partial(pair.bare, "both", n, calls, work=True)
             title = f"pull + push + apply, {4 * n // 2**20} MiB{', TLS' * pair.tls}"
-            bars = [Bar("lane", "bare socket", limit)]
+            bars = [Bar("socket", "bare socket", limit)]
             yield Job(title, sides | {"bare socket": bare}, bars)
 
 
@@ -66,12 +69,12 @@ def steps(pair: Pair, options: Namespace) -> Iterator[Job]:
     job = StepJob("round", 4 * SMALL, 2, 0)
     for verb in ("push + pull", "pushpull"):
         with pair.store(SMALL, both=True) as store:
-            sides = pair.ways(partial(pair.steps, store, verb, options.calls))
-            bars = [Bar("lane", "message", 4.0, at_least=True)]
+            sides = pair.carriers(partial(pair.steps, store, verb, options.calls))
+            bars = [Bar("socket", "message", 4.0, at_least=True)]
             yield Job(f"BSP step, 1 KiB, 2 hosts, {verb}", sides, bars)
             with peers.opened(pair.client, peers.GLOO, job) as gloo:
                 beside: dict[str, Side] = {
-                    "lane": sides["lane"],
+                    "socket": sides["socket"],
                     peers.GLOO: partial(gloo, options.calls),
                 }
                 yield Job(f"BSP step, {verb}, beside gloo's mean", beside)
@@ -83,17 +86,17 @@ def busy_server(pair: Pair, options: Namespace) -> Iterator[Job]:
         # Each takes a switch of threads there: fewer will do.
         calls = max(LEAST, options.calls // 4)
         sides: dict[str, Side] = {}
-        for way, side in pair.ways(partial(pair.call, store, "get", calls)).items():
+        for way, side in pair.carriers(partial(pair.call, store, "get", calls)).items():
             sides[way] = side
             for work in workers.WORK:
                 sides[f"{way}, {work} busy"] = partial(
                     workers.beside, pair.client, pair.there, work, side
                 )
         bars = [
-            Bar("lane, NumPy busy", "lane", 1.5),
-            Bar("lane, Python busy", "lane", 3.0),
-            Bar("lane, Python busy", "", SWITCH),
-            Bar("lane, Python busy", "message, Python busy", 1 / 3, "p99"),
+            Bar("socket, NumPy busy", "socket", 1.5),
+            Bar("socket, Python busy", "socket", 3.0),
+            Bar("socket, Python busy", "", SWITCH),
+            Bar("socket, Python busy", "message, Python busy", 1 / 3, "p99"),
         ]
         # Of Python: the second bar, or the third and the fourth.
         yield Job("get, 1 KiB, server busy", sides, bars)
@@ -103,11 +106,11 @@ def many(pair: Pair, options: Namespace) -> Iterator[Job | str]:
     """Yield a thousand connections to one host: at work, and idle beside one that is."""
     length, (_, peer) = options.seconds, pair.pids
 
-    def lane() -> Sample:
+    def by_socket() -> Sample:
         # Its shard has room for one crowd of producers.
         with pair.store(crowd.ELEMENTS) as store:
             found: Sample = pair.run(
-                crowd.by_lane, store, pair.there, CROWD, length, peer
+                crowd.by_socket, store, pair.there, CROWD, length, peer
             )
             return found
 
@@ -120,23 +123,23 @@ def many(pair: Pair, options: Namespace) -> Iterator[Job | str]:
     with pair.store(crowd.ELEMENTS) as store:
         files, kib, threads = pair.run(crowd.taken, store, pair.there, CROWD, peer)
         taken = f"{files:,} open files, {kib / 1024:.1f} MiB, {threads} threads"
-        yield f"{CROWD:,} lanes take of their host: {taken}"
+        yield f"{CROWD:,} sockets take of their host: {taken}"
     bars = (
-        Bar("lane", "", CROWD_RATE, "a second", at_least=True),
-        Bar("lane", "", STARVED, "longest"),
+        Bar("socket", "", CROWD_RATE, "a second", at_least=True),
+        Bar("socket", "", STARVED, "longest"),
     )
     title = f"{CROWD:,} connections push 64 B: longest calls"
-    yield Job(title, {"lane": lane, "bare selector": selector}, bars)
+    yield Job(title, {"socket": by_socket, "bare selector": selector}, bars)
     with pair.store(SMALL) as store:
         get = workers.handle, store, "get", options.calls, peer, True
         open_beside = partial(crowd.beside, store, pair.there, CROWD)
         sides = {
-            "lane, others open": partial(pair.run, open_beside, *get),
-            "lane": partial(pair.run, *get),
+            "socket, others open": partial(pair.run, open_beside, *get),
+            "socket": partial(pair.run, *get),
             "bare socket": partial(pair.bare, "get", SMALL, options.calls, work=False),
         }
-        kept = [Bar("lane, others open", "bare socket", 2.0)]
-        yield Job(f"get, 1 KiB, beside {CROWD:,} idle lanes", sides, kept)
+        kept = [Bar("socket, others open", "bare socket", 2.0)]
+        yield Job(f"get, 1 KiB, beside {CROWD:,} idle sockets", sides, kept)
 
 
 def tls(pair: Pair, options: Namespace) -> Iterator[Job]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tests.benchmarks.samples import Side
 
 Measured = TypeVar("Measured")
-#: Calls before those that are measured, and how long a lane may take to open meanwhile.
+#: Calls before those that are measured, and how long a socket may take to open
+#: meanwhile.
 WARM, WARM_SECONDS = 50, 10.0
 #: Of a step: both trainers must make as many.
 WARM_STEPS = 200
@@ -43,14 +44,14 @@ def used(pid: int) -> float:
         return math.nan
 
 
-#: Of a caller: its calls by lane, and its messages.
+#: Of a caller: its calls by socket, and its messages.
 Counts: TypeAlias = "Callable[[], tuple[int, int]]"
 
 
 def timed(
     act: Callable[[], object], calls: int, peer: int, counted: Counts | None = None
 ) -> Sample:
-    """Time calls one after the other, with the CPU time of both ends, and the lanes."""
+    """Time calls one after the other, with the CPU time of both ends, and the sockets."""
     before = counted() if counted else (0, 0)
     took, mine, theirs = [], time.process_time(), used(peer)
     for _ in range(calls):
@@ -61,8 +62,8 @@ def timed(
     middle, last = np.percentile(took, [50, 99])
     more = {"p99": float(last), "cpu": mine / calls, "server": theirs / calls}
     if counted:
-        lanes, messages = np.subtract(counted(), before)
-        more["by lane"] = float(lanes / max(1, lanes + messages))
+        socket_pool, messages = np.subtract(counted(), before)
+        more["by socket"] = float(socket_pool / max(1, socket_pool + messages))
     return Sample(float(middle), more)
 
 
@@ -77,18 +78,18 @@ def warmed(act: Callable[[], object], calls: int, is_ready: Callable[[], bool]) 
 
 
 def handle(
-    store: daskps.ParameterStore, verb: str, calls: int, peer: int, lane: bool
+    store: daskps.ParameterStore, verb: str, calls: int, peer: int, by_socket: bool
 ) -> Sample:
     """Measure a verb of a handle, in a task of one worker on a shard of another."""
 
     def counted() -> tuple[int, int]:
         found = store.stats()["handle"]
-        return found["lane_calls"], found["messages"]
+        return found["socket_calls"], found["messages"]
 
     def is_ready() -> bool:
-        return not lane or counted()[0] > 0
+        return not by_socket or counted()[0] > 0
 
-    with clusters.configured({"daskps.ways.lane": lane}):
+    with clusters.configured({"daskps.carriers.socket": by_socket}):
         act = _verbs(store)[verb]
         warmed(act, calls, is_ready)
         return timed(act, calls, peer, counted)
@@ -134,7 +135,7 @@ def step(trainer: daskps.Trainer, part: tuple[str, int, list[int]]) -> Sample:
     for _ in range(WARM_STEPS):
         act()
     peer = next((pid for pid in pids if pid != os.getpid()), os.getpid())
-    return timed(act, steps, peer, lambda: (counters.lane_calls, counters.messages))
+    return timed(act, steps, peer, lambda: (counters.socket_calls, counters.messages))
 
 
 #: In the worker that is kept busy: whether it is, and whether it may stop.
@@ -217,15 +218,15 @@ class Pair:
         return clusters.at(self.client, self.here, function, *args)
 
     def call(
-        self, store: daskps.ParameterStore, verb: str, calls: int, lane: bool
+        self, store: daskps.ParameterStore, verb: str, calls: int, by_socket: bool
     ) -> Sample:
         """Measure calls of a handle."""
-        found: Sample = self.run(handle, store, verb, calls, self.pids[1], lane)
+        found: Sample = self.run(handle, store, verb, calls, self.pids[1], by_socket)
         return found
 
-    def ways(self, measure: Callable[[bool], Sample]) -> dict[str, Side]:
-        """Return the sides of what can go by lane and by message."""
-        return {"lane": partial(measure, True), "message": partial(measure, False)}
+    def carriers(self, measure: Callable[[bool], Sample]) -> dict[str, Side]:
+        """Return the sides of what can go by socket and by message."""
+        return {"socket": partial(measure, True), "message": partial(measure, False)}
 
     def served(self, serve: Callable[..., Any]) -> tuple[str, int]:
         """Have the second worker serve bare sockets; return where."""
@@ -241,11 +242,13 @@ class Pair:
         return found
 
     def steps(
-        self, store: daskps.ParameterStore, verb: str, steps: int, lane: bool
+        self, store: daskps.ParameterStore, verb: str, steps: int, by_socket: bool
     ) -> Sample:
         """Measure the steps of two trainers, one on each of the workers."""
         both = [self.here, self.there]
-        self.client.run(clusters.configure, {"daskps.ways.lane": lane}, workers=both)
+        self.client.run(
+            clusters.configure, {"daskps.carriers.socket": by_socket}, workers=both
+        )
         part = verb, steps, list(self.pids)
         found: list[Sample] = daskps.run(store, step, [part] * 2, callbacks=())
         return found[0]

@@ -49,8 +49,8 @@ def test_it_comes_back(policy, monkeypatch):
     assert [(a.path, a.chunk) for a in again.arrays] == [
         (a.path, a.chunk) for a in state.arrays()
     ]
-    any_table = again.layout(1).table_by_name["any"].index
-    assert marked(again.slots[any_table]) == [1]
+    unbounded_table = again.layout(1).table_by_name["any"].index
+    assert marked(again.slots[unbounded_table]) == [1]
 
 
 def test_whose_a_file_is():
@@ -160,8 +160,8 @@ def places(value, at=()):
 def test_whatever_it_says_is_believed_or_refused(monkeypatch):
     """With the digest of what it says: any value of any entry replaced, and left out."""
     monkeypatch.setattr(grid, "CHUNK_NBYTES", 4096)
-    any_ids = mixed_state(1000, 50, 2)
-    for manifest in (small(), manifest_of(any_ids, any_ids.files(1))):
+    unbounded = mixed_state(1000, 50, 2)
+    for manifest in (small(), manifest_of(unbounded, unbounded.files(1))):
         text = json.dumps(body(to_bytes(manifest)))
         found = [p for p in places(json.loads(text)) if p and p[0] != "files"]
         refused = 0

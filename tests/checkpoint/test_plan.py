@@ -16,7 +16,7 @@ from daskps.checkpoint.plan import (
     chunks_read,
     chunks_written,
     hash_range,
-    rows_near,
+    rows_local,
     rows_read,
 )
 from daskps.errors import IllegalStateError
@@ -25,7 +25,7 @@ from daskps.kernels.id_hash import hashes
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS, slot_area
-from daskps.layout.tables import AnyIds, UnboundedTable
+from daskps.layout.tables import UnboundedIds, UnboundedTable
 from tests.checkpoint.writing import State, mixed_state, write
 
 zarr = pytest.importorskip("zarr", minversion="3")
@@ -148,15 +148,17 @@ def test_arrays_and_bounded_tables_come_back_in_any_cut(n_shards):
             expected = state.piece(layout, shard, position, area)
             assert np.array_equal(values, expected)
             n += len(values)
-    any_table = state.layout(1).table_by_name["any"].index
-    whole = sum(a.grid.size for a in state.arrays() if a.members[0].index != any_table)
+    unbounded_table = state.layout(1).table_by_name["any"].index
+    whole = sum(
+        a.grid.size for a in state.arrays() if a.members[0].index != unbounded_table
+    )
     assert n == whole
 
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("n_shards", SHARDS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rows_of_any_ids_come_back_in_any_cut(policy, n_shards):
+def test_unbounded_rows_come_back_in_any_cut(policy, n_shards):
     state = mixed_state(*policy)
     files, layout, table = state.files(2), state.layout(n_shards), "any"
     table = layout.table_by_name[table]
@@ -166,7 +168,7 @@ def test_rows_of_any_ids_come_back_in_any_cut(policy, n_shards):
         low, high = hash_range(table, n_shards, shard)
         for ids_area in {IDS, CANDIDATES} & arrays.keys():
             array, own = arrays[ids_area], {IDS: [*arrays], CANDIDATES: [COUNTS]}
-            first, stop = rows_near(array, begins(array, files, table), low, high)
+            first, stop = rows_local(array, begins(array, files, table), low, high)
             ids = read_rows(array, files, first, stop)
             found = hashes(ids, table.hash_seed)
             a, b = np.searchsorted(found, np.array([low, high - 1], np.uint64))
@@ -205,7 +207,7 @@ def read_rows(array, files, first, stop):
 def test_hash_ranges_are_those_of_buckets():
     """For every hash at an edge: the shard by its bucket is the shard by its range."""
     for max_rows in (0, 1, 1000, 10_000):
-        of = AnyIds(constant(0.0), 7, 0, max_rows)
+        of = UnboundedIds(constant(0.0), 7, 0, max_rows)
         (table,) = Layout.build({}, 1, {"t": (0, 1, "float32", of)}).tables
         assert isinstance(table, UnboundedTable)
         for n_shards in SHARDS:

@@ -29,7 +29,7 @@ from daskps.layout.spans import (
     WEIGHTS,
     slot_area,
 )
-from daskps.layout.tables import AnyIds, UnboundedTable
+from daskps.layout.tables import UnboundedIds, UnboundedTable
 from tests.kernels.compiling import kept
 
 
@@ -87,7 +87,7 @@ class State:
         return Counts(*found)
 
     def part(self, layout, table, area, shard):
-        """From where to where the rows of a shard are, of a table of any ids."""
+        """From where to where the rows of a shard are, of an unbounded table."""
         ids, n = self.values[table.index, area], table.n_buckets
         found = id_hash.buckets(ids, table.hash_seed, n, cache_dir=kept())
         owner = np.searchsorted(table.edges(layout.n_shards), found, "right") - 1
@@ -161,7 +161,7 @@ def manifest_of(state: State, files: dict[str, bytes], **more: Any) -> Manifest:
     for t in layout.tables:
         told: dict[str, Any] = {}
         if isinstance(t, UnboundedTable):
-            told = {"any_ids": t.of}
+            told = {"unbounded": t.of}
             for area, n, name in (
                 (IDS, "n_rows", "begins"),
                 (CANDIDATES, "n_candidates", "candidate_begins"),
@@ -209,8 +209,8 @@ def mixed_state(max_rows: int = 0, ttl: int = 0, admit_after: int = 1) -> State:
         "half": ((6, 11), "float16"),
         "wide": ((2, 3, 41), "float64"),
     }
-    any_ids = AnyIds(constant(0.0), 7, 0, max_rows, ttl, admit_after)
-    tables = {"emb": (13, 3, "float16"), "any": (0, 5, "float32", any_ids)}
+    unbounded = UnboundedIds(constant(0.0), 7, 0, max_rows, ttl, admit_after)
+    tables = {"emb": (13, 3, "float16"), "any": (0, 5, "float32", unbounded)}
     rng = np.random.default_rng(0)
     drawn = rng.choice(2**40, 320, replace=False) - 2**39
     slots = {"wide": (0.0,), "half": (0.0, 1.0), "a/b": (0.0,), "scalar": (0.0,)}

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from daskps.cluster.caller.counters import Counters
+from daskps.cluster.caller.local import LocalRoute
 from daskps.cluster.caller.local_shards import local_call
-from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.host.near_shards import NearShards
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.host.reachable_shards import ReachableShards
+from daskps.cluster.protocol.deadline import Deadline
 
 #: What reads a thousand numbers of shard 0 into the first array.
 ALL = {0: (ReadSlice(("float64", 0, 1000), 0, slice(0, 1000)),)}
@@ -49,7 +49,7 @@ def map_of(hosted: HostedShard, owners: Sequence[str] = ("tcp://w",)) -> StoreMa
     return StoreMap(wire)
 
 
-class Mapped(NearShards):
+class Mapped(ReachableShards):
     """Shards of a worker that may be gone."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Mapped(NearShards):
         """Leave that to the owner."""
 
 
-class Ways:
+class Carriers:
     """How a process, or the trainer of a run, reaches one shard."""
 
     def __init__(self, hosted: HostedShard, run: int = 0) -> None:
@@ -82,14 +82,14 @@ class Ways:
         return self.serving, self.hosted
 
 
-class Far:
+class RemoteShards:
     """What sends messages: notes them, and answers at once with version 99."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.sent: list[tuple[Request, list[int]]] = []
 
-    def find_lanes(self, _: Request, __: Any) -> None:
+    def find_sockets(self, _: Request, __: Any) -> None:
         """Return None: all calls are messages."""
 
     def send(self, request: Request, shards: Any, deadline: Any) -> Any:
@@ -100,11 +100,11 @@ class Far:
         return done
 
 
-def call(ways: Any, request: Request) -> tuple[Reply, Far]:
+def call(carriers: Any, request: Request) -> tuple[Reply, RemoteShards]:
     """Make a call; return its reply, and what was sent for it."""
-    far: Any = Far()
-    near = NearRoute(request.route, ways)
-    return local_call(far, request, near, Deadline(60, "a call")).run(), far
+    remote: Any = RemoteShards()
+    local = LocalRoute(request.route, carriers)
+    return local_call(remote, request, local, Deadline(60, "a call")).run(), remote
 
 
 def counted(call: Callable[[], object]) -> list[str]:

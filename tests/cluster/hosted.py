@@ -14,7 +14,7 @@ import dask
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.membership import HERE, Machine, Membership
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.protocol.handlers import HOST
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import NONCE
 from daskps.shards.memory.segment import Segment

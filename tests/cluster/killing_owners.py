@@ -1,8 +1,9 @@
 """Owners of shards that die, hang or leave at random moments, under pushes and reads.
 
-``python -m tests.cluster.killing_owners N SEED`` disturbs N owners, one after the other,
-and says for each kind how long calls waited, and whether anything was lost, counted
-twice, torn or taken back. Each push adds one to an element of both halves of every shard.
+``python -m tests.cluster.killing_owners N SEED`` disturbs N owners, one after the
+other, and says for each kind how long calls waited, and whether anything was lost,
+counted twice, torn or taken back. Each push adds one to an element of both halves of
+every shard.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 import daskps
 from tests.seams import shards_of
-from tests.support import WAYS, local_cluster, until
+from tests.support import CARRIERS, local_cluster, until
 
 N_SHARDS, N_PUSHERS = 4, 2
 #: Elements of one pusher in half a shard; its pushes go round them.
@@ -34,10 +35,10 @@ HALF = N_PUSHERS * N_ELEMENTS
 FAULTS = ("killed", "stopped", "retired", "terminated")
 
 
-def far(store: Any, way: str = "rpc") -> Any:
+def remote(store: Any, way: str = "rpc") -> Any:
     """Return a handle that reaches the shards by message, or in another way."""
     found = pickle.loads(pickle.dumps(store))
-    with dask.config.set(WAYS[way]):
+    with dask.config.set(CARRIERS[way]):
         shards_of(found)
     return found
 
@@ -114,14 +115,15 @@ class Found:
 
     n_pushes: int
     n_reads: int
-    #: Of each disturbance, the longest wait of any push for its acknowledgement, seconds.
+    #: Of each disturbance, the longest wait of any push for its acknowledgement,
+    #: seconds.
     waits: list[float]
     wrong: list[str]
 
 
 def disturb(store: Any, acts: Sequence[Callable[[], None]]) -> Found:
     """Push and read in four threads while this is done to owners of a store's shards."""
-    handles = store, far(store)
+    handles = store, remote(store)
     pushers = [Pusher(handle, number) for number, handle in enumerate(handles)]
     readers = [Reader(handle) for handle in handles]
     users: list[User] = [*pushers, *readers]

@@ -1,9 +1,9 @@
 """Stores made with `recover_from=` whose owners are killed at random moments.
 
-``python -m tests.cluster.losing_stores N SEED`` does so N times, half the time with a second
-owner a moment later, while some push and one saves, and says how often each handle was told,
-and whether anything was lost that was saved, counted twice, or torn. Nothing is shared by
-memory there: with its worker a shard is lost.
+``python -m tests.cluster.losing_stores N SEED`` does so N times, half the time with a
+second owner a moment later, while some push and one saves, and says how often each
+handle was told, and whether anything was lost that was saved, counted twice, or torn.
+Nothing is shared by memory there: with its worker a shard is lost.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def kill(client: Any, store: Any, rng: random.Random) -> int:
 
 def main(n: int, seed: int) -> None:
     rng, n_killed = random.Random(seed), 0
-    apart = dask.config.set({"daskps.ways.machine": False})
+    apart = dask.config.set({"daskps.carriers.machine": False})
     with apart, TemporaryDirectory() as folder, local_cluster(3, threads=1) as client:
         first = {"w": np.zeros((N_PUSHERS, N_ELEMENTS))}
         store = daskps.create(first, name="s", recover_from=folder, shards=N_SHARDS)

@@ -18,9 +18,9 @@ from tests.seams import push_as_another
 ROWS, DIM, LR = 50, 3, 0.5
 #: In no order, with repeats and in all shards of three.
 IDS = np.array([[49, 0, 17], [17, 3, 33]])
-#: What rows of any ids begin with, and some of these, in all shards of three.
+#: What unbounded rows begin with, and some of these, in all shards of three.
 FIRST = init.normal(1.0, 0.5)
-ANY_IDS = np.array([[2**62, -1, 17], [17, -(2**63), 0]])
+UNBOUNDED_IDS = np.array([[2**62, -1, 17], [17, -(2**63), 0]])
 
 
 def tables():
@@ -191,7 +191,7 @@ def absent(ids):
 
 
 async def check_any(s, get, expected):
-    """The rows of a table of any ids are these, and all others are absent."""
+    """The rows of an unbounded table are these, and all others are absent."""
     table, ids = s["any"], [*expected, 5, -(2**40)]
     rows = np.array([expected.get(i, absent([i])[0]) for i in ids], "f4")
     np.testing.assert_array_equal(await get(table.pull(ids)), rows, strict=True)
@@ -200,18 +200,20 @@ async def check_any(s, get, expected):
     assert (await get(table.ids())).tolist() == sorted(expected)
 
 
-async def keeps_rows_of_any_ids(s, get):
+async def keeps_unbounded_rows(s, get):
     """A pull makes no row; each verb that changes rows makes those that it names."""
     table = s["any"]
-    np.testing.assert_array_equal(await get(table.pull(ANY_IDS)), absent(ANY_IDS))
+    np.testing.assert_array_equal(
+        await get(table.pull(UNBOUNDED_IDS)), absent(UNBOUNDED_IDS)
+    )
     assert (await get(table.pull([]))).shape == (0, DIM)
     expected: dict[int, Any] = {}
     await check_any(s, get, expected)
-    grads = quarters(ANY_IDS)
-    version = await get(table.push(ANY_IDS, grads))
+    grads = quarters(UNBOUNDED_IDS)
+    version = await get(table.push(UNBOUNDED_IDS, grads))
     assert version == 1
     assert len(version.pairs) == 3
-    for i, grad in zip(ANY_IDS.flat, grads.reshape(-1, DIM), strict=True):
+    for i, grad in zip(UNBOUNDED_IDS.flat, grads.reshape(-1, DIM), strict=True):
         expected[i] = expected.get(i, absent(i)) - np.float32(LR) * grad
     await check_any(s, get, expected)
     ones = np.ones((2, DIM), "f4")
@@ -227,17 +229,17 @@ async def keeps_rows_of_any_ids(s, get):
     expected[17] = absent(17) - np.float32(LR)
     await check_any(s, get, expected)
     out = np.full((2, 3, 2 * DIM), np.nan, "f4")[..., ::2]
-    rows = {"any": ANY_IDS, "two": [1]}
+    rows = {"any": UNBOUNDED_IDS, "two": [1]}
     found = await get(s.pull("b", rows=rows, out={"any": out, "b": np.empty(())}))
     assert found["any"] is out
-    wanted = np.array([expected[i] for i in ANY_IDS.flat]).reshape(2, 3, DIM)
+    wanted = np.array([expected[i] for i in UNBOUNDED_IDS.flat]).reshape(2, 3, DIM)
     np.testing.assert_array_equal(out, wanted)
     found = await get(s.pull_async((), rows=rows))
     np.testing.assert_array_equal(found["any"], wanted)
     assert found["two"].tolist() == [[1.5, 1.5]]
 
 
-async def counts_rows_of_any_ids(s, get):
+async def counts_unbounded_rows(s, get):
     """Attributes ask the shards; what changes rows refuses what it does for others."""
     table, few = s["any"], s["two"]
     await get(s.pull((), rows={"any": [7]}))
@@ -254,18 +256,18 @@ async def counts_rows_of_any_ids(s, get):
     else:
         assert len(table) == 2
     assert repr(table) == (
-        f"<daskps.ParameterTable 'any': rows of any ids, 3 float32 each, of store "
+        f"<daskps.ParameterTable 'any': unbounded rows, 3 float32 each, of store "
         f"{s.name!r}>"
     )
     assert "33.3% of all ids" in table._repr_html_()
-    assert "any ids" in s._repr_html_()
+    assert "unbounded" in s._repr_html_()
     for ids in ([1.0], [True], ["1"], np.array([2**63], "u8"), [None], "any"):
         for verb in (table.pull, table.contains):
             with pytest.raises(ValueError, match="table 'any'"):
                 await get(verb(ids))
         with pytest.raises(daskps.PushRejectedError, match="table 'any'"):
             await get(table.remove(ids))
-    with pytest.raises(daskps.PushRejectedError, match="is a table of rows of any ids"):
+    with pytest.raises(daskps.PushRejectedError, match="is a table of unbounded rows"):
         await get(s.push({"any": np.ones(DIM)}))
     with pytest.raises(daskps.PushRejectedError, match="use assign to replace"):
         await get(few.remove([1]))
@@ -394,8 +396,8 @@ ROW_CONTRACTS = [
     pushes_rows_with_arrays,
     adds_and_assigns_rows,
     tells_changes,
-    keeps_rows_of_any_ids,
-    counts_rows_of_any_ids,
+    keeps_unbounded_rows,
+    counts_unbounded_rows,
     refuses_rows,
     copies_tables,
     says_what_tables_are,

@@ -14,7 +14,7 @@ from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.checkpoint.texts import from_bytes
 from daskps.cluster.caller import creation, saving
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from tests.seams import handle_of, shards_of
 
 #: An array that all shards have, one with another rule, one without, and both kinds of
@@ -89,7 +89,7 @@ def blueprint(source: FoundCheckpoint, n_shards: int, **other: Any) -> Any:
     of = source.manifest
     every: Any = enumerate((*of.parameters, *of.tables))
     tables: Any = {
-        t.name: (t.rows, t.dim, t.dtype, *([t.any_ids] if t.any_ids else []))
+        t.name: (t.rows, t.dim, t.dtype, *([t.unbounded] if t.unbounded else []))
         for t in of.tables
     }
     known: dict[str, Any] = {

@@ -24,7 +24,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import RowGrad, TableSpec, codecs, config, optim
-from daskps.cluster.caller import lane, lanes
+from daskps.cluster.caller import call_socket, socket_pool
 from daskps.cluster.directory.move import Move
 from daskps.cluster.machine.folder import folder_of
 from tests.cluster import killing_owners
@@ -40,7 +40,7 @@ def machine():
 
     Nobody calls a host directly: what a client does to a shard, others see.
     """
-    with dask.config.set({"daskps.ways.process": False}):
+    with dask.config.set({"daskps.carriers.process": False}):
         with local_cluster(n_workers=4, threads=1) as client:
             yield client
             path = folder_of(config.load().shared_memory, scheduler(client).id)
@@ -197,8 +197,8 @@ class RowAdder(killing_owners.User):
     def use(self):
         i = self.n_done % self.N
         rows = RowGrad([i, i + self.N, i], np.array([[0.5], [1.0], [0.5]]))
-        any_rows = RowGrad(i * self.FAR + [1, 2], np.ones((2, 1)))
-        self.handle.add({"t": rows, "any": any_rows})
+        unbounded = RowGrad(i * self.FAR + [1, 2], np.ones((2, 1)))
+        self.handle.add({"t": rows, "any": unbounded})
 
     def more(self):
         goal = self.n_done + 30
@@ -217,37 +217,37 @@ class RowAdder(killing_owners.User):
         assert len(s["any"]) == 2 * self.N
 
 
-@pytest.mark.parametrize("way", ["lane", "rpc"])
+@pytest.mark.parametrize("way", ["socket", "rpc"])
 def test_rows_count_once_where_an_owner_is_killed(machine, workers, way, monkeypatch):
     """Pushed from far; where memory is shared another test does it."""
-    monkeypatch.setattr(lanes, "CALLS_BEFORE", 1)
-    monkeypatch.setattr(lanes, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(socket_pool, "CALLS_BEFORE", 1)
+    monkeypatch.setattr(socket_pool, "PAUSE_SECONDS", 0.0)
     params: Any = {"t": TableSpec(2 * RowAdder.N, 1, "float64")}
     params["any"] = TableSpec(None, 1, "float64")
     s = daskps.create(params, servers=workers[:2])
-    handle = killing_owners.far(s, way)
+    handle = killing_owners.remote(s, way)
     adder, entry = RowAdder(handle), book(machine).stores[s.uid]
     counters = shards_of(handle).counters
 
-    def by_lane():
-        return counters.lane_calls
+    def by_socket():
+        return counters.socket_calls
 
     adder.start()
     try:
         adder.more()
-        until(lambda: by_lane() > 30 or way != "lane" or adder.wrong)
+        until(lambda: by_socket() > 30 or way != "socket" or adder.wrong)
         kill(pids(machine)[workers[0]])
         until(lambda: entry.generations == (2, 1))
-        before = by_lane()
+        before = by_socket()
         adder.more()
-        until(lambda: by_lane() > before + 30 or way != "lane" or adder.wrong)
+        until(lambda: by_socket() > before + 30 or way != "socket" or adder.wrong)
     finally:
         adder.is_over.set()
         adder.join()
     assert not adder.wrong
     adder.check(s)
     assert s.versions == (adder.n_done,) * 2
-    assert (by_lane() > 0) == (way == "lane")
+    assert (by_socket() > 0) == (way == "socket")
     assert (counters.messages > adder.n_done) == (way == "rpc")
     s.close()
 
@@ -318,7 +318,8 @@ def test_a_grown_table_is_adopted_and_grows_on(machine, workers):
     push(18000)
     held = holds(9000, 18000)
     assert a not in entry.nbytes
-    # The directory is told by eighths; what it was told before a worker took it over too.
+    # The directory is told by eighths; what it was told before a worker took it over
+    # too.
     until(lambda: held / 1.125 <= sum(entry.sizes.values()) <= held)
     assert sum(entry.nbytes.values()) == sum(entry.sizes.values())
     s.close()
@@ -373,10 +374,10 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
     a, b = workers[:2]
     params = {"w": np.zeros(8), "t": TableSpec(8, 2)}
     s = daskps.create(params, servers=[a, b])
-    far = killing_owners.far(s)
+    remote = killing_owners.remote(s)
     machine.run(die_before_answering, workers=[a])
     rows = RowGrad([1, 6, 1], np.ones((3, 2)))
-    assert far.add({"w": np.ones(8), "t": rows}) == 1
+    assert remote.add({"w": np.ones(8), "t": rows}) == 1
     np.testing.assert_array_equal(s["w"].pull(), 1.0)
     assert s["t"].pull([0, 1, 6]).tolist() == [[0, 0], [2, 2], [1, 1]]
     rows = s.stats()["shards"]
@@ -633,11 +634,11 @@ def test_adopters_hear_of_a_codec_that_they_have_not_known(machine, workers, syn
         {"w": np.zeros(40)}, optimizer=optim.SGD(1.0), servers=[a], shards=2
     )
     pid, how = pids(machine)[a], {"workers": [b], "sync": sync, "timeout": 100}
-    machine.run(set_machine_way, False, workers=[b])
+    machine.run(set_machine_carrier, False, workers=[b])
     try:
         daskps.run(s, kill_the_owner, [pid], codec=Quarters(), **how)
     finally:
-        machine.run(set_machine_way, True, workers=[b])
+        machine.run(set_machine_carrier, True, workers=[b])
     expected = said_in_words(Quarters(), ranks=1)
     np.testing.assert_array_equal(s["w"].pull(), -expected)
     assert [r["generation"] for r in s.stats()["shards"]] == [2, 2]
@@ -646,14 +647,14 @@ def test_adopters_hear_of_a_codec_that_they_have_not_known(machine, workers, syn
 
 
 def disturb_in_a_push(trainer, part):
-    """Push 30 times by lane; the owner dies once it was sent the 13th, or hangs before.
+    """Push 30 times by socket; the owner dies once it was sent the 13th, or hangs before.
 
     It could have answered before it hangs, and nothing would be lost.
     """
     pid, is_killed = part
     shards = session_of(trainer).shards
-    until(lambda: trainer.pull() and shards.far.lanes.count(shards.meta.hosts))
-    whole, n_lost = lane.Lane.ask, 0
+    until(lambda: trainer.pull() and shards.remote.sockets.count(shards.meta.hosts))
+    whole, n_lost = call_socket.CallSocket.ask, 0
 
     def ask(*args, **kwargs):
         if not is_killed:
@@ -665,7 +666,7 @@ def disturb_in_a_push(trainer, part):
 
     while trainer.clock < 30:
         if trainer.clock == 12 and not n_lost:
-            with mock.patch.object(lane.Lane, "ask", ask):
+            with mock.patch.object(call_socket.CallSocket, "ask", ask):
                 try:
                     trainer.push({"w": SAID}, timeout=60 if is_killed else 1)
                 except TimeoutError:
@@ -675,25 +676,25 @@ def disturb_in_a_push(trainer, part):
                         os.kill(pid, signal.SIGCONT)
         else:
             trainer.push({"w": SAID})
-    return shards.counters.lane_calls, n_lost
+    return shards.counters.socket_calls, n_lost
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
 def test_what_a_lost_push_left_over_is_put_back(machine, workers, is_killed):
-    """Words of any number by lane: each counts once, with what was left over before."""
+    """Words of any number by socket: each counts once, with what was left over before."""
     a, b = workers[:2]
     s = daskps.create(
         {"w": np.zeros(40)}, optimizer=optim.SGD(1.0), servers=[a], shards=2
     )
     codec, part = codecs.TopK(ratio=0.1), (pids(machine)[a], is_killed)
-    machine.run(set_machine_way, False, workers=[b])
+    machine.run(set_machine_carrier, False, workers=[b])
     try:
-        [(by_lane, n_lost)] = daskps.run(
+        [(by_socket, n_lost)] = daskps.run(
             s, disturb_in_a_push, [part], codec=codec, workers=[b], timeout=100
         )
     finally:
-        machine.run(set_machine_way, True, workers=[b])
-    assert by_lane >= 12
+        machine.run(set_machine_carrier, True, workers=[b])
+    assert by_socket >= 12
     assert n_lost == (not is_killed)
     np.testing.assert_array_equal(s["w"].pull(), -said_in_words(codec, ranks=1))
     assert {r["version"] for r in s.stats()["shards"]} == {30}
@@ -810,9 +811,9 @@ def killed_at_random(client, workers, rng, by_message):
         kill(victim)
 
     # Trainers of workers that map nothing; only the other two can adopt.
-    far = [w for w in workers if w not in servers] if by_message else []
+    remote = [w for w in workers if w not in servers] if by_message else []
     killer = threading.Thread(target=strike)
-    client.run(set_machine_way, False, workers=far)
+    client.run(set_machine_carrier, False, workers=remote)
     try:
         killer.start()
         nobody = Strike(0, rounds=100, rank=-1)
@@ -821,12 +822,12 @@ def killed_at_random(client, workers, rng, by_message):
         np.testing.assert_array_equal(s["w"].pull(), descended(100))
     finally:
         killer.join()
-        client.run(set_machine_way, True, workers=far)
+        client.run(set_machine_carrier, True, workers=remote)
     s.close()
 
 
-def set_machine_way(is_open):
-    dask.config.set({"daskps.ways.machine": is_open})
+def set_machine_carrier(is_open):
+    dask.config.set({"daskps.carriers.machine": is_open})
 
 
 def test_rounds_killed_at_a_random_moment(machine, workers, rng):

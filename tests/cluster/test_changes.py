@@ -13,7 +13,7 @@ import pytest
 import daskps
 from daskps import RowGrad, TableSpec, init, optim
 from daskps.cluster.caller import questions as asking
-from daskps.cluster.wire import rows as wire_rows
+from daskps.cluster.protocol import row_messages as wire_rows
 from daskps.errors import ConsistencyError
 from daskps.store import changes
 from tests.inprocess import cluster
@@ -92,7 +92,7 @@ def test_who_hears_of_changes_has_the_table(name, monkeypatch):
         def meanwhile(*args: Any) -> Any:
             if busy[0]:
                 some(writers[int(rng.integers(2))], rng)
-            # Both roads, as chance has it.
+            # Both routes, as chance has it.
             return look(*args) if rng.random() < 0.5 else None
 
         monkeypatch.setattr(asking, "look", meanwhile)

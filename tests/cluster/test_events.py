@@ -187,7 +187,7 @@ def test_lost_shards_and_trainers():
         s = daskps.create(
             {"w": np.zeros(10, "f4")}, optimizer=optim.SGD(1.0), servers=[a]
         )
-        with dask.config.set({"daskps.ways.machine": False}):
+        with dask.config.set({"daskps.carriers.machine": False}):
             # In private memory: nobody can adopt it.
             both = store(client, servers=[a, b], shards=4)
         shared = store(client, servers=[b], shards=2)

@@ -20,10 +20,10 @@ from distributed import get_worker
 
 import daskps
 from daskps import optim
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from tests.cluster import killing_trainers
 from tests.seams import shards_of
-from tests.support import PATIENCE, WAYS, gen_cluster, local_cluster, store, until
+from tests.support import CARRIERS, PATIENCE, gen_cluster, local_cluster, store, until
 
 SGD = optim.SGD(0.1)
 
@@ -47,7 +47,7 @@ def fresh():
 def apart():
     """The same as between machines: what a worker held goes with it."""
     with (
-        dask.config.set({"daskps.ways.machine": False}),
+        dask.config.set({"daskps.carriers.machine": False}),
         local_cluster(threads=1) as client,
     ):
         yield client
@@ -444,7 +444,7 @@ def test_pushes_of_a_task_that_runs_again_count_once(tmp_path):
         np.testing.assert_array_equal(s["w"].pull(), -2.0)
 
 
-@gen_cluster(client=True, config=WAYS["rpc"])
+@gen_cluster(client=True, config=CARRIERS["rpc"])
 async def test_a_push_whose_answer_is_cut_off_counts_once(c, s, a, b):
     """It was applied, and its worker lives: what is sent again changes nothing."""
     made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)

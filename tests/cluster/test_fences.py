@@ -17,7 +17,7 @@ from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller import link
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.protocol.handlers import HOST
 from daskps.shards.memory.format import N_PRODUCERS, RUN
 from tests.seams import bound_link, left_behind
 from tests.support import gen_cluster, local_cluster, served_by, store, until

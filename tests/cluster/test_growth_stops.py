@@ -1,4 +1,4 @@
-"""Where a shard has no more memory for rows of any ids, and others had."""
+"""Where a shard has no more memory for unbounded rows, and others had."""
 
 from __future__ import annotations
 

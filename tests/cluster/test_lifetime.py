@@ -19,17 +19,17 @@ from distributed import Client, Worker
 
 import daskps
 from daskps import ArraySpec, optim
-from daskps.cluster.directory import stores
+from daskps.cluster.directory import store_registry
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.keys import anchor_key, label_of
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.plugins import DirectoryPlugin, HostPlugin
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.packing import unpack_reply
 from tests.seams import bound_link, members_of
-from tests.support import WAYS, gen_cluster, served_by, store, until
+from tests.support import CARRIERS, gen_cluster, served_by, store, until
 
 W = np.arange(8, dtype="f4")
 
@@ -47,8 +47,8 @@ def entries(client):
     """Return the uids the directory knows, ready or not, and what it has reserved."""
 
     def known(dask_scheduler):
-        stores = dask_scheduler.extensions["daskps-directory"].stores.values()
-        return sorted(e.uid for e in stores)
+        store_registry = dask_scheduler.extensions["daskps-directory"].stores.values()
+        return sorted(e.uid for e in store_registry)
 
     return client.run_on_scheduler(known)
 
@@ -214,13 +214,13 @@ async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monke
 
     monkeypatch.setitem(HOST.by_name, "drop", served_by("drop", late))
     first, second = [await daskps.create({"w": W}, client=c) for _ in range(2)]
-    monkeypatch.setattr(stores, "FREE_SECONDS", 60)
+    monkeypatch.setattr(store_registry, "FREE_SECONDS", 60)
     closing = asyncio.ensure_future(first.close())
     await asked.wait()
     # A round trip, after which an answer would be there.
     await c.run_on_scheduler(lambda: None)
     assert not closing.done()
-    monkeypatch.setattr(stores, "FREE_SECONDS", 0.01)
+    monkeypatch.setattr(store_registry, "FREE_SECONDS", 0.01)
     await second.close()
     assert len(HOSTS[a.address].shards) == 2
     go_on.set()
@@ -484,7 +484,7 @@ async def test_scheduler_of_another_protocol_is_refused(c, s, a, b):
 
 @gen_cluster(
     client=True,
-    config={"distributed.worker.blocked-handlers": ["daskps_call"], **WAYS["rpc"]},
+    config={"distributed.worker.blocked-handlers": ["daskps_call"], **CARRIERS["rpc"]},
 )
 async def test_a_message_that_workers_have_blocked_is_named(c, s, a, b):
     made = await daskps.create({"w": W}, client=c)

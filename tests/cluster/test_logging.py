@@ -106,9 +106,9 @@ def test_level_that_was_set_stays_and_shows_details():
 
 
 def slow_compile(seconds):
-    from daskps.cluster.host import stores
+    from daskps.cluster.host import store_messages
 
-    stores.SLOW_COMPILE_SECONDS = seconds
+    store_messages.SLOW_COMPILE_SECONDS = seconds
 
 
 def test_slow_compilation_is_told(client, forwarded):
@@ -158,13 +158,13 @@ def pull(s):
 
 def test_exhausted_retries_are_a_warning(client, forwarded):
     with store(client) as s:
-        near, far = s.placement
-        client.run(drop_behind_its_back, s.uid, workers=[far])
-        client.submit(pull, s, workers=[near]).result()
+        local, remote = s.placement
+        client.run(drop_behind_its_back, s.uid, workers=[remote])
+        client.submit(pull, s, workers=[local]).result()
         [record] = until(lambda: forwarded("gives up"))
         assert record.levelno == logging.WARNING
-        assert far in record.getMessage()
-        assert record.worker == near
+        assert remote in record.getMessage()
+        assert record.worker == local
 
 
 def failure(key, error, logger="distributed.worker"):

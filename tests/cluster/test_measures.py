@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import daskps
-from daskps.cluster.wire.measuring import Measuring, Share
+from daskps.cluster.protocol.measures import Measuring, Share
 from daskps.errors import ProtocolError
 from daskps.kernels.measures import BLOCK
 from daskps.layout.arrays import DTYPES

@@ -21,7 +21,7 @@ ADDRESSES = ("10.213.97.1", "10.213.97.2")
 #: A second one of the first, and its network.
 APART_ADDRESS, APART_NETWORK = "10.213.98.1", "10.213.98.0/30"
 #: The namespaces share /dev/shm: they are one machine, and daskps would find out.
-APART = {"DASK_DASKPS__WAYS__MACHINE": "false", "PYTHONPATH": str(ROOT)}
+APART = {"DASK_DASKPS__CARRIERS__MACHINE": "false", "PYTHONPATH": str(ROOT)}
 
 
 def ip(*words: str) -> None:

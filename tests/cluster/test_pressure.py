@@ -11,7 +11,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import optim
-from tests.support import WAYS, gen_cluster
+from tests.support import CARRIERS, gen_cluster
 
 LIMITED = {"memory_limit": "8 GiB"}
 ONES = {"w": np.ones(4096)}
@@ -20,7 +20,7 @@ ONES = {"w": np.ones(4096)}
 @pytest.mark.parametrize("way", ["process", "machine", "rpc"])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs=LIMITED)
 async def test_a_worker_that_dask_has_paused_serves_its_shards(c, s, a, way):
-    with dask.config.set(WAYS[way]):
+    with dask.config.set(CARRIERS[way]):
         made = await daskps.create({"w": np.zeros(4096)}, client=c)
         manager = a.memory_manager
         enough, manager.memory_pause_fraction = manager.memory_pause_fraction, 1e-9
@@ -81,7 +81,7 @@ def loop(trainer, part):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], timeout=120)
 async def test_one_thread_is_enough_for_a_shard_and_who_waits_for_it(c, s, a, n, way):
     """A task that pushes and pulls has the only one, then a trainer."""
-    with dask.config.set(WAYS[way]):
+    with dask.config.set(CARRIERS[way]):
         rule = optim.SGD(1.0)
         made = await daskps.create({"w": np.zeros(4096)}, client=c, optimizer=rule)
         assert await c.submit(push_and_pull, made, n) == 0

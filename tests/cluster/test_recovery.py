@@ -21,7 +21,7 @@ from tests.support import PATIENCE, local_cluster, until
 def apart():
     """The same as between machines: what a worker held goes with it."""
     with (
-        dask.config.set({"daskps.ways.machine": False}),
+        dask.config.set({"daskps.carriers.machine": False}),
         local_cluster(n_workers=3, threads=1) as client,
     ):
         yield client
@@ -191,7 +191,8 @@ class Fails:
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_run_is_not_tried_again_on_a_restored_store(apart, tmp_path, is_told):
     """It ends with what was lost, also where its handle was told before: what came after
-    the checkpoint would be gone in silence. Called again it goes on to the same bits."""
+    the checkpoint would be gone in silence. Called again it goes on to the same
+    bits."""
     X = np.random.default_rng(1).normal(size=(25, 5))
     y = X @ np.arange(5)
     first, _, third = apart.nthreads()

@@ -13,11 +13,11 @@ from distributed.comm.core import CommClosedError, connect
 
 import daskps
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.wire.messages import Call, Part, pack_call, unpack_answers
+from daskps.cluster.protocol.messages import Call, Part, pack_call, unpack_answers
 from daskps.errors import LayoutError
 from daskps.shards.steps import READ, Step
 from tests.seams import leave_no_room
-from tests.support import WAYS, local_cluster, until
+from tests.support import CARRIERS, local_cluster, until
 
 
 def told(dask_worker: Any) -> str:
@@ -29,7 +29,7 @@ def test_a_snapshot_without_room_is_refused_and_a_save_is_not(tmp_path):
     """Its copy and the store, of 0.3 of the limit each, would be above 95 % with the rest."""
     rows = 180_000_000 // 256
     with (
-        dask.config.set(WAYS["rpc"]),
+        dask.config.set(CARRIERS["rpc"]),
         local_cluster(1, memory_limit="600 MB") as client,
     ):
         params = {"t": daskps.TableSpec(rows, 64), "b": np.arange(5.0)}
@@ -52,7 +52,7 @@ def test_many_readers_of_one_large_shard_have_it_one_after_the_other():
     """All copies together would be twice the limit."""
     n, readers = 10_000_000, 18
     with (
-        dask.config.set(WAYS["rpc"]),
+        dask.config.set(CARRIERS["rpc"]),
         local_cluster(1, memory_limit="450 MB") as client,
     ):
         store, found = daskps.create({"w": np.ones(n, "f4")}), list[float]()
@@ -78,7 +78,7 @@ def test_who_takes_nothing_of_an_answer_loses_its_connection(takes, monkeypatch)
     monkeypatch.setattr("daskps.cluster.connections.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("daskps.cluster.host.node.TAKE_SECONDS", 1e6 if takes else 0.5)
     options: dict[str, Any] = {"processes": False, "protocol": "tcp"}
-    with dask.config.set(WAYS["rpc"]), local_cluster(1, **options) as client:
+    with dask.config.set(CARRIERS["rpc"]), local_cluster(1, **options) as client:
         store = daskps.create({"w": np.ones(n, "f4")})
         [host] = HOSTS.values()
         leave_no_room(host)

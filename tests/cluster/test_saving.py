@@ -21,8 +21,8 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.rules import StoredRule
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import cuts
-from daskps.cluster.host import installing, stores
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.host import installation, store_messages
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.epochs import Epochs
 from daskps.errors import (
     CheckpointError,
@@ -454,7 +454,7 @@ def test_a_store_of_other_parameters_is_refused(here, tmp_path):
 
 
 def test_too_little_memory_is_found_out_beforehand(here, tmp_path, monkeypatch):
-    """By arithmetic: rows of any ids, of which a new store has none, count too."""
+    """By arithmetic: unbounded rows, of which a new store has none, count too."""
     with daskps.create({"t": daskps.TableSpec(None, 64)}, shards=2) as store:
         ids = np.arange(20_000)
         store["t"].assign(ids, np.ones((20_000, 64), np.float32))
@@ -485,9 +485,9 @@ def test_nobody_sees_a_store_that_lacks_memory(here, tmp_path, monkeypatch):
         if len(taken) == 2:
             begun.set()
 
-    monkeypatch.setattr(stores, "_begin_taking", begin)
+    monkeypatch.setattr(store_messages, "_begin_taking", begin)
     counted: list[None] = []
-    made = installing._Installing
+    made = installation._Installing
     count = made.count
     monkeypatch.setattr(made, "count", lambda of: counted.append(count(of)))
 

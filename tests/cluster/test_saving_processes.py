@@ -21,7 +21,7 @@ from daskps.checkpoint.manifest import MANIFEST, Manifest
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.machine import blocks
 from daskps.cluster.machine.mapping import FILES
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import LayoutError
 from tests.cluster.saved import filled, link_of, push, restored, save
 from tests.seams import shards_of

@@ -34,7 +34,7 @@ from tests.support import PATIENCE, local_cluster, until
 def machine():
     """Three workers of one machine, whose memory this process maps too."""
     with (
-        dask.config.set({"daskps.ways.process": False}),
+        dask.config.set({"daskps.carriers.process": False}),
         local_cluster(n_workers=3, threads=1) as client,
     ):
         yield client
@@ -63,10 +63,12 @@ def is_stopped(pid):
 
 def by_message(handle):
     """Return a handle that reaches the shards by message."""
-    far = pickle.loads(pickle.dumps(handle))
-    with dask.config.set({"daskps.ways.process": False, "daskps.ways.machine": False}):
-        shards_of(far)
-    return far
+    remote = pickle.loads(pickle.dumps(handle))
+    with dask.config.set(
+        {"daskps.carriers.process": False, "daskps.carriers.machine": False}
+    ):
+        shards_of(remote)
+    return remote
 
 
 def add_and_stop(handle, at):
@@ -155,14 +157,15 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     until(
         lambda: f"process {pid} of its machine has locked it" in entry.away.get(0, "")
     )
-    far = by_message(s)
-    for ask in (far.pull, s.snapshot, s.stats):
+    remote = by_message(s)
+    for ask in (remote.pull, s.snapshot, s.stats):
         until(partial(says_of, ask, rf"worker {owner}, which died .* {pid} of"))
-    waiting = far.pull_async()
+    waiting = remote.pull_async()
     os.kill(pid, signal.SIGCONT)
     waiting.result(60)
     until(lambda: task.done())
-    # It has landed, or an error said that its shard has moved: and then it was repeated.
+    # It has landed, or an error said that its shard has moved: and then it was
+    # repeated.
     assert task.status == "finished"
     np.testing.assert_array_equal(s["w"].pull(), one(0))
     assert entry.generations == (2,)
@@ -207,16 +210,16 @@ def test_a_slow_adopter_is_waited_for(machine, workers):
 
 
 def compile_until_told(dask_worker):
-    from daskps.cluster.host.adoption import _Taker
+    from daskps.cluster.host.adoption import _Adopter
 
-    taker: Any = _Taker
-    told, warm = threading.Event(), taker._warm
+    adopter: Any = _Adopter
+    told, warm = threading.Event(), adopter._warm
 
     def slow(self):
         told.wait(PATIENCE)
         warm(self)
 
-    dask_worker.told, taker._warm = told, slow
+    dask_worker.told, adopter._warm = told, slow
 
 
 def tell(dask_worker):
@@ -227,16 +230,16 @@ def test_a_stopped_owner_is_named(machine, workers):
     """Who takes messages to it waits; who shares its memory goes on without it."""
     a = workers[0]
     s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(machine, a)
-    far = by_message(s)
+    remote = by_message(s)
     s.pull()
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(TimeoutError, match=rf"{a}, which .* \(process {pid} of"):
-            far.pull(timeout=0.5)
+            remote.pull(timeout=0.5)
         s.add({"w": one(5)}, timeout=30)
     finally:
         os.kill(pid, signal.SIGCONT)
-    np.testing.assert_array_equal(far["w"].pull(), one(5))
+    np.testing.assert_array_equal(remote["w"].pull(), one(5))
     s.close()
 
 
@@ -250,7 +253,7 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     """Its shards are away, not lost; who shares their memory goes on."""
     a = workers[0]
     s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(machine, a)
-    far, entry = by_message(s), book(machine).stores[s.uid]
+    remote, entry = by_message(s), book(machine).stores[s.uid]
     s.pull()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -260,13 +263,13 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
             until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
             why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
             with pytest.raises(TimeoutError, match=why):
-                far.pull(timeout=0.5)
+                remote.pull(timeout=0.5)
             s.add({"w": one(5)}, timeout=30)
             assert set(entry.away) == {0}
             assert not entry.lost
     finally:
         os.kill(pid, signal.SIGKILL)
-    np.testing.assert_array_equal(far["w"].pull(), one(5))
+    np.testing.assert_array_equal(remote["w"].pull(), one(5))
     assert entry.generations == (2,)
     s.close()
 
@@ -276,14 +279,14 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
     """It hears that it was removed, and closes in order: with all that it has."""
     # Of its own: the worker that closes has no follower.
     with (
-        dask.config.set({"daskps.ways.process": False}),
+        dask.config.set({"daskps.carriers.process": False}),
         local_cluster(n_workers=2, threads=1) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
         a = next(iter(client.nthreads()))
         s, pid = daskps.create({"w": np.zeros(8)}, servers=[a]), pid_of(client, a)
         s.add({"w": one(4)})
-        far, entry = by_message(s), book(client).stores[s.uid]
+        remote, entry = by_message(s), book(client).stores[s.uid]
         os.kill(pid, signal.SIGSTOP)
         try:
             if is_lost:
@@ -296,7 +299,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
             os.kill(pid, signal.SIGCONT)
         # Until then it may answer a call that came while it hung.
         until(lambda: entry.generations == (2,))
-        far.add({"w": one(5)})
+        remote.add({"w": one(5)})
         np.testing.assert_array_equal(s["w"].pull(), one(4) + one(5))
         assert not entry.lost
         s.close()

@@ -15,8 +15,8 @@ from distributed.security import Security
 import daskps
 from daskps import optim
 from daskps.cluster import connections
-from daskps.cluster.wire.messages import PROTOCOL
-from tests.support import WAYS, local_cluster, store
+from daskps.cluster.protocol.messages import PROTOCOL
+from tests.support import CARRIERS, local_cluster, store
 
 OURS, FOREIGN = Security.temporary(), Security.temporary()
 #: Whose certificate another authority has signed, though it knows the cluster's.
@@ -37,7 +37,7 @@ STRANGERS = pytest.mark.parametrize(
 def encrypted() -> Iterator[Client]:
     """Two workers in this process that talk by TLS."""
     here: dict[str, Any] = {"processes": False, "protocol": "tls", "security": OURS}
-    with dask.config.set(WAYS["lane"]), local_cluster(**here) as client:
+    with dask.config.set(CARRIERS["socket"]), local_cluster(**here) as client:
         yield client
 
 
@@ -56,7 +56,7 @@ def test_a_store_works_by_encrypted_addresses_alone(encrypted: Client) -> None:
         assert [address.partition("//")[0] for address in found] == ["tls:"] * 3
         told = s.stats()["handle"]
         assert not told["local_calls"]
-        assert told["messages"] + told["lane_calls"] > 0
+        assert told["messages"] + told["socket_calls"] > 0
 
 
 def address_of(client: Client) -> str:
@@ -73,24 +73,29 @@ def as_known(address: str, stranger: Security | None) -> str:
 
 @STRANGERS
 def test_no_stranger_is_served(encrypted: Client, stranger: Security | None) -> None:
-    """Not by the scheduler, not by a worker, and none is given a lane."""
+    """Not by the scheduler, not by a worker, and none is given a socket."""
     with store(encrypted, params={"w": np.zeros(6)}) as s:
         worker = as_known(s.placement[0], stranger)
         scheduler = as_known(address_of(encrypted), stranger)
-        lane = {"op": "daskps_lane", "protocol": PROTOCOL, "store": s.uid, "token": "t"}
+        socket = {
+            "op": "daskps_socket",
+            "protocol": PROTOCOL,
+            "store": s.uid,
+            "token": "t",
+        }
 
         async def ask(address: str, op: str, **message: Any) -> Any:
             async with rpc(address, connection_args=arguments(stranger)) as found:
                 return await getattr(found, op)(**message)
 
-        async def ask_for_lane() -> Any:
+        async def ask_for_socket() -> Any:
             pool = SimpleNamespace(connection_args=arguments(stranger))
-            return await connections.ask_for_socket(pool, worker, lane, 30)
+            return await connections.ask_for_socket(pool, worker, socket, 30)
 
         for asked in (
             lambda: ask(scheduler, "daskps_directory", method="list"),
             lambda: ask(worker, "daskps_control", method="hello"),
-            ask_for_lane,
+            ask_for_socket,
         ):
             with pytest.raises(OSError):  # noqa: PT011 - the system's own text
                 encrypted.sync(asked)

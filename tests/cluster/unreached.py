@@ -1,8 +1,9 @@
 """What a client that loses its way to the workers hears of each call; a program.
 
-``python -m tests.cluster.unreached ADDRESS`` connects to a scheduler, makes a store, and
-says "open". A line on its input, and the workers are out of its reach; it prints what
-each call came to, and after another line those of a client that has never reached them.
+``python -m tests.cluster.unreached ADDRESS`` connects to a scheduler, makes a store,
+and says "open". A line on its input, and the workers are out of its reach; it prints
+what each call came to, and after another line those of a client that has never reached
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def train(store: Any, execution: str) -> Any:
 
 def calls(client: Client, name: str) -> dict[str, Callable[[], Any]]:
     store = daskps.open(name, client=client)
-    w, bounded, any_ids = store["w"], store["bounded"], store["any"]
+    w, bounded, unbounded = store["w"], store["bounded"], store["any"]
     one = np.ones((1, 4), "f4")
     return {
         "create": lambda: daskps.create({"w": np.zeros(3)}, client=client),
@@ -61,10 +62,10 @@ def calls(client: Client, name: str) -> dict[str, Callable[[], Any]]:
         "slice": lambda: w[3:5],
         "region": lambda: w.region(1, 2000).pull(),
         "rows": lambda: bounded.pull([1, 99]),
-        "push of rows": lambda: any_ids.push([1], one),
-        "n_rows": lambda: any_ids.n_rows,
-        "remove": lambda: any_ids.remove([1]),
-        "contains": lambda: any_ids.contains([1]),
+        "push of rows": lambda: unbounded.push([1], one),
+        "n_rows": lambda: unbounded.n_rows,
+        "remove": lambda: unbounded.remove([1]),
+        "contains": lambda: unbounded.contains([1]),
         "scale_lr": lambda: store.scale_lr(0.5),
         "apply": lambda: store.apply(np.sign, "w"),
         "aggregate": lambda: store.aggregate([ONES, ONES]),

@@ -401,7 +401,7 @@ def test_puts_that_are_missing_or_another_s():
         singa.launch(lambda g: g.collect("w"), one(2), updater=optim.SGD(0.1))
 
 
-def launch_any(main: Any, groups: Any) -> Any:
+def launch_unbounded(main: Any, groups: Any) -> Any:
     return singa.launch(main, groups, updater=None)
 
 
@@ -444,9 +444,9 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "other parameters",
     ),
-    "main": (lambda: launch_any(3, one(1)), TypeError, "main is a"),
+    "main": (lambda: launch_unbounded(3, one(1)), TypeError, "main is a"),
     "groups": (
-        lambda: launch_any(print, [3]),
+        lambda: launch_unbounded(print, [3]),
         TypeError,
         "groups is a",
     ),

@@ -14,10 +14,10 @@ from daskps.reduction import fold
 from tests.kernels.compiling import kept
 
 merge_rows = partial(row_merge.merge_rows, cache_dir=kept())
-Given = dict[int, tuple[Any, Any]]
+BodyItem = dict[int, tuple[Any, Any]]
 
 
-def given(rng: Any, size: int, dtype: str, dim: int = 3, most: int = 12) -> Given:
+def given(rng: Any, size: int, dtype: str, dim: int = 3, most: int = 12) -> BodyItem:
     """What some of the ranks bring: rows of numbers whose sums round."""
     found = {}
     for rank in range(size):
@@ -28,7 +28,9 @@ def given(rng: Any, size: int, dtype: str, dim: int = 3, most: int = 12) -> Give
     return found
 
 
-def laid_out(found: Given, dtype: str, dim: int = 3) -> tuple[Any, Any, list[Brought]]:
+def laid_out(
+    found: BodyItem, dtype: str, dim: int = 3
+) -> tuple[Any, Any, list[Brought]]:
     """The same in one place, later ranks first, as they may have come."""
     ids, rows, at = [np.zeros(2, np.int64)], [np.zeros((2, dim))], 2
     brought = list[Brought]()
@@ -41,7 +43,7 @@ def laid_out(found: Given, dtype: str, dim: int = 3) -> tuple[Any, Any, list[Bro
     return np.concatenate(ids), np.concatenate(rows).astype(dtype), brought[::-1]
 
 
-def expected(found: Given, size: int, divisor: float) -> dict[int, Any]:
+def expected(found: BodyItem, size: int, divisor: float) -> dict[int, Any]:
     """Each id by itself, by the tree that arrays are summed along."""
     sums = {}
     for row in {int(i) for ids, _ in found.values() for i in ids}:

@@ -11,7 +11,7 @@ from daskps import init
 from daskps.errors import LayoutError
 from daskps.kernels.id_hash import buckets
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds, Table, TablePiece, UnboundedTable
+from daskps.layout.tables import Table, TablePiece, UnboundedIds, UnboundedTable
 
 ARRAYS = {"w": ((5, 3), "float32"), "b": ((3,), "float64")}
 TABLES = {"emb": (10, 4, "float32"), "few": (2, 7, "int64")}
@@ -79,9 +79,9 @@ ANY = np.array([7, -1, 2**63 - 1, -(2**63), 0, 7, 123_456_789], np.int64)
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3, 5, 12])
-def test_rows_of_any_ids_are_cut_by_their_hash(n_shards):
+def test_unbounded_rows_are_cut_by_their_hash(n_shards):
     """Each id falls to one shard, whatever it is, and its piece says so."""
-    given: Any = {"emb": (0, 4, "float32", AnyIds(init.normal(), 3))}
+    given: Any = {"emb": (0, 4, "float32", UnboundedIds(init.normal(), 3))}
     layout = Layout.build(ARRAYS, n_shards, given)
     table: Any = layout.tables[0]
     split = table.split(ANY, n_shards)
@@ -107,8 +107,8 @@ def test_rows_of_any_ids_are_cut_by_their_hash(n_shards):
 @pytest.mark.parametrize(
     "first", [init.constant(2), init.normal(1, 0.5), init.uniform(-2, 3)]
 )
-def test_what_any_ids_begin_with_travels(seed, first):
-    given: Any = {**TABLES, "any": (0, 4, "float32", AnyIds(first, seed))}
+def test_what_unbounded_rows_begin_with_travels(seed, first):
+    given: Any = {**TABLES, "any": (0, 4, "float32", UnboundedIds(first, seed))}
     given["more"] = 1, 1, "float32"
     layout = Layout.build(ARRAYS, 3, given)
     again = Layout.from_wire(layout.to_wire())
@@ -116,7 +116,7 @@ def test_what_any_ids_begin_with_travels(seed, first):
     assert again.names[2:] == ("emb", "few", "any", "more")
     table = again.table_by_name["any"]
     assert isinstance(table, UnboundedTable)
-    assert table.of == AnyIds(first, seed)
+    assert table.of == UnboundedIds(first, seed)
     assert table == layout.table_by_name["any"]
     assert (
         again.nbytes
@@ -124,10 +124,12 @@ def test_what_any_ids_begin_with_travels(seed, first):
     )
 
 
-def test_tables_of_any_ids_are_told_apart():
+def test_unbounded_tables_are_told_apart():
     """By seed and name: what is far away in one is anywhere in the other."""
     made = [
-        UnboundedTable(0, name, 0, 1, "float32", AnyIds(init.zeros(), seed)).hash_seed
+        UnboundedTable(
+            0, name, 0, 1, "float32", UnboundedIds(init.zeros(), seed)
+        ).hash_seed
         for name, seed in [("a", 0), ("b", 0), ("a", 1)]
     ]
     assert len(set(made)) == 3
@@ -137,18 +139,18 @@ def test_tables_of_any_ids_are_told_apart():
 @pytest.mark.parametrize("shards", [(0,), (3,), (1, 2), (0, 4), (0, 1, 2, 3, 4)])
 def test_rows_of_a_placed_table_are_cut_over_its_shards(shards):
     """Those of other shards are none, in pieces, edges and splits of ids alike."""
-    any_ids: Any = (0, 4, "float32", AnyIds(init.normal(), 3))
-    given: Any = {"emb": (10, 4, "float32"), "any": any_ids}
+    unbounded: Any = (0, 4, "float32", UnboundedIds(init.normal(), 3))
+    given: Any = {"emb": (10, 4, "float32"), "any": unbounded}
     placed = [([*shards], [2, 3])]
     layout = Layout.build(ARRAYS, 5, given, placed)
     assert Layout.from_wire(layout.to_wire()) == layout
     assert sum(map(layout.shard_nbytes, range(5))) == layout.nbytes
     parts = np.array_split(np.arange(10), len(shards))
     for shard in range(5):
-        rows, any_rows = layout.table_pieces[shard]
+        rows, unbounded = layout.table_pieces[shard]
         want = parts[shards.index(shard)] if shard in shards else []
         assert [*range(rows.first_row, rows.first_row + rows.n_rows)] == [*want]
-        assert rows.is_empty == any_rows.is_empty == (shard not in shards)
+        assert rows.is_empty == unbounded.is_empty == (shard not in shards)
     ids = np.array([9, 0, 3, 3, 7, 5], np.int64)
     for table, some in zip(layout.tables, (ids, ANY), strict=True):
         split: Any = table.split(some, 5)

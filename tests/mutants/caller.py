@@ -45,7 +45,7 @@ MUTANTS = (
         "return self.first_row <= low and high < self.first_row + self.n_rows",
         "return low >= 0 and high < self.table.rows",
         (
-            "tests/cluster/wire/test_rows.py::test_a_read_of_rows_that_are_not_there_is_refused",
+            "tests/cluster/protocol/test_row_messages.py::test_a_read_of_rows_that_are_not_there_is_refused",
         ),
     ),
     Mutant(
@@ -54,7 +54,7 @@ MUTANTS = (
         "if number - self._floor >= self.SPREAD:",
         "if number - self._floor >= 1000 * self.SPREAD:",
         (
-            "tests/cluster/wire/test_saying.py::test_no_push_leaves_while_one_is_far_behind",
+            "tests/cluster/protocol/test_saying.py::test_no_push_leaves_while_one_is_far_behind",
         ),
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = (
         "touched = None if len(slices) == n else runs_of(sorted(slices))",
         "touched = None",
         (
-            "tests/cluster/wire/test_saying.py::test_a_push_says_which_shards_it_goes_to",
+            "tests/cluster/protocol/test_saying.py::test_a_push_says_which_shards_it_goes_to",
         ),
     ),
     Mutant(
@@ -89,7 +89,7 @@ MUTANTS = (
         "daskps.cluster.caller.routes:_made",
         "for shard in range(n) if shards is None else shards:",
         "for shard in shards or ():",
-        ("tests/cluster/wire/test_saying.py::test_a_tick_goes_to_all_shards",),
+        ("tests/cluster/protocol/test_saying.py::test_a_tick_goes_to_all_shards",),
     ),
     Mutant(
         "version-of-another-shard",
@@ -97,7 +97,7 @@ MUTANTS = (
         "return dict(min_version.pairs).get(shard, 0)",
         "return int(min_version)",
         (
-            "tests/cluster/wire/test_saying.py::test_a_read_waits_for_the_versions_of_its_shards_alone",
+            "tests/cluster/protocol/test_saying.py::test_a_read_waits_for_the_versions_of_its_shards_alone",
         ),
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
         "if self.read_at(flip, outs, rows):",
         "if self.read_at(flip, outs, rows) or flip:",
         (
-            "tests/cluster/caller/test_near.py::test_a_read_that_updates_ran_into_is_repeated",
+            "tests/cluster/caller/test_local.py::test_a_read_that_updates_ran_into_is_repeated",
         ),
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = (
         "if side != MIXED:",
         "if True:",
         (
-            "tests/cluster/caller/test_near.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
+            "tests/cluster/caller/test_local.py::test_a_read_of_pieces_in_both_buffers_takes_each_from_its_own",
         ),
     ),
     Mutant(
@@ -124,7 +124,7 @@ MUTANTS = (
         "return self._known.get(key) if self._where is self._meta.where else None",
         "return self._known.get(key)",
         (
-            "tests/cluster/caller/test_near.py::test_a_read_is_made_ready_anew_when_a_shard_has_moved",
+            "tests/cluster/caller/test_local.py::test_a_read_is_made_ready_anew_when_a_shard_has_moved",
         ),
     ),
     Mutant(
@@ -133,7 +133,7 @@ MUTANTS = (
         "self.leave(request, self._back)",
         "self.leave(request.waiting(), self._back)",
         (
-            "tests/cluster/caller/test_near.py::test_what_only_the_owner_can_do_goes_by_message_as_it_is",
+            "tests/cluster/caller/test_local.py::test_what_only_the_owner_can_do_goes_by_message_as_it_is",
         ),
     ),
     Mutant(
@@ -142,16 +142,16 @@ MUTANTS = (
         "(self._waiting if ticket.applied else self._back).append(part.shard)",
         "self._back.append(part.shard)",
         (
-            "tests/cluster/caller/test_near.py::test_what_was_accepted_is_not_sent_again",
+            "tests/cluster/caller/test_local.py::test_what_was_accepted_is_not_sent_again",
         ),
     ),
     Mutant(
         "step-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.near:NearRoute.is_live",
+        "daskps.cluster.caller.local:LocalRoute.is_live",
         "if not all(serving.is_live() for serving in self._mapped):",
         "if not self._mapped:",
         (
-            "tests/cluster/caller/test_near.py::test_no_step_goes_to_the_memory_of_a_worker_that_is_gone",
+            "tests/cluster/caller/test_local.py::test_no_step_goes_to_the_memory_of_a_worker_that_is_gone",
         ),
     ),
     Mutant(
@@ -176,7 +176,7 @@ MUTANTS = (
         "self.clock, self.sequence = min(places)",
         "self.clock, self.sequence = max(places)",
         (
-            "tests/cluster/wire/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
+            "tests/cluster/protocol/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
         ),
     ),
     Mutant(
@@ -185,7 +185,7 @@ MUTANTS = (
         "self.sequence = max(sequence for _, sequence in places)",
         "pass",
         (
-            "tests/cluster/wire/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
+            "tests/cluster/protocol/test_saying.py::test_who_starts_again_goes_on_where_the_last_shard_is",
         ),
     ),
     Mutant(
@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "charged-worker-maps-what-is-anothers",
-        "daskps.cluster.caller.ways:Ways._mapped_of",
+        "daskps.cluster.caller.carriers:Carriers._mapped_of",
         "if worker not in self._mapped and not accounting.may_map():",
         "if worker is None:",
         (

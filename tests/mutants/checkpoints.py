@@ -20,10 +20,10 @@ MUTANTS = (
     ),
     Mutant(
         "hashes-at-the-end-of-a-range",
-        "daskps.checkpoint.plan:rows_near",
+        "daskps.checkpoint.plan:rows_local",
         'last = int(np.searchsorted(edges, np.uint64(high - 1), "right"))',
         'last = int(np.searchsorted(edges, np.uint64(high - 1), "right")) - 1',
-        (f"{_PLAN}::test_rows_of_any_ids_come_back_in_any_cut",),
+        (f"{_PLAN}::test_unbounded_rows_come_back_in_any_cut",),
     ),
     Mutant(
         "names-that-differ-in-case",

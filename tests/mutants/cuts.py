@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "cut-waits-for-what-was-given-up",
         "daskps.shards.cuts.cut:Cut.holds",
-        "self.settle(owner, step.floor)",
+        "self.acknowledge(owner, step.floor)",
         "pass",
         (
             "tests/shards/cuts/test_cut.py::test_push_given_up_during_the_cut_is_not_waited_for",
@@ -92,7 +92,7 @@ MUTANTS = (
         "if gate in (CLOSED, RELEASED) or segment.header[GENERATION] != generation:",
         "if gate == CLOSED or segment.header[GENERATION] != generation:",
         (
-            "tests/cluster/host/test_leaving.py"
+            "tests/cluster/host/test_departure.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "floor-that-only-the-owner-knows",
-        "daskps.shards.cuts.floors:Floors.raise_floor",
+        "daskps.shards.cuts.in_flight:InFlight.raise_floor",
         "self._segment.amend(RECORD, ((at, floor),))",
         "pass",
         ("tests/shards/cuts/test_cut.py::test_heir_knows_what_was_given_up",),

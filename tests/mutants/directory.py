@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "addresses-are-taken-for-memory",
         "daskps.cluster.directory.candidates:Candidates.__init__",
-        "self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}",
-        "self._asked = {row[0]: _Asked(int(row[2])) for row in entry.segments}",
+        "self._asked = {row[0]: _Poll(entry.sizes[row[0]]) for row in entry.segments}",
+        "self._asked = {row[0]: _Poll(int(row[2])) for row in entry.segments}",
         (
             "tests/cluster/directory/test_departures.py::test_no_room_keeps_a_shard_away",
         ),
@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "absent-on-another-machine",
-        "daskps.cluster.directory.candidates:_Asked.hear",
+        "daskps.cluster.directory.candidates:_Poll.hear",
         "sight = Sight.UNKNOWN",
         "sight = Sight.ABSENT",
         (
@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "silent-adopter-is-not-asked-first",
-        "daskps.cluster.directory.candidates:_Asked.turn",
+        "daskps.cluster.directory.candidates:_Poll.turn",
         "return (1, 0, 2)[min(self.silent[worker], 2)]",
         "return (0, 1, 2)[min(self.silent[worker], 2)]",
         (
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-that-lost-two-answers-is-not-asked-again",
-        "daskps.cluster.directory.candidates:_Asked.ask_the_silent",
+        "daskps.cluster.directory.candidates:_Poll.ask_the_silent",
         "self.silent[worker] = 1",
         "pass",
         (
@@ -89,7 +89,7 @@ MUTANTS = (
         "return {row[0] for row in self.mailboxes_at}.issuperset(shards)",
         "return True",
         (
-            "tests/cluster/runs/test_telling.py::test_rounds_go_on_where_others_have_their_mailboxes",
+            "tests/cluster/runs/test_progress.py::test_rounds_go_on_where_others_have_their_mailboxes",
         ),
     ),
     Mutant(
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "word-of-a-shard-that-was-lost",
-        "daskps.cluster.directory.fencing:Ending._every",
+        "daskps.cluster.directory.fencing:RunEnd._every",
         "return {i: row for i, row in found.items() if i not in entry.lost}",
         "return found",
         (
@@ -139,7 +139,7 @@ MUTANTS = (
         "await asyncio.wait({begun})",
         "pass",
         (
-            "tests/cluster/directory/test_beginning.py"
+            "tests/cluster/directory/test_run_start.py"
             "::test_client_that_leaves_while_its_run_begins_leaves_no_run",
         ),
     ),
@@ -149,7 +149,7 @@ MUTANTS = (
         'if not self._hosts.has_client(who["client"]):',
         'if not who["client"]:',
         (
-            "tests/cluster/directory/test_beginning.py::test_client_that_leaves_between_two_tries_leaves_no_run",
+            "tests/cluster/directory/test_run_start.py::test_client_that_leaves_between_two_tries_leaves_no_run",
         ),
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = (
         "if len(rows.keys() | run.finished) < run.size:",
         "if len(rows.keys() | run.finished) < run.size - 1:",
         (
-            "tests/cluster/runs/test_telling.py::test_an_epoch_is_told_when_all_live_trainers_have_ended_it",
+            "tests/cluster/runs/test_progress.py::test_an_epoch_is_told_when_all_live_trainers_have_ended_it",
         ),
     ),
     Mutant(
@@ -176,7 +176,7 @@ MUTANTS = (
         "return [e.uid for e in self.stores.values() if e.without_owner]",
         "return [e.uid for e in self.stores.values() if e.away]",
         (
-            "tests/cluster/host/test_leaving.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
+            "tests/cluster/host/test_departure.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
         ),
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "name-that-is-taken",
-        "daskps.cluster.directory.stores:Stores._check_free",
+        "daskps.cluster.directory.store_registry:Stores._check_free",
         "if name in self._names and not overwrite:",
         "if name in self._names and overwrite:",
         ("tests/cluster/caller/test_input.py::test_taken_name",),
@@ -215,7 +215,7 @@ MUTANTS = (
         "return [rank for rank in range(self.size) if rank not in self.finished]",
         "return [*range(self.size)]",
         (
-            "tests/cluster/runs/test_telling.py::test_slowest_is_the_live_trainer_furthest_behind",
+            "tests/cluster/runs/test_progress.py::test_slowest_is_the_live_trainer_furthest_behind",
         ),
     ),
     Mutant(

@@ -121,7 +121,7 @@ MUTANTS = (
         "kept = {n: of for n, of in entry.receipts.items() if n >= since}",
         "kept = {n: of for n, of in entry.receipts.items() if n > since}",
         (
-            "tests/cluster/runs/test_telling.py"
+            "tests/cluster/runs/test_progress.py"
             "::test_receipts_are_kept_until_the_client_has_entered_them",
         ),
     ),
@@ -131,7 +131,7 @@ MUTANTS = (
         "return bool(self.mailboxes)",
         "return False",
         (
-            "tests/cluster/runs/test_telling.py"
+            "tests/cluster/runs/test_progress.py"
             "::test_rounds_go_on_where_others_have_their_mailboxes",
         ),
     ),
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-were-not-asked-for-take-memory",
-        "daskps.cluster.host.partial_sums:SumsAsked.sizes",
+        "daskps.cluster.host.partial_sums:SumsRequest.sizes",
         "if nbytes > self.row_nbytes:",
         "if nbytes < 0:",
         (

@@ -13,7 +13,7 @@ MUTANTS = (
         "if block is not None and segment.words[GENERATION] == shard.generation:",
         "if block is not None:",
         (
-            "tests/cluster/host/test_leaving.py::test_a_shard_that_has_another_owner_is_left_alone",
+            "tests/cluster/host/test_departure.py::test_a_shard_that_has_another_owner_is_left_alone",
         ),
     ),
     Mutant(
@@ -22,7 +22,7 @@ MUTANTS = (
         "if self._released is not None:",
         "if self._released is None and self.shard is None:",
         (
-            "tests/cluster/host/test_leaving.py"
+            "tests/cluster/host/test_departure.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
@@ -32,7 +32,7 @@ MUTANTS = (
         "set_gate(segment, RELEASED)",
         "pass",
         (
-            "tests/cluster/host/test_leaving.py"
+            "tests/cluster/host/test_departure.py"
             "::test_a_released_shard_serves_nobody_until_it_is_adopted",
         ),
     ),
@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "adopted-shard-keeps-its-generation",
-        "daskps.cluster.host.adoption:_Taker.take",
+        "daskps.cluster.host.adoption:_Adopter.take",
         "segment.words[GENERATION] = generation",
         "pass",
         (
@@ -65,16 +65,16 @@ MUTANTS = (
     ),
     Mutant(
         "heir-keeps-what-it-could-not-take",
-        "daskps.cluster.host.adoption:_Taker.take",
+        "daskps.cluster.host.adoption:_Adopter.take",
         "set_gate(segment, RELEASED)",
         "pass",
         (
-            "tests/cluster/host/test_leaving.py::test_a_shard_that_could_not_be_taken_over_is_released",
+            "tests/cluster/host/test_departure.py::test_a_shard_that_could_not_be_taken_over_is_released",
         ),
     ),
     Mutant(
         "freed-shard-is-adopted",
-        "daskps.cluster.host.adoption:_Taker.take",
+        "daskps.cluster.host.adoption:_Adopter.take",
         "if gate_of(segment) == CLOSED:",
         "if gate_of(segment) > RELEASED:",
         (
@@ -96,7 +96,7 @@ MUTANTS = (
         "if hosted.is_shared and (wanted is None or store in wanted):",
         "if hosted.is_shared:",
         (
-            "tests/cluster/host/test_leaving.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
+            "tests/cluster/host/test_departure.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
         ),
     ),
     Mutant(

@@ -235,16 +235,16 @@ MUTANTS = (
         "if step.check and not fused:",
         "if step.check and fused:",
         (
-            "tests/shards/test_looks.py::test_a_bad_gradient_changes_nothing[past the caches-0-v-Adam-False]",
+            "tests/shards/test_finite_checks.py::test_a_bad_gradient_changes_nothing[past the caches-0-v-Adam-False]",
         ),
     ),
     Mutant(
         "a-bad-push-takes-others-along",
         "daskps.shards.pushes:Pushes._planned",
-        "fused = may and alone and looks(segment, step.items)",
-        "fused = may and looks(segment, step.items)",
+        "fused = may and alone and checks(segment, step.items)",
+        "fused = may and checks(segment, step.items)",
         (
-            "tests/shards/test_looks.py::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused[past the caches-queued0]",
+            "tests/shards/test_finite_checks.py::test_of_pushes_in_one_pass_the_bad_ones_alone_are_refused[past the caches-queued0]",
         ),
     ),
     Mutant(

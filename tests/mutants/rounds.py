@@ -283,7 +283,7 @@ MUTANTS = (
         "if entry.ranks.get(rank) != worker or not self._hosts.has_worker(worker):",
         "if not self._hosts.has_worker(worker):",
         (
-            "tests/cluster/directory/test_beginning.py"
+            "tests/cluster/directory/test_run_start.py"
             "::test_trainer_that_was_replaced_does_not_end_its_rank",
         ),
     ),
@@ -293,7 +293,7 @@ MUTANTS = (
         "if worker and not self._hosts.has_worker(worker):",
         "if False:",
         (
-            "tests/cluster/directory/test_beginning.py"
+            "tests/cluster/directory/test_run_start.py"
             "::test_trainer_of_a_worker_that_has_left_ends_no_run",
         ),
     ),

@@ -6,19 +6,19 @@ from tests.mutants.mutant import Mutant
 
 _ROUNDS = "tests/shards/rounds/test_row_rounds.py"
 _LOG = "tests/kernels/test_row_log.py"
-_ANY = "tests/shards/test_any_rows.py"
+_ANY = "tests/shards/test_unbounded_rows.py"
 _FEED = "tests/shards/memory/test_feed.py"
 _POLICY = "tests/shards/test_row_policy.py"
 _CHANGED = "tests/shards/test_row_changes.py"
 _CHANGES = "tests/cluster/test_changes.py"
-_ANY_CRASHES = "tests/shards/test_any_row_crashes.py"
+_ANY_CRASHES = "tests/shards/test_unbounded_row_crashes.py"
 _READS = "tests/cluster/caller/test_row_reads.py"
 _ROWS, _CRASHES = "tests/shards/test_rows.py", "tests/shards/test_row_crashes.py"
 
 MUTANTS = (
     Mutant(
         "rows-found-before-a-change",
-        "daskps.shards.arrays.any_rows:AnyRows.find_again",
+        "daskps.shards.arrays.unbounded_rows:UnboundedRows.find_again",
         "and looked.sequence == sequence",
         "",
         (f"{_READS}::test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are",),
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "changes-without-rows-whose-time-is-over",
         "daskps.shards.row_changes:_changed",
-        "return np.union1d(ids, any_rows.keys[: any_rows.end][is_over])",
+        "return np.union1d(ids, unbounded.keys[: unbounded.end][is_over])",
         "return ids",
         (f"{_CHANGED}::test_rows_whose_time_is_over_are_told[policy0]",),
     ),
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     Mutant(
         "what-was-begun-is-not-gone-on-with",
-        "daskps.shards.memory.undo:settle",
+        "daskps.shards.memory.undo:recover",
         "if word >> _KIND_BITS == flip + 1:",
         "if word >> _KIND_BITS == flip + 2:",
         (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "end-of-a-run-before-its-beginning-is-settled",
         "daskps.shards.run_state:ShardRun.end",
-        "settle(self._segment)",
+        "recover(self._segment)",
         "pass",
         (f"{_CRASHES}::test_the_end_of_a_run_does_not_come_before_its_beginning",),
     ),
@@ -204,13 +204,13 @@ MUTANTS = (
     Mutant(
         "rows-that-were-refused-stay",
         "daskps.shards.pushes:Pushes._commit",
-        "settle(self._segment)",
+        "recover(self._segment)",
         "pass",
         (f"{_ROWS}::test_rows_that_are_not_finite_change_nothing",),
     ),
     Mutant(
         "slots-that-an-add-leaves-alone-are-not-in-the-log",
-        "daskps.shards.arrays.rows:RowUpdate.apply",
+        "daskps.shards.arrays.row_operations:RowUpdate.apply",
         "gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)",
         "pass",
         (f"{_ROWS}::test_slots_come_back_with_rows_whatever_has_changed_these",),
@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-a-writer-is-at-are-as-they-are",
-        "daskps.shards.memory.tables:TableMemory.put_back",
+        "daskps.shards.memory.table_memory:TableMemory.put_back",
         "if flip_of(word) > flip and (n := entries_of(word)):",
         "if flip_of(word) > flip + 1 and (n := entries_of(word)):",
         (f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",),
@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-were-taken-back-are-in-the-log",
-        "daskps.shards.memory.undo:settle",
+        "daskps.shards.memory.undo:recover",
         "further = 4 if sequence & UNTOLD == UNTOLD else 0",
         "further = 0",
         (f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",),
@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "rows-that-are-not-finite-stay-without-a-ticket",
         "daskps.shards.pushes:Pushes._commit",
-        "settle(self._segment)",
+        "recover(self._segment)",
         "pass",
         (
             "tests/shards/test_row_steps.py"
@@ -321,14 +321,14 @@ MUTANTS = (
         "daskps.shards.arrays.row_planning:each_once",
         "numbers = numbers[found.last()]",
         "numbers = numbers[: len(found.ids)]",
-        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict",),
+        (f"{_ANY}::test_unbounded_rows_are_those_of_a_plain_dict",),
     ),
     Mutant(
         "rows-of-any-ids-that-repeat",
         "daskps.shards.arrays.row_planning:_are_distinct",
         "return are_distinct(numbers, 0, end, cache_dir=cache_dir)",
         "return True",
-        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict",),
+        (f"{_ANY}::test_unbounded_rows_are_those_of_a_plain_dict",),
     ),
     Mutant(
         "rows-changed-in-blocks-do-not-count-in-the-log",
@@ -353,17 +353,17 @@ MUTANTS = (
     ),
     Mutant(
         "words-of-ids-are-not-rolled-back",
-        "daskps.shards.memory.tables:TableMemory.roll_back",
-        "self.any_rows.roll_back()",
+        "daskps.shards.memory.table_memory:TableMemory.roll_back",
+        "self.unbounded.roll_back()",
         "pass",
         (f"{_ANY_CRASHES}::test_killed_after_any_store[more rows]",),
     ),
     Mutant(
         "a-row-that-nobody-had-begins-with-zeros",
-        "daskps.shards.arrays.any_rows:AnyRows._fill",
+        "daskps.shards.arrays.unbounded_rows:UnboundedRows._fill",
         "slot[rows] = value",
         "pass",
-        (f"{_ANY}::test_rows_of_any_ids_are_those_of_a_plain_dict[1]",),
+        (f"{_ANY}::test_unbounded_rows_are_those_of_a_plain_dict[1]",),
     ),
     Mutant(
         "second-push-takes-what-was-found-before-the-first",
@@ -397,7 +397,7 @@ MUTANTS = (
     ),
     Mutant(
         "who-was-too-late-goes-on-with-its-row",
-        "daskps.shards.arrays.any_rows:AnyRows._insert",
+        "daskps.shards.arrays.unbounded_rows:UnboundedRows._insert",
         "log = self._forget_old(ids[rows < 0], log)",
         "pass",
         (

@@ -99,12 +99,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "words-that-a-lane-brings-are-not-looked-at",
-        "daskps.cluster.host.lane_forms:HostForm._left",
-        "check_words(parts, form.codec, layout)",
+        "words-that-a-socket-brings-are-not-looked-at",
+        "daskps.cluster.host.host_template:HostTemplate._left",
+        "check_words(parts, template.codec, layout)",
         "assert parts",
         (
-            "tests/cluster/lane/test_row_forms.py"
+            "tests/cluster/sockets/test_row_templates.py"
             "::test_a_host_refuses_words_that_do_not_fit",
         ),
     ),

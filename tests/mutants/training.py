@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "loss-is-not-over-rows",
-        "daskps.training.ending:EarlyEnd.entry",
+        "daskps.training.early_end:EarlyEnd.entry",
         "loss=sum(losses) / rows if losses and rows else None,",
         "loss=sum(losses) / len(losses) if losses and rows else None,",
         ("tests/training/test_train.py::test_history",),
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "half-of-a-damaged-checkpoint-is-loaded",
-        "daskps.cluster.caller.recovering:_verified",
+        "daskps.cluster.caller.recovery:_verified",
         "raise error",
         "pass",
         (

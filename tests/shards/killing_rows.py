@@ -1,8 +1,8 @@
 """Processes that are killed at moments of chance while they push rows, by the real loops.
 
-``python -m tests.shards.killing_rows FOLDER N SEED`` forks N children, one after the other,
-each of which pushes without a pause, kills each after a while, and looks at what it has
-left. It prints what it found.
+``python -m tests.shards.killing_rows FOLDER N SEED`` forks N children, one after the
+other, each of which pushes without a pause, kills each after a while, and looks at what
+it has left. It prints what it found.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from daskps import optim
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.shards.memory import feed
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
 from tests.invariants import validate
@@ -38,10 +38,10 @@ LAYOUT = Layout.build(
     {
         "emb": (N, DIM, "float32"),
         "num": (N, 4, "int64"),
-        "any": (0, 2, "float32", AnyIds(constant(3.0), 5, 40_000)),
+        "any": (0, 2, "float32", UnboundedIds(constant(3.0), 5, 40_000)),
     },
 )
-#: Of a table of any ids: how many a push names, and after how many pushes others come.
+#: Of an unbounded table: how many a push names, and after how many pushes others come.
 K_ANY, CYCLE = 60, 8
 #: So many different pushes, in turn. SGD at a rate of 1 takes ones away, exactly.
 MANY = 16
@@ -58,7 +58,7 @@ def push(shard: Shard, n: int) -> None:
     items = [Item(0, 0, ONES, ids)]
     if kind == ADD:
         items.append(Item(1, 0, INTEGERS, ids))
-        items.append(Item(2, 0, ONES[: 2 * K_ANY], any_ids(n)))
+        items.append(Item(2, 0, ONES[: 2 * K_ANY], unbounded(n)))
     ticket = Ticket(Step(kind, items, producer=1, sequence=n))
     shard.submit([ticket])
     if isinstance(ticket.outcome, Exception):
@@ -77,8 +77,8 @@ def expected(n: int) -> tuple[Any, Any]:
     return emb, num
 
 
-def any_ids(n: int) -> Any:
-    """Which of any ids a push names: others every few pushes, some of them again."""
+def unbounded(n: int) -> Any:
+    """Which unbounded ids a push names: others every few pushes, some of them again."""
     return (IDS[n % MANY][:K_ANY] - N // 2) * 7919 + n // CYCLE
 
 
@@ -92,12 +92,12 @@ def is_right(shard: Shard, n: int) -> bool:
 
 
 def has_any(shard: Shard, n: int) -> bool:
-    """Whether the table of any ids has the rows of that many pushes, and no others."""
-    named = [any_ids(i) for i in range(0, n, 2)] or [np.empty(0, np.int64)]
+    """Whether the unbounded table has the rows of that many pushes, and no others."""
+    named = [unbounded(i) for i in range(0, n, 2)] or [np.empty(0, np.int64)]
     wanted, times = np.unique(np.concatenate(named), return_counts=True)
     table = shard.segment.tables[2]
-    assert table.any_rows is not None
-    ids, rows = table.any_rows.index.ids()
+    assert table.unbounded is not None
+    ids, rows = table.unbounded.index.ids()
     return np.array_equal(ids, wanted) and bool(
         (table.rows[rows] == 3 + times[:, None]).all()
     )
@@ -116,7 +116,7 @@ def tells(shard: Shard, since: int) -> bool:
     named = [
         [IDS[i % MANY] for i in after],
         [IDS[i % MANY] for i in after if i % 2 == 0],
-        [any_ids(i) for i in after if i % 2 == 0],
+        [unbounded(i) for i in after if i % 2 == 0],
     ]
     told = [table.feed.read(record, since, 0) for table in shard.segment.tables]
     return all(
@@ -162,7 +162,7 @@ def main() -> None:
         version = shard.segment.current.plain[VERSION]
         found["half-way"] += shard.segment.header[ROWS_SEQUENCE] & 1
         found["torn before"] += not is_right(shard, version)
-        settle(shard.segment)
+        recover(shard.segment)
         validate(shard)
         right = (
             is_right(shard, version) and shard.segment.current.steps[0] == version // 2

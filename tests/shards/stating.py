@@ -25,7 +25,7 @@ from daskps.layout.spans import (
 )
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.frozen import BegunCopy, FrozenShard
-from daskps.shards.installing import Counted, Installation
+from daskps.shards.installation import Counted, Installation
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 
@@ -68,14 +68,14 @@ def spans_of(segment: Segment, copy: FrozenShard) -> Iterator[tuple[Any, Span]]:
         widths = {ROWS: table.dim}
         for j, slot in enumerate(memory.slots):
             widths[slot_area(j)] = slot.shape[1]
-        if memory.any_rows is not None:
+        if memory.unbounded is not None:
             (n, k), widths[IDS] = next(sizes), 1
-            if memory.any_rows.is_stamped:
+            if memory.unbounded.is_stamped:
                 widths[TOUCHED] = 1
             yield (table.name, CANDIDATES), Span(CANDIDATES, at, 0, k)
             yield (table.name, COUNTS), Span(COUNTS, at, 0, k)
         for area, wide in widths.items():
-            if n or memory.any_rows is not None:
+            if n or memory.unbounded is not None:
                 yield (table.name, area), Span(area, at, 0, n * wide)
 
 

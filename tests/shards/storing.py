@@ -1,8 +1,8 @@
 """What a segment holds after every single store of a publication that changes rows.
 
 Where the process was killed after that store, that is what others find. The loops over
-rows are written here once more, one element at a time: the order of their stores is what
-is looked at, and all else is the code itself.
+rows are written here once more, one element at a time: the order of their stores is
+what is looked at, and all else is the code itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.shards.arrays.rows import RowBuffers, RowUpdate, entries_of, undo_word
+from daskps.shards.arrays.row_operations import (
+    RowBuffers,
+    RowUpdate,
+    entries_of,
+    undo_word,
+)
 from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import Record
 from daskps.shards.memory.segment import Segment

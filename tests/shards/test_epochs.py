@@ -7,7 +7,7 @@ import pytest
 from daskps.consistency import ASP, BSP, SSP
 from daskps.epochs import Epochs
 from daskps.errors import ConsistencyError
-from daskps.shards.installing import Counted
+from daskps.shards.installation import Counted
 from daskps.shards.memory.segment import Segment
 from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard

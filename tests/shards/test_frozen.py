@@ -1,4 +1,4 @@
-"""The copy that a cut makes of a shard with tables of any ids."""
+"""The copy that a cut makes of a shard with unbounded tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daskps.shards.frozen import BegunCopy
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD
-from tests.shards.any_rowing import EMB, NUM, layout_of, made, send, step
+from tests.shards.unbounded_rowing import EMB, NUM, layout_of, made, send, step
 
 LAYOUT = layout_of(2)
 

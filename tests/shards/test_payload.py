@@ -15,7 +15,7 @@ ROOT = Path(daskps.__file__).parent
 FUNCTIONS = {"copyto", "add", "isfinite"}
 METHODS = {"copy", "fill", "tobytes"}
 #: Where they are at home.
-HOMES = ("shards/arrays/", "cluster/wire/")
+HOMES = ("shards/arrays/", "cluster/protocol/")
 #: Everything else that has one, and why.
 ALLOWED = {
     # Host memory: what a caller gave or gets, never a segment's.
@@ -23,9 +23,9 @@ ALLOWED = {
     "cluster/caller/row_reads.py": "the same",
     "cluster/caller/allreduce.py": "what trainers combined, kept for others of them",
     "cluster/caller/client.py": "prepared reads are filled",
-    "cluster/caller/lane_rows.py": "ids and values of the caller, as bytes",
-    "cluster/caller/lane_row_frames.py": "how many ids and words there are, as bytes",
-    "cluster/caller/far.py": "what a message brought goes to the caller's arrays",
+    "cluster/caller/socket_rows.py": "ids and values of the caller, as bytes",
+    "cluster/caller/socket_row_frames.py": "how many ids and words there are, as bytes",
+    "cluster/caller/remote.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/row_routes.py": "the caller's rows, kept a while, and its ids, to compare",
     "cluster/caller/session.py": "prepared reads are filled",
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
@@ -37,8 +37,8 @@ ALLOWED = {
     "cluster/host/partial_sums.py": "rows of them",
     "cluster/runs/graph/tasks.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
-    "cluster/caller/lane_form.py": "versions that are waited for, as bytes",
-    "cluster/lane/tail.py": "the last bytes of an answer",
+    "cluster/caller/call_template.py": "versions that are waited for, as bytes",
+    "cluster/sockets/tail.py": "the last bytes of an answer",
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.
     "shards/rounds/arena.py": "rows of a round, in the memory of mailboxes",
@@ -48,7 +48,7 @@ ALLOWED = {
     # The segment's own copy.
     "shards/frozen.py": "a copy of a segment",
     # No payload.
-    "shards/installing.py": "fills the index of rows of any ids",
+    "shards/installation.py": "fills the index of unbounded rows",
     "shards/cuts/cut.py": "rows of a report",
     "cluster/machine/leases.py": "a set of blocks",
 }

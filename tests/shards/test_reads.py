@@ -122,13 +122,13 @@ def held() -> Shard:
     return shard
 
 
-WAYS = [
+CARRIERS = [
     lambda reader, flip, out: reader.read_at(flip, [out]),
     lambda reader, flip, out: reader.holds(flip),
 ]
 
 
-@pytest.mark.parametrize("is_whole", WAYS, ids=["copied", "shown"])
+@pytest.mark.parametrize("is_whole", CARRIERS, ids=["copied", "shown"])
 def test_a_copy_of_a_flip_that_was_taken_back_is_not_whole(held, is_whole):
     """Its writer has died before all of it was there."""
     reader, out = ShardReader(held.segment, PARTS), np.empty(5)
@@ -140,7 +140,7 @@ def test_a_copy_of_a_flip_that_was_taken_back_is_not_whole(held, is_whole):
     assert not is_whole(reader, flip, out)
 
 
-@pytest.mark.parametrize("is_whole", WAYS, ids=["copied", "shown"])
+@pytest.mark.parametrize("is_whole", CARRIERS, ids=["copied", "shown"])
 def test_a_copy_is_whole_until_a_second_publication_begins(held, is_whole):
     held.begin_run(RUN, ASP(), 1)
     reader, out = ShardReader(held.segment, PARTS, RUN, 0), np.empty(5)

@@ -13,11 +13,11 @@ from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.reader import ShardReader
-from daskps.shards.row_changes import NEVER, ChangesAsked, changes, changes_locked
+from daskps.shards.row_changes import NEVER, ChangesRequest, changes, changes_locked
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept
-from tests.shards import any_rowing
+from tests.shards import unbounded_rowing
 
 LAYOUT = Layout.build({"w": ((2,), "float32")}, 1, {"emb": (40, 1, "float32")})
 #: Positions of the array and of the table.
@@ -36,7 +36,7 @@ def pushed(shard: Shard, position: int, ids: Any = ()) -> None:
 def shard() -> Shard:
     """A shard that somebody follows, and two pushes, to rows 3 and 1, and 2."""
     made = Shard(Segment(LAYOUT, 0, {}, durable=True), {}, cache_dir=kept())
-    said = changes_locked(made.segment, ChangesAsked(EMB, NEVER, 100))
+    said = changes_locked(made.segment, ChangesRequest(EMB, NEVER, 100))
     assert (said.version, said.complete) == (0, False)
     assert said.ids is not None
     assert said.ids.tolist() == [*range(40)]
@@ -48,18 +48,20 @@ def shard() -> Shard:
 def test_ids_rows_and_version_are_of_one_state(shard):
     each: list[Any] = [changes, changes_locked]
     for asked in each:
-        said = asked(shard.segment, ChangesAsked(EMB, 0, 100))
+        said = asked(shard.segment, ChangesRequest(EMB, 0, 100))
         assert (said.version, said.complete, said.found) == (2, True, None)
         assert (said.ids.tolist(), said.rows.tolist()) == ([1, 2, 3], [1, 1, 1])
-        said = asked(shard.segment, ChangesAsked(EMB, 1, 100))
+        said = asked(shard.segment, ChangesRequest(EMB, 1, 100))
         assert said.ids.tolist() == [2]
-        assert asked(shard.segment, ChangesAsked(EMB, 0, 100, by=1)).ids.tolist() == []
+        assert (
+            asked(shard.segment, ChangesRequest(EMB, 0, 100, by=1)).ids.tolist() == []
+        )
 
 
 @pytest.mark.parametrize("position", [W, EMB])
 def test_a_look_that_an_update_runs_into_finds_nothing(shard, monkeypatch, position):
     """Before its rows are copied, and after that."""
-    copy, wanted = ShardReader.read_at, ChangesAsked(EMB, 0, 100)
+    copy, wanted = ShardReader.read_at, ChangesRequest(EMB, 0, 100)
 
     def before(*args: Any) -> bool:
         pushed(shard, position, [1] if position == EMB else ())
@@ -80,37 +82,42 @@ def test_a_look_that_an_update_runs_into_finds_nothing(shard, monkeypatch, posit
 
 def test_only_the_owner_says_all_and_settles(shard):
     segment = shard.segment
-    assert changes(segment, ChangesAsked(EMB, NEVER, 100)) is None
-    assert changes(segment, ChangesAsked(EMB, 0, 2)) is None
-    said = changes_locked(segment, ChangesAsked(EMB, 0, 2))
+    assert changes(segment, ChangesRequest(EMB, NEVER, 100)) is None
+    assert changes(segment, ChangesRequest(EMB, 0, 2)) is None
+    said = changes_locked(segment, ChangesRequest(EMB, 0, 2))
     assert (said.complete, said.rows) == (True, None)
     assert said.ids is not None
     assert said.ids.tolist() == [1, 2, 3]
-    said = changes_locked(segment, ChangesAsked(EMB, NEVER, 39))
+    said = changes_locked(segment, ChangesRequest(EMB, NEVER, 39))
     assert said == (2, False, None, None, None)
     # A writer that died has left the sequence odd.
     segment.header[ROWS_SEQUENCE] += 1
-    assert changes(segment, ChangesAsked(EMB, 0, 100)) is None
-    assert changes_locked(segment, ChangesAsked(EMB, 0, 100)).complete
+    assert changes(segment, ChangesRequest(EMB, 0, 100)) is None
+    assert changes_locked(segment, ChangesRequest(EMB, 0, 100)).complete
     with pytest.raises(ProtocolError, match="which is no table"):
-        changes_locked(segment, ChangesAsked(W, 0, 100))
+        changes_locked(segment, ChangesRequest(W, 0, 100))
 
 
 @pytest.mark.parametrize("policy", [{"ttl": 3}, {"ttl": 5, "max_rows": 40}])
 def test_rows_whose_time_is_over_are_told(policy):
     """Though no push names them; also those that had to make room."""
-    rng, made_of = np.random.default_rng(2), any_rowing.layout_of(room=200, **policy)
-    shard = any_rowing.made(made_of)
+    rng, made_of = (
+        np.random.default_rng(2),
+        unbounded_rowing.layout_of(room=200, **policy),
+    )
+    shard = unbounded_rowing.made(made_of)
     n, ids = len(shard.segment.pieces), np.arange(90)
     copy, since = dict[int, Any](), NEVER
     for sequence in range(60):
         few = rng.permutation(ids)[: rng.integers(0, 6)].tolist()
         kind = REMOVE if rng.random() < 0.2 else ADD
-        named = {any_rowing.EMB: [(i, 1) for i in few]}
-        any_rowing.send(shard, any_rowing.step(shard, kind, named, sequence))
+        named = {unbounded_rowing.EMB: [(i, 1) for i in few]}
+        unbounded_rowing.send(
+            shard, unbounded_rowing.step(shard, kind, named, sequence)
+        )
         if rng.random() < 0.5:
             continue
-        said = changes_locked(shard.segment, ChangesAsked(n, since, 1000))
+        said = changes_locked(shard.segment, ChangesRequest(n, since, 1000))
         assert said.complete == (since != NEVER)
         assert said.ids is not None
         assert said.rows is not None
@@ -121,19 +128,19 @@ def test_rows_whose_time_is_over_are_told(policy):
             if found:
                 copy[i] = row.tolist()
         since = said.version
-        assert copy == any_rowing.read(shard, any_rowing.EMB, ids.tolist())
+        assert copy == unbounded_rowing.read(shard, unbounded_rowing.EMB, ids.tolist())
     assert copy
 
 
 def test_rows_that_are_there_again_after_a_withdrawal_are_told():
     """A round was the push that was one too many for them."""
-    shard = any_rowing.made(any_rowing.layout_of(ttl=2))
-    asked = ChangesAsked(len(shard.segment.pieces), NEVER, 100)
+    shard = unbounded_rowing.made(unbounded_rowing.layout_of(ttl=2))
+    asked = ChangesRequest(len(shard.segment.pieces), NEVER, 100)
     changes_locked(shard.segment, asked)
     for sequence, i in enumerate([1, 2, 3]):
-        named = {any_rowing.EMB: [(i, 1)]}
-        any_rowing.send(shard, any_rowing.step(shard, ADD, named, sequence))
-    assert any_rowing.read(shard, any_rowing.EMB, [1]) == {}
+        named = {unbounded_rowing.EMB: [(i, 1)]}
+        unbounded_rowing.send(shard, unbounded_rowing.step(shard, ADD, named, sequence))
+    assert unbounded_rowing.read(shard, unbounded_rowing.EMB, [1]) == {}
     withdrawal = Withdrawal(shard.segment)
     withdrawal.record.plain[VERSION] = 4
     withdrawal.commit()
@@ -145,9 +152,9 @@ def test_rows_that_are_there_again_after_a_withdrawal_are_told():
 def test_who_takes_over_settles_what_a_dead_owner_was_at(shard):
     """Else all who read rows without the lock would have to ask until the next push."""
     shard.segment.header[ROWS_SEQUENCE] += 1
-    assert changes(shard.segment, ChangesAsked(EMB, 0, 100)) is None
+    assert changes(shard.segment, ChangesRequest(EMB, 0, 100)) is None
     shard.take_over()
-    said = changes(shard.segment, ChangesAsked(EMB, 0, 100))
+    said = changes(shard.segment, ChangesRequest(EMB, 0, 100))
     assert said is not None
     assert said.ids is not None
     assert said.ids.tolist() == [1, 2, 3]

@@ -1,7 +1,7 @@
 """A process is killed after any store of a publication of rows: nothing is half done.
 
-The model has every store as a kill point, recovery's own too; real processes are killed at
-moments of chance.
+The model has every store as a kill point, recovery's own too; real processes are killed
+at moments of chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
-from daskps.shards.arrays.rows import undo_word
+from daskps.shards.arrays.row_operations import undo_word
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
 from daskps.shards.memory.segment import Segment
@@ -184,7 +184,7 @@ def recovered_after_any_store(reference, buffer, n, batch):
     """Recovery is killed itself, after each of its stores."""
     segment = at(buffer.copy())
     with watched(segment) as stores:
-        undo.settle(segment)
+        undo.recover(segment)
     for _, left in stores.states:
         check(reference, left, n, batch)
 
@@ -207,7 +207,7 @@ def test_killed_in_a_push_that_is_refused():
         check(reference, buffer.copy(), 1, [1])
 
 
-# -- publications that go forward ---------------------------------------------------------
+# -- publications that go forward ------------------------------------------------------
 
 
 def filling(stores):
@@ -249,14 +249,14 @@ def settled_by(buffer):
     segment = at(buffer.copy())
     with watched(segment) as stores:
         segment.payload = segment.payload._replace(fill=filling(stores))
-        undo.settle(segment)
+        undo.recover(segment)
     return stores.states
 
 
 def went_forward(label, buffer, before, after):
     """Which of two states somebody finds who comes next; then a push works."""
     shard = shard_of(at(buffer.copy()))
-    undo.settle(shard.segment)
+    undo.recover(shard.segment)
     validate(shard)
     state = contents(shard)
     assert state in (before, after)
@@ -340,7 +340,7 @@ def withdrawn(buffer, flip, now, before, rest):
     slots, told = rest
     shard = shard_of(at(buffer.copy()))
     segment = shard.segment
-    undo.settle(segment)
+    undo.recover(segment)
     assert segment.flip in (flip, flip + 1)
     if segment.flip == flip:
         assert tables_as_read(shard, flip) == now
@@ -360,7 +360,7 @@ def withdrawn(buffer, flip, now, before, rest):
     validate(shard)
 
 
-# -- orders of stores that are wrong, which the model must find -------------------------
+# -- orders of stores that are wrong, which the model must find ------------------------
 
 
 def row_before_its_log(update, target, flip, stores):
@@ -422,7 +422,7 @@ def check_all(reference, states, n, batch):
         check(reference, buffer.copy(), n, batch)
 
 
-# -- real processes ---------------------------------------------------------------------
+# -- real processes --------------------------------------------------------------------
 
 
 def test_killed_at_200_random_moments(tmp_path):

@@ -1,4 +1,4 @@
-"""Which rows of any ids there are: candidates, so many rows at most, rows in their time."""
+"""Which unbounded rows there are: candidates, so many rows at most, rows in their time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from daskps.consistency import BSP
 from daskps.kernels import id_hash
 from daskps.layout.buckets import bucket_rows
-from daskps.shards.arrays.any_rows import AnyRows
+from daskps.shards.arrays.unbounded_rows import UnboundedRows
 from daskps.shards.frozen_rows import all_ids
 from daskps.shards.memory import areas
 from daskps.shards.memory.format import VERSION
@@ -19,7 +19,7 @@ from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Step
 from tests.invariants import validate
-from tests.shards.any_rowing import (
+from tests.shards.unbounded_rowing import (
     EMB,
     Model,
     all_rows,
@@ -141,13 +141,13 @@ def test_rows_are_those_of_a_plain_dict_on_any_number_of_shards(policy, n_shards
             assert read(shard, EMB, asked, flip) == there
             validate(shard)
             (table, _), segment = shard.segment.tables, shard.segment
-            assert table.any_rows is not None
+            assert table.unbounded is not None
             slots |= slots_of(shard)
             told += all_ids(segment, len(segment.pieces)).tolist()
-            keys, times = table.any_rows.index.candidates()
+            keys, times = table.unbounded.index.candidates()
             candidates |= dict(zip(keys.tolist(), times.tolist(), strict=True))
             lowest = table.since(segment.current)
-            counts += [*table.any_rows.counts(lowest).values()]
+            counts += [*table.unbounded.counts(lowest).values()]
         model.push(kind, named)
         rows = rows_of(shards)
         assert rows == model.of(EMB)
@@ -233,7 +233,7 @@ def rows_of(shards: list[Shard]) -> dict[int, list[float]]:
 def contents(shard: Any) -> Any:
     """Ids with their rows and states, counts, and candidates with theirs."""
     segment = shard.segment
-    table = segment.tables[0].any_rows
+    table = segment.tables[0].unbounded
     ids, rows = all_rows(segment, len(segment.pieces))
     keys, times = table.index.candidates()
     counted = dict(zip(keys.tolist(), times.tolist(), strict=True))
@@ -245,14 +245,14 @@ def contents(shard: Any) -> Any:
 def test_a_push_says_which_ids_have_lost_their_rows(monkeypatch):
     """Evicted, expired and removed ids, not those that only read as absent."""
     gone: list[list[int]] = []
-    change = AnyRows.change
+    change = UnboundedRows.change
 
     def noted(*args: Any) -> Any:
         update, ids = change(*args)
         gone.append(sorted(ids.tolist()))
         return update, ids
 
-    monkeypatch.setattr(AnyRows, "change", noted)
+    monkeypatch.setattr(UnboundedRows, "change", noted)
     shard = made(layout_of(room=500, ttl=2))
     send(shard, step(shard, ADD, {EMB: [(i, 1) for i in range(9)]}, 0))
     send(shard, step(shard, ADD, {EMB: [(50, 1)]}, 1))

@@ -16,7 +16,7 @@ from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import ROWS, Span, slot_area
-from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION, Record
@@ -360,10 +360,10 @@ def test_what_a_writer_has_changed_is_read_as_it_was(refused):
     assert copy_rows(segment, flip, wanted)
     np.testing.assert_array_equal(wanted[0].out.reshape(4, 3), old[[0, 4, 3, 3]])
     if refused:
-        undo.settle(segment)
+        undo.recover(segment)
     else:
         segment.flip = flip + 1
-        undo.settle(segment)
+        undo.recover(segment)
     for began in (sequence & ~1, sequence):
         now = segment.header[ROWS_SEQUENCE]
         assert undo.is_logged(began, now) == (not refused)
@@ -388,8 +388,8 @@ def test_a_reader_is_told_of_a_writer_that_is_being_taken_back(monkeypatch):
         seen.append(copy_rows(segment, flip, wanted))
 
     really = row_log.restore
-    monkeypatch.setattr("daskps.shards.arrays.rows.restore", read_meanwhile)
-    undo.settle(segment)
+    monkeypatch.setattr("daskps.shards.arrays.row_operations.restore", read_meanwhile)
+    undo.recover(segment)
     assert seen == [False, False]
     assert copy_rows(segment, flip, wanted)
 
@@ -495,7 +495,8 @@ def test_rules_on_rows_are_those_of_torch(adaptive, rng):
     theirs = kind(embedding.parameters(), lr=rule.lr)
     for clock in range(20):
         ids = rng.integers(0, 20, 6)
-        # No sum near zero: SparseAdam does not correct eps for bias, as torch's Adam does.
+        # No sum near zero: SparseAdam does not correct eps for bias, as torch's Adam
+        # does.
         g = rng.uniform(0.5, 1.5, (6, 4)).astype("f4")
         theirs.zero_grad()
         (embedding(torch.from_numpy(ids)) * torch.from_numpy(g)).sum().backward()
@@ -619,5 +620,5 @@ def test_copies_of_spans_have_rows_as_they_are(arrays):
     assert not segment.copy(segment.flip - 1, parts)
     segment.header[ROWS_SEQUENCE] += 1
     assert not segment.copy(segment.flip, parts)
-    undo.settle(segment)
+    undo.recover(segment)
     assert segment.copy(segment.flip, parts)

@@ -22,7 +22,7 @@ from daskps.shards.steps import (
     GRADIENT,
     READ,
     Item,
-    Standing,
+    RunPosition,
     Step,
     Ticket,
 )
@@ -346,7 +346,7 @@ def test_a_round_that_dies_half_way_ends_the_run():
     assert failed(tickets, MemoryError)
     assert weights(shard)[A] == [1, 0, 0, 0, 0]
     # It holds, until all shards end with the same round.
-    assert shard.run_state.find_standing(RUN) == Standing(1, 1, is_stuck=True)
+    assert shard.run_state.find_position(RUN) == RunPosition(1, 1, is_stuck=True)
     assert failed(send(shard, step(0, 1)), MemoryError)
     with pytest.raises(MemoryError):
         shard.finish_rank(RUN, 0)

@@ -127,7 +127,7 @@ class Cut:
     reports: dict[int, ShardReport] = field(default_factory=dict)
     orders: dict[int, Order] | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)
-    excused: set[int] = field(default_factory=set)
+    marked_lost: set[int] = field(default_factory=set)
     #: What each shard that has reached the cut contained then.
     reached: dict[int, Any] = field(default_factory=dict)
 
@@ -418,7 +418,7 @@ class Machine(RuleBasedStateMachine):
                 # its own has not arrived.
                 reported = set(report.rows[:, OWNER].tolist())
                 pushed = {p for p in (1, 2, 3) if self.seen[shard, p]}
-                self.cut.excused |= pushed - reported
+                self.cut.marked_lost |= pushed - reported
 
     @precondition(lambda self: self.cut is not None and len(self.cut.reports) > 1)
     @rule(shard=shards_)
@@ -454,11 +454,11 @@ class Machine(RuleBasedStateMachine):
                 if self.run is not None:
                     self.train_one(-1 - owner, shard, "no")
             elif give_up:
-                cut.excused.add(owner)
-                excuse = cut_requests.excuse_owners(
+                cut.marked_lost.add(owner)
+                mark_lost = cut_requests.mark_owners_lost(
                     self.shards[shard], cut.name, [owner]
                 )
-                self.collect(shard, excuse)
+                self.collect(shard, mark_lost)
             else:
                 step = self.outside(shard, owner, sequence, ADD)
                 self.deliver(shard, step, owner="push")
@@ -495,7 +495,7 @@ class Machine(RuleBasedStateMachine):
         if len(cut.reached) < N_SHARDS:
             return
         (a, ranks_a), (b, ranks_b) = cut.reached.values()
-        for producer in {1, 2, 3} - cut.excused:
+        for producer in {1, 2, 3} - cut.marked_lost:
             # Older ones are no longer told from repeats: nobody waits for them.
             first = max([0, *a[producer], *b[producer]]) - 63
             assert {s for s in a[producer] ^ b[producer] if s >= first} == set()
@@ -686,10 +686,10 @@ class Machine(RuleBasedStateMachine):
         version = max(s.version for s in found)
         version += any(s.rounds != first for s in found)
         for i in order:
-            standing = self.shards[i].run_state.find_standing(run.id)
-            assert standing.rounds == first or standing.has_last
+            position = self.shards[i].run_state.find_position(run.id)
+            assert position.rounds == first or position.has_last
             if inherited:
-                self.interrupted(i, standing.rounds != first)
+                self.interrupted(i, position.rounds != first)
             told = {"rounds": first, "version": version}
             self.collect(i, self.shards[i].end_run(run.id, "fenced", **told))
             assert self.shards[i].end_run(run.id, "fenced", **told) == []
@@ -724,7 +724,7 @@ class Machine(RuleBasedStateMachine):
         assert run is not None
         for i in order:
             self.collect(i, self.shards[i].hold_run(run.id))
-        return [self.shards[i].run_state.find_standing(run.id) for i in order]
+        return [self.shards[i].run_state.find_position(run.id) for i in order]
 
     def interrupted(self, shard: int, goes_back: bool) -> None:
         """A process is killed in the withdrawal, and its successor does it again."""
@@ -856,7 +856,7 @@ class Both(Shard):
     def submit(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         done: list[Ticket] = []
         for ticket in tickets:
-            # Some ordinary steps take the road of those that are not.
+            # Some ordinary steps take the route of those that are not.
             judge_all(self, self.likes.random() < 0.5)
             if self.sits(ticket):
                 done.append(ticket)

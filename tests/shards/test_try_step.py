@@ -265,7 +265,7 @@ def test_pushes_with_and_without_tickets_have_the_same_bits(policy):
         validate(taken)
         assert contents(taken) == contents(asked)
     assert counts(taken) == counts(asked)
-    assert list(taken.floors.touched()) == list(asked.floors.touched())
+    assert list(taken.in_flight.touched()) == list(asked.in_flight.touched())
     assert taken.segment.header[CHANGED_ROW] > 0
 
 

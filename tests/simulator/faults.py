@@ -108,7 +108,7 @@ class Faults:
             self._replace(victim.machine, CHANCE.uniform(0.0, 3.0))
 
     async def crash_at_work(self) -> None:
-        """End a worker when it changes rows of any ids next, half-way."""
+        """End a worker when it changes unbounded rows next, half-way."""
         if (victim := self._doomed("change of rows")) is not None:
             victim.dies_at_work = True
 

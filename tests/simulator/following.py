@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Follower:
-    """A copy of a table of any ids, of one process.
+    """A copy of an unbounded table, of one process.
 
     What the process has pushed itself it is not told, so that nothing is known of what
     its own steps have touched last.

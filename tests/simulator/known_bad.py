@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
-from daskps.cluster.directory.fencing import Ending
+from daskps.cluster.directory.fencing import RunEnd
 from daskps.cluster.host import adoption
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.wire.messages import Answer
+from daskps.cluster.protocol.messages import Answer
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
 from daskps.shards import producers, run_record
 from daskps.shards.cuts.cut import Cut
-from daskps.shards.installing import Counted
+from daskps.shards.installation import Counted
 from daskps.shards.memory.feed import Feed
 from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
 from daskps.shards.pushes import Pushes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.wire.messages import Call
+    from daskps.cluster.protocol.messages import Call
     from daskps.kernels.words_log import WordsLog
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
@@ -87,17 +87,17 @@ def stale_generation_accepted() -> None:
 
 def fence_forgets_a_shard() -> None:
     """End a run on all hosts of its store but that of the first shard."""
-    ask = Ending._ask
+    ask = RunEnd._ask
 
     async def ask_others(
-        ending: Ending, worker: str, method: str, **about: Any
+        run_end: RunEnd, worker: str, method: str, **about: Any
     ) -> Mapping[int, Any]:
-        owners = ending._run.entry.owners
+        owners = run_end._run.entry.owners
         if method != "end_run" or worker != owners[0]:
-            return await ask(ending, worker, method, **about)
+            return await ask(run_end, worker, method, **about)
         return {shard: () for shard, owner in enumerate(owners) if owner == worker}
 
-    put(Ending, _ask=ask_others)
+    put(RunEnd, _ask=ask_others)
 
 
 def cut_holds_nothing() -> None:

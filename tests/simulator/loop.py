@@ -39,7 +39,7 @@ class Process:
         self.is_dead = self.is_stopped = False
         #: Whether its worker closes: what runs in it ends with it.
         self.is_closing = False
-        #: Whether it dies in the next change of rows of any ids.
+        #: Whether it dies in the next change of unbounded rows.
         self.dies_at_work = False
         #: Whether it dies half-way through the next file that it writes.
         self.dies_at_file = False

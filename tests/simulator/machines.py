@@ -1,10 +1,10 @@
 """The machines of simulated processes: memory that they share, in this one.
 
-Names, promises and most of the code are those of :mod:`daskps.cluster.machine.membership`
-and :mod:`daskps.cluster.machine.blocks`; what files and record locks do there is done by
-plain objects here. What a process leaves behind when it dies stays until somebody adopts or
-sweeps it. Memory is that of files without a name: of what grows it is there where somebody
-has taken it, as on a machine.
+Names, promises and most of the code are those of
+:mod:`daskps.cluster.machine.membership` and :mod:`daskps.cluster.machine.blocks`; what
+files and record locks do there is done by plain objects here. What a process leaves
+behind when it dies stays until somebody adopts or sweeps it. Memory is that of files
+without a name: of what grows it is there where somebody has taken it, as on a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.machine.blocks import BLOCK, Block, BlockAddress, allocate
-from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.folder import CarrierClosed
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.mapping import Mapped
 from daskps.cluster.machine.membership import Machine, Membership
@@ -196,13 +196,13 @@ class SimMembers(Membership):
         """Return whatever has that name and size."""
         kept = self._machine.blocks.get(address.name)
         if kept is None or kept.buffer.nbytes != address.nbytes:
-            raise WayClosed(f"{self.path}/{address.name} cannot be attached")
+            raise CarrierClosed(f"{self.path}/{address.name} cannot be attached")
         return SimBlock(address, kept, self._process)
 
     def rename(self, name: str) -> str:
         """Make a block of another owner one of this process."""
         if self.owner not in self._machine.members:
-            raise WayClosed(f"this process is leaving {self.path}")
+            raise CarrierClosed(f"this process is leaving {self.path}")
         new = self.new_name()
         self._machine.blocks[new] = self._machine.blocks.pop(name)
         return new

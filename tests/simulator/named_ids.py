@@ -1,4 +1,4 @@
-"""Rows of any ids that steps of a simulation make, and what must be there of them.
+"""Unbounded rows that steps of a simulation make, and what must be there of them.
 
 Each step has random ids of its own, few or many, and all of them name some common ones;
 each time one is added to a row. So what the shards hold of an array says how often each
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import daskps
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from tests.simulator.delays import CLOSE
 from tests.simulator.ground import CHANCE
 
@@ -34,7 +34,7 @@ _ALL = -1
 
 
 class NamedIds:
-    """Which ids each step names in a table of any ids.
+    """Which ids each step names in an unbounded table.
 
     Parameters
     ----------
@@ -66,7 +66,8 @@ class NamedIds:
         self._order = np.argsort(self.ids)
         #: Which shard has each of them.
         self._shards = np.zeros(len(self.ids), np.int64)
-        #: Steps whose own ids somebody begins to remove, and those of which that is done.
+        #: Steps whose own ids somebody begins to remove, and those of which that is
+        #: done.
         self.removing: set[int] = set()
         self.removed: set[int] = set()
 
@@ -76,7 +77,7 @@ class NamedIds:
 
     def know(self, layout: Layout) -> None:
         """Look at where a store has them."""
-        cut = RowCut.of(layout.table_by_name[ANY], self.ids, self._n_shards)
+        cut = IdSplit.of(layout.table_by_name[ANY], self.ids, self._n_shards)
         for shard in cut.shards():
             at = cut.at_of(shard)
             self._shards[slice(cut.starts[shard], None) if at is None else at] = shard
@@ -110,10 +111,10 @@ class NamedIds:
         """Return what a step pushes or adds."""
         return daskps.RowGrad(self.named(step), self.values(step, number))
 
-    def given(self, table: Table, step: int, number: float) -> RowsGiven:
+    def given(self, table: Table, step: int, number: float) -> RowBatch:
         """Return the same as a trainer sends it."""
-        cut = RowCut.of(table, self.named(step), self._n_shards)
-        return RowsGiven(cut, self.values(step, number).reshape(-1))
+        cut = IdSplit.of(table, self.named(step), self._n_shards)
+        return RowBatch(cut, self.values(step, number).reshape(-1))
 
     def places(self, steps: Collection[int]) -> Array:
         """Return where the ids of some steps and the common ones are among all."""

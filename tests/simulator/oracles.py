@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.wire.messages import Answer, Call
+    from daskps.cluster.protocol.messages import Answer, Call
     from daskps.epochs import Epochs
     from daskps.shards.memory.segment import Segment
     from daskps.shards.shard import Shard

@@ -12,9 +12,9 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import snapshots
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.cluster.caller.shard_map import StoreMap
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from tests.simulator import steps
 from tests.simulator.following import Follower, awaited, opened
 from tests.simulator.ground import CHANCE
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tests.simulator.oracles import Restored, Watch
     from tests.simulator.world import World
 
-#: How many ids a push has for itself: with the large ones rows, index and logs of a shard
-#: get more memory.
+#: How many ids a push has for itself: with the large ones rows, index and logs of a
+#: shard get more memory.
 SIZES = (4, 4, 60, 60, 600)
 DIM = 16
 #: And the last one: it needs more memory whoever has the shards by then.
 LAST_SIZE = 2400
-#: Of how many other pushes the rows are read after one, and the share of pushes whose rows
-#: are removed again.
+#: Of how many other pushes the rows are read after one, and the share of pushes whose
+#: rows are removed again.
 N_READ = 3
 REMOVED_SHARE = 0.2
 #: How often a push is looked for on a worker that has died.
@@ -48,9 +48,9 @@ LOOK_SECONDS = 0.2
 class OneHotPushes:
     """One-hot pushes of several clients to one store, and snapshots of it.
 
-    Each push has an element of its own in every shard, a row of a table, and ids of a table
-    of any ids: whatever is applied once, twice or in part can be seen at the end, whoever
-    did it.
+    Each push has an element of its own in every shard, a row of a table, and ids of a
+    table unbounded: whatever is applied once, twice or in part can be seen at the end,
+    whoever did it.
     """
 
     watch: Watch
@@ -133,13 +133,13 @@ class OneHotPushes:
         except EXPECTED:
             return
 
-    def _given(self, meta: StoreMap, push: int, counts: Any) -> list[RowsGiven]:
+    def _given(self, meta: StoreMap, push: int, counts: Any) -> list[RowBatch]:
         """Return the rows of a push as a worker sends them."""
         ids = np.flatnonzero(counts)
-        table, any_ids = meta.layout.tables
-        cut = RowCut.of(table, ids, self.n_shards)
-        named = self.named.given(any_ids, push, -1.0)
-        return [RowsGiven(cut, np.ones(len(ids))), named]
+        table, unbounded = meta.layout.tables
+        cut = IdSplit.of(table, ids, self.n_shards)
+        named = self.named.given(unbounded, push, -1.0)
+        return [RowBatch(cut, np.ones(len(ids))), named]
 
     async def follow(self, client: Client, own: Sequence[int]) -> None:
         """Keep a copy of a table in a process that makes some of the pushes."""
@@ -247,7 +247,7 @@ class OneHotPushes:
             self.watch.wrong(f"{what} has the epochs {found.epochs} of no run")
 
     def _compare_named(self, what: str, wanted: Any, ids: Any, rows: Any) -> None:
-        """Compare all rows of any ids, and which there are, with what they must be."""
+        """Compare all unbounded rows, and which there are, with what they must be."""
         self.named.compare_ids(what, wanted, ids)
         self.named.compare(what, wanted, self.named.places_of(ids), rows)
 

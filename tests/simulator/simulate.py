@@ -43,7 +43,7 @@ SETTINGS: dict[str, object] = {
     "distributed.worker.memory.terminate": False,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
-    "daskps.ways.process": False,
+    "daskps.carriers.process": False,
     "daskps.correct-memory": False,
 }
 

@@ -11,7 +11,7 @@ from daskps.cluster.caller.producer import producer_of
 from daskps.cluster.caller.routes import GRADIENT, Step
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import ContributionLostError, RunCancelledError
 from daskps.store import targets as targets_of
 from tests.simulator.oracles import SECONDS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.typing import Array
 
 #: How long trainers wait for each other to register.
@@ -85,7 +85,7 @@ class AsyncTrainer(Session):
         self,
         arrays: Mapping[int, Array],
         *,
-        rows: Sequence[RowsGiven] = (),
+        rows: Sequence[RowBatch] = (),
         tick: bool = True,
     ) -> None:
         """Send gradients, and the tick to all; see :meth:`Session.deliver`.
@@ -97,7 +97,7 @@ class AsyncTrainer(Session):
         except RunCancelledError:
             raise
         except BaseException:
-            self.shards.settle(-1 - self.rank, self.sequence, self.run)
+            self.shards.acknowledge(-1 - self.rank, self.sequence, self.run)
             raise
         self.clock += tick
         self._open = not tick
@@ -107,7 +107,7 @@ class AsyncTrainer(Session):
             self._uncommitted.add(arrays)
 
     async def _send_async(
-        self, arrays: Mapping[int, Array], rows: Sequence[RowsGiven], tick: bool
+        self, arrays: Mapping[int, Array], rows: Sequence[RowBatch], tick: bool
     ) -> None:
         try:
             await self._send_once(arrays, rows, tick)
@@ -118,7 +118,7 @@ class AsyncTrainer(Session):
     async def _send_once(
         self,
         arrays: Mapping[int, Array],
-        rows: Sequence[RowsGiven],
+        rows: Sequence[RowBatch],
         tick: bool,
         *,
         whole: bool = False,
@@ -135,13 +135,13 @@ class AsyncTrainer(Session):
 
 
 async def push_from(
-    link: Link, meta: StoreMap, arrays: Mapping[int, Array], rows: Sequence[RowsGiven]
+    link: Link, meta: StoreMap, arrays: Mapping[int, Array], rows: Sequence[RowBatch]
 ) -> None:
     """Push gradients outside runs from a worker, as a handle there does."""
     shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a push")
     request = routes.push(meta, arrays, Step(kind=GRADIENT), rows=rows)
     source = producer_of(link, meta.uid, None)
     await link.within(lambda: source.identify(link), deadline.left(), deadline.what)
-    async with source.turn_async(deadline, shards.settle) as turn:
+    async with source.turn_async(deadline, shards.acknowledge) as turn:
         signed = request.signed(source.id, turn)
         await shards.call_async(signed, deadline)

@@ -15,7 +15,7 @@ from distributed.core import Status
 import daskps
 from daskps import optim
 from daskps.cluster import upstream
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.consistency import ASP, BSP, SSP, encoded, measures_delay
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
@@ -59,9 +59,9 @@ LOOK_SECONDS = 0.2
 class Training:
     """One run whose gradients are one-hot: an element for each shard, rank and clock.
 
-    And a row of a table, which is named twice, and ids of a table of any ids. In rounds an
-    array with a rule of its own, whose slots and steps count, must have the bits that it has
-    without a cluster.
+    And a row of a table, which is named twice, and ids of an unbounded table. In rounds
+    an array with a rule of its own, whose slots and steps count, must have the bits
+    that it has without a cluster.
     """
 
     world: World
@@ -255,13 +255,13 @@ class Training:
         await trainer.deliver_async(some, rows=rows)
         self.acknowledged.add((trainer.rank, clock))
 
-    def _rows(self, layout: Layout, counts: Any, step: int) -> list[RowsGiven]:
-        """Return one row of each shard, in two halves, and rows of any ids."""
+    def _rows(self, layout: Layout, counts: Any, step: int) -> list[RowBatch]:
+        """Return one row of each shard, in two halves, and unbounded rows."""
         ids = np.tile(np.flatnonzero(counts), 2)
-        table, any_ids = layout.tables
-        cut = RowCut.of(table, ids, layout.n_shards)
-        named = self.named.given(any_ids, step, -1.0)
-        return [RowsGiven(cut, np.full(len(ids), 0.5)), named]
+        table, unbounded = layout.tables
+        cut = IdSplit.of(table, ids, layout.n_shards)
+        named = self.named.given(unbounded, step, -1.0)
+        return [RowBatch(cut, np.full(len(ids), 0.5)), named]
 
     # -- what must hold ------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Training:
             self.watch.wrong(f"{where} sees what is not pushed yet: {_first(early)}")
 
     def _compare_named(self, counts: Any, values: Any, where: str) -> Any:
-        """Look at rows of any ids beside what was counted; return what they must read."""
+        """Look at unbounded rows beside what was counted; return what they must read."""
         wanted = self.named.expected(counts.reshape(self.n_shards, -1), ())
         at = np.arange(len(wanted))
         self.named.compare(where, wanted, at, values[ANY])

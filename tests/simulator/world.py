@@ -17,7 +17,7 @@ from daskps.cluster.caller.link import link_of
 from daskps.cluster.host.copy_budget import CopyBudget
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
-from daskps.shards.arrays.any_rows import AnyRows
+from daskps.shards.arrays.unbounded_rows import UnboundedRows
 from daskps.shards.rounds import words
 from tests.simulator import files, network, ordering
 from tests.simulator.ground import CHANCE, aside, put
@@ -91,16 +91,16 @@ def prepare() -> None:
 
 def _die_at_work() -> None:
     """Have processes that are to die at it stop when rows have changed, before the flip."""
-    change = AnyRows.change
+    change = UnboundedRows.change
 
-    def change_or_die(any_rows: AnyRows, *args: Any) -> Any:
-        found, process = change(any_rows, *args), PROCESS.get()
+    def change_or_die(unbounded: UnboundedRows, *args: Any) -> Any:
+        found, process = change(unbounded, *args), PROCESS.get()
         if process is not None and process.dies_at_work:
             network.network().crash(process, 0.0)
             raise network.DeadError
         return found
 
-    put(AnyRows, change=change_or_die)
+    put(UnboundedRows, change=change_or_die)
 
 
 def _lack_room() -> None:

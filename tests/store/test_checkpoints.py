@@ -30,7 +30,7 @@ from daskps.errors import (
     StoreExistsError,
     UnknownParameterError,
 )
-from daskps.store import stores
+from daskps.store import lifecycle
 from tests.checkpoint.disk import Disk
 from tests.inprocess import Hub, cluster
 
@@ -310,7 +310,7 @@ def test_first_rows_may_be_others(tmp_path):
     assert again["t"].pull([5, 6]).tolist() == [[7.0, 8.0], [3.0, 3.0]]
     with pytest.raises(UnknownParameterError, match="'w', which is no table"):
         daskps.restore(tmp_path, init={"w": 3.0})
-    with pytest.raises(LayoutError, match="rows of any ids"):
+    with pytest.raises(LayoutError, match="unbounded rows"):
         daskps.restore(tmp_path, init={"t": lambda shape, dtype, rng: 0})
 
 
@@ -437,7 +437,7 @@ def test_a_large_restore_has_more_time(tmp_path, monkeypatch):
         return await create(link, plan, seconds)
 
     monkeypatch.setattr(creation, "create", noted)
-    monkeypatch.setattr(stores, "SAVED_NBYTES_A_SECOND", 1.0)
+    monkeypatch.setattr(lifecycle, "SAVED_NBYTES_A_SECOND", 1.0)
     daskps.restore(tmp_path)
     daskps.restore(tmp_path, timeout=70)
     assert given == [60 + info.nbytes, 70]
@@ -652,7 +652,8 @@ def test_a_save_may_be_killed_at_every_operation(fallible):
             break
         at += 1
     assert at > 10
-    # In the middle of the manifest, which is then none; or between its name and the end.
+    # In the middle of the manifest, which is then none; or between its name and the
+    # end.
     assert torn == 1
 
 

@@ -1,4 +1,4 @@
-"""What rows of any ids may begin with, and how it travels."""
+"""What unbounded rows may begin with, and how it travels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskps import LayoutError, TableSpec, init, optim
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.limits import MOST_ROW_NBYTES
 from tests.store.test_tables import planned
 
@@ -30,18 +30,18 @@ def shape_of(spec: TableSpec) -> Any:
     ],
 )
 def test_a_number_or_a_distribution_is_sent_as_plain_numbers(given, dtype, first):
-    rows, dim, name, any_ids = shape_of(TableSpec(None, 2, dtype, given))
+    rows, dim, name, unbounded = shape_of(TableSpec(None, 2, dtype, given))
     assert (rows, dim, name) == (0, 2, np.dtype(dtype).name)
-    assert any_ids == AnyIds(first, 0)
-    kind, numbers, *more = any_ids.to_wire()
+    assert unbounded == UnboundedIds(first, 0)
+    kind, numbers, *more = unbounded.to_wire()
     assert {type(n) for n in numbers} <= {int, float}
-    assert AnyIds.from_wire(kind, numbers, *more) == any_ids
+    assert UnboundedIds.from_wire(kind, numbers, *more) == unbounded
 
 
 @pytest.mark.parametrize(
     ("given", "dtype", "error", "said"),
     [
-        (init.fan_in(), "f4", LayoutError, "any ids, which cannot begin with fan_in"),
+        (init.fan_in(), "f4", LayoutError, "unbounded, which cannot begin with fan_in"),
         (init.fan_avg(), "f4", LayoutError, "give a number, daskps.init.normal or"),
         (lambda shape, dtype, rng: 0, "f4", LayoutError, "each process that reads"),
         ("x", "f4", TypeError, "'x' is no initializer"),

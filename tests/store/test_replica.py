@@ -16,7 +16,7 @@ from daskps import TableSpec, optim
 from daskps.errors import PushRejectedError
 from tests import inprocess
 from tests.seams import bound_link
-from tests.support import WAYS, mostly_inside
+from tests.support import CARRIERS, mostly_inside
 
 inside = pytest.mark.parametrize("way", ["inside"], indirect=True)
 
@@ -147,7 +147,7 @@ def test_a_sync_of_which_nothing_is_known_counts_once(applies, elastic, how):
     """One host applied it, the other one has it or has not: it is sent again."""
     params = {"w": np.zeros(4)} | ({"n": np.zeros(4, int)} if elastic else {})
     with (
-        dask.config.set(WAYS["rpc"]),
+        dask.config.set(CARRIERS["rpc"]),
         inprocess.cluster() as made,
         store_of(params) as store,
     ):
@@ -164,7 +164,8 @@ def test_a_sync_of_which_nothing_is_known_counts_once(applies, elastic, how):
         with pytest.raises(TimeoutError):
             failing(timeout=0.2)
         silenced.end()
-        # What was done since goes after it; of another size, or two faults would cancel.
+        # What was done since goes after it; of another size, or two faults would
+        # cancel.
         replica.step({"w": np.full(4, 30.0)})
         if how == "beside":
             replica.sync_async().result()

@@ -14,7 +14,7 @@ import daskps
 from daskps import init, optim
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.store.repr import MOST_ROWS, store_html, store_line
 
 NASTY = "<script>alert('&')</script>"
@@ -86,16 +86,19 @@ def test_html_of_one_shard():
 @pytest.mark.parametrize(
     ("n_parameters", "placed", "line", "cells"),
     [
-        (1, (), "8 B + rows of any ids", ["4 B + rows of any ids"] * 2),
-        (0, (), "rows of any ids", ["rows of any ids"] * 2),
-        (1, ([[1], [1]],), "8 B + rows of any ids", ["4 B", "4 B + rows of any ids"]),
+        (1, (), "8 B + unbounded rows", ["4 B + unbounded rows"] * 2),
+        (0, (), "unbounded rows", ["unbounded rows"] * 2),
+        (1, ([[1], [1]],), "8 B + unbounded rows", ["4 B", "4 B + unbounded rows"]),
     ],
 )
-def test_rows_of_any_ids_are_not_taken_for_none(
+def test_unbounded_rows_are_not_taken_for_none(
     n_parameters: int, placed: Any, line: str, cells: list[str]
 ) -> None:
     found = meta(
-        n_parameters, 2, {"t": (0, 3, "float32", AnyIds(init.normal(), 0))}, placed
+        n_parameters,
+        2,
+        {"t": (0, 3, "float32", UnboundedIds(init.normal(), 0))},
+        placed,
     )
     assert f"1 table, {line}, 2 shards" in store_line("s", found)
     html = store_html("s", found, ())

@@ -9,7 +9,7 @@ import pytest
 
 from daskps import init
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.row_init import initial_rows
 from daskps.store import targets as targets_of
 from tests.cluster.caller.test_row_routes import map_of
@@ -17,7 +17,7 @@ from tests.cluster.caller.test_row_routes import map_of
 DIM, SEED, FIRST = 3, 5, init.uniform(-2, 3)
 TABLES: Any = {
     "t": (50, DIM, "float32"),
-    "any": (0, DIM, "float32", AnyIds(FIRST, SEED)),
+    "any": (0, DIM, "float32", UnboundedIds(FIRST, SEED)),
 }
 
 

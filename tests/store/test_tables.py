@@ -19,7 +19,7 @@ from daskps import (
 )
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.store import intake
 from daskps.store.blueprints import Wanted, blueprint
 
@@ -147,7 +147,7 @@ def test_rows_are_made_ready_in_the_dtype_that_is_computed_in():
     [given] = intake.row_gradients(LAYOUT, RULES, named, weight=0.5, finite=True)
     assert given.data.dtype == "f4"
     assert given.data.tolist() == [0.5] * 6
-    assert given.cut.ids.tolist() == [0, 4]
+    assert given.split.ids.tolist() == [0, 4]
     [[given]] = intake.row_values(LAYOUT, named, "delta", finite=True)
     assert given.data.dtype == "f2"
 
@@ -197,7 +197,7 @@ def test_many_rows_go_in_parts(monkeypatch):
         "seen": RowGrad([1], [[1]]),
     }
     calls = intake.row_values(LAYOUT, named, "delta", finite=True)
-    assert [[g.cut.table.name for g in call] for call in calls] == [
+    assert [[g.split.table.name for g in call] for call in calls] == [
         ["emb", "seen"],
         ["emb"],
         ["emb"],
@@ -216,11 +216,11 @@ def test_many_rows_go_in_parts(monkeypatch):
 def test_a_removal_goes_in_steps_of_one_size(n, steps):
     """However much memory there is: a task that runs again has the same numbers."""
     layout = Layout.build(
-        {}, 3, {"any": (0, 1, "float32", AnyIds(constant(0.0), 5, 99999))}
+        {}, 3, {"any": (0, 1, "float32", UnboundedIds(constant(0.0), 5, 99999))}
     )
     calls = intake.removals(layout, layout.tables[0], np.arange(n))
     assert len(calls) == steps
-    named = [given.cut.ids for [given] in calls]
+    named = [given.split.ids for [given] in calls]
     assert max(map(len, named)) <= 1024
     assert np.sort(np.concatenate(named)).tolist() == [*range(n)]
 

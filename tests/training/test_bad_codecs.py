@@ -125,7 +125,7 @@ AT_SHARD = {
 }
 
 
-@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("way", ["rpc", "socket"], indirect=True)
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
 @pytest.mark.parametrize("what", AT_SHARD)
 def test_what_is_bad_at_one_shard_is_said_of_that_one(
@@ -143,7 +143,7 @@ def test_what_is_bad_at_one_shard_is_said_of_that_one(
         # The end of the run takes back what only one shard has of a round.
         first = 0.0 if sync == "bsp" else -1.0
         assert s.pull()["w"].tolist() == [first] * 9 + [0.0] * 8
-        # Both workers live, and so do their lanes.
+        # Both workers live, and so do their sockets.
         assert set(way.nthreads()) == {here, there}
         s.push({"w": ONES})
         assert s.pull()["w"][16] == -1.0

@@ -25,7 +25,7 @@ from daskps import (
     UnsavedRunError,
     optim,
 )
-from daskps.cluster.caller import recovering, saving
+from daskps.cluster.caller import recovery, saving
 from daskps.cluster.caller.snapshots import drop_cut
 from daskps.training import job, saves
 from daskps.training.saves import history_of
@@ -270,7 +270,7 @@ def test_a_save_of_a_run_that_has_ended_is_given_up(
     way, ends, error, tmp_path, monkeypatch
 ):
     taken, conclude = Taken(monkeypatch, waits_for=1), saves.Saves.conclude
-    ways: list[str] = []
+    carriers: list[str] = []
 
     async def watched(self, seconds):
         if ends == "by Ctrl-C again":
@@ -280,7 +280,7 @@ def test_a_save_of_a_run_that_has_ended_is_given_up(
         try:
             await conclude(self, seconds)
         except asyncio.CancelledError:
-            ways.append("by Ctrl-C again")
+            carriers.append("by Ctrl-C again")
             raise
 
     monkeypatch.setattr(saves.Saves, "conclude", watched)
@@ -293,9 +293,9 @@ def test_a_save_of_a_run_that_has_ended_is_given_up(
         train(store, 10**6, **how)
     if ends == "by Ctrl-C again":
         # The caller goes on at once; the event loop hears of it a moment later.
-        until(lambda: ways == [ends])
+        until(lambda: carriers == [ends])
     taken.written.set()
-    assert ways == [ends] * (ends == "by Ctrl-C again")
+    assert carriers == [ends] * (ends == "by Ctrl-C again")
     assert len(taken) == 1
     assert manifests(tmp_path) == []
     assert caught.value.__notes__ == ["there is no checkpoint of this run"]
@@ -420,7 +420,7 @@ def test_nothing_is_loaded_of_what_does_not_fit(way, tmp_path):
 def test_an_older_checkpoint_is_not_taken_in_silence(way, tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(
-        recovering.logger, "warning", lambda text, *of: said.append(text % of)
+        recovery.logger, "warning", lambda text, *of: said.append(text % of)
     )
     how: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path), "resume": True}
     with new_store() as store:

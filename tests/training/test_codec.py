@@ -16,12 +16,12 @@ from daskps.cluster import upstream
 from daskps.cluster.host import host as hosts
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
 from daskps.cluster.host.reductions import sums
-from daskps.cluster.wire import encoding as words
-from daskps.cluster.wire.messages import Call
-from daskps.cluster.wire.packing import INLINE_NBYTES
+from daskps.cluster.protocol import encoding as words
+from daskps.cluster.protocol.messages import Call
+from daskps.cluster.protocol.packing import INLINE_NBYTES
 from daskps.layout.arrays import Layout
 from tests.seams import session_of
-from tests.support import WAYS, gen_cluster, mostly_inside
+from tests.support import CARRIERS, gen_cluster, mostly_inside
 
 #: A number and the bfloat16 next to it.
 GIVEN, ROUNDED = 1.111111, 1.109375
@@ -229,7 +229,7 @@ async def test_the_reply_with_sums_names_the_codec(s):
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1), ("127.0.0.1", 1)],
-    config=WAYS["rpc"],
+    config=CARRIERS["rpc"],
 )
 async def test_large_gradients_are_widened_off_the_event_loop(c, s, a, b):
     """Small ones on it: a thread would cost more."""

@@ -90,7 +90,7 @@ def again(trainer, part):
         trainer.allreduce({"turn": np.zeros(1)})
         if trainer.rank == rank:
             trainer.push(grads(trainer))
-    return session_of(trainer).shards.counters.lane_calls
+    return session_of(trainer).shards.counters.socket_calls
 
 
 @mostly_inside()
@@ -99,7 +99,7 @@ def test_a_read_that_is_known_counts(way, request):
     with made() as store:
         found = daskps.run(store, again, [None] * N, sync=daskps.ASP(damping=1.0))
         np.testing.assert_array_equal(store["w"].pull(), [[2, 1 / 2, 1 / 3]] * 4)
-    if request.node.callspec.params["way"] == "lane":
+    if request.node.callspec.params["way"] == "socket":
         # One shard of each trainer is far: three pulls and a push, not by message.
         assert min(found) >= 4
 

@@ -11,7 +11,7 @@ import pytest
 
 import daskps
 from daskps import codecs, optim
-from daskps.cluster.wire import encoding
+from daskps.cluster.protocol import encoding
 from daskps.codecs import Int8, TopK, TwoBit
 from daskps.layout.arrays import Layout
 from tests.seams import session_of
@@ -86,26 +86,26 @@ class Doubles(codecs.Codec):
         out[:] = words[::2]
 
 
-# -- bytes ------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------
 
 
 def count_steps(trainer, part):
-    """Return messages, calls by lane and bytes of three steps."""
+    """Return messages, calls by socket and bytes of three steps."""
     counters, rng = session_of(trainer).shards.counters, np.random.default_rng(4)
     grad = {"w": rng.normal(size=8000).astype("f4")}
     trainer.push(grad)
     before = replace(counters)
     for _ in range(3):
         trainer.push(grad)
-    nbytes = counters.nbytes + counters.lane_nbytes
+    nbytes = counters.nbytes + counters.socket_nbytes
     return (
         counters.messages - before.messages,
-        counters.lane_calls - before.lane_calls,
-        nbytes - before.nbytes - before.lane_nbytes,
+        counters.socket_calls - before.socket_calls,
+        nbytes - before.nbytes - before.socket_nbytes,
     )
 
 
-@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("way", ["rpc", "socket"], indirect=True)
 @pytest.mark.parametrize("sync", ["asp", "bsp"])
 @pytest.mark.parametrize(
     ("codec", "each"),
@@ -122,12 +122,12 @@ def test_bytes_of_a_step_are_those_of_the_words(way, request, codec, each, sync)
     params = {"w": np.zeros(8000, "f4")}
     with daskps.create(params, shards=2, optimizer=optim.SGD(0.1)) as store:
         [found] = daskps.run(store, count_steps, [0], codec=codec, sync=sync)
-    by_lane = "lane" in request.node.callspec.id.split("-")
-    assert found[:2] == ((0, 3 * 2) if by_lane else (3 * 2, 0))
+    by_socket = "socket" in request.node.callspec.id.split("-")
+    assert found[:2] == ((0, 3 * 2) if by_socket else (3 * 2, 0))
     assert found[2] == 3 * each
 
 
-# -- refused, lost, sent again ----------------------------------------------------------
+# -- refused, lost, sent again ---------------------------------------------------------
 
 
 def lose_one(trainer, part):
@@ -141,7 +141,7 @@ def lose_one(trainer, part):
 
     push()
     with (
-        mock.patch.object(session, "_find_road", return_value=None),
+        mock.patch.object(session, "_find_step_route", return_value=None),
         mock.patch.object(session, "_send", side_effect=TimeoutError("lost")),
         pytest.raises(TimeoutError),
     ):
@@ -205,7 +205,7 @@ def test_all_tries_of_a_push_send_the_same_words():
     np.testing.assert_allclose(left[0], 0.1, atol=1e-7)
 
 
-# -- refused combinations ---------------------------------------------------------------
+# -- refused combinations --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [Int8(), TwoBit(1.0), TopK(ratio=0.5)])

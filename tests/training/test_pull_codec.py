@@ -59,7 +59,7 @@ def test_trainers_see_rounded_weights_by_every_way(way, codec, sync):
         np.testing.assert_array_equal(result.weights[name], array)
 
 
-# -- bytes ------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------
 
 
 def read_in(trainer, name):
@@ -69,22 +69,22 @@ def read_in(trainer, name):
 
 
 def count_pulls(trainer, name):
-    """Return messages, calls by lane and bytes of three pulls, and of three pushpulls."""
+    """Return messages, calls by socket and bytes of three pulls, and of three pushpulls."""
     counters, found = session_of(trainer).shards.counters, []
     read_in(trainer, name)
     grads = {"w": np.ones(8001, "f4")}
     verbs = (trainer.pull, lambda: trainer.pushpull(grads))
     for verb in verbs:
         verb()
-        before = counters.messages, counters.lane_calls
-        nbytes = counters.nbytes + counters.lane_nbytes
+        before = counters.messages, counters.socket_calls
+        nbytes = counters.nbytes + counters.socket_nbytes
         pulled = [verb()["w"] for _ in range(3)][-1]
         words = np.empty(8001, "u2")
         codecs.named(name).encode(pulled, words)
         assert (pulled == decoded(name, words, "f4")).all()
         assert pulled[0] != GIVEN
-        calls = counters.messages - before[0], counters.lane_calls - before[1]
-        found.append((*calls, counters.nbytes + counters.lane_nbytes - nbytes))
+        calls = counters.messages - before[0], counters.socket_calls - before[1]
+        found.append((*calls, counters.nbytes + counters.socket_nbytes - nbytes))
     return found
 
 
@@ -98,20 +98,20 @@ def decoded(name, words, dtype):
 PULLED = {"w": np.full(8001, GIVEN, "f4"), "b": np.full(7, GIVEN), "n": np.arange(5)}
 
 
-@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("way", ["rpc", "socket"], indirect=True)
 @pytest.mark.parametrize("codec", ["bf16", "fp16"])
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
 def test_bytes_of_a_pull_are_those_of_the_words(way, request, sync, codec):
-    """By message and by lane: two for each number, and integers as they are."""
+    """By message and by socket: two for each number, and integers as they are."""
     with daskps.create(PULLED, optimizer=optim.SGD(0.01), shards=2) as store:
         [found] = daskps.run(store, count_pulls, [codec], sync=sync)
-    by_lane = "lane" in request.node.callspec.id.split("-")
-    calls = (0, 3 * 2) if by_lane else (3 * 2, 0)
+    by_socket = "socket" in request.node.callspec.id.split("-")
+    calls = (0, 3 * 2) if by_socket else (3 * 2, 0)
     words = 2 * (8001 + 7) + 8 * 5
     assert found == [(*calls, 3 * words), (*calls, 3 * (words + 4 * 8001))]
 
 
-# -- rows of tables ---------------------------------------------------------------------
+# -- rows of tables --------------------------------------------------------------------
 
 IDS = np.array([3, 17, 3, 0, 19, 8, 5])
 
@@ -122,9 +122,9 @@ def read_rows(trainer, name):
     read_in(trainer, name)
     rows = {"emb": daskps.RowGrad(np.arange(12), np.full((12, 3), -GIVEN, "f4"))}
     found = [trainer.pushpull({"w": np.zeros(9, "f4"), **rows}, rows={"emb": IDS})]
-    before = counters.messages, counters.nbytes + counters.lane_nbytes
+    before = counters.messages, counters.nbytes + counters.socket_nbytes
     found.append(trainer.pull((), rows={"emb": IDS}))
-    nbytes = counters.nbytes + counters.lane_nbytes - before[1]
+    nbytes = counters.nbytes + counters.socket_nbytes - before[1]
     return found, counters.messages - before[0], nbytes
 
 
@@ -153,7 +153,7 @@ def test_rows_are_rounded_by_every_way(way, request, codec, sync, rows):
     marks = 0 if rows else len(IDS)
     if way == "rpc":
         assert (messages, nbytes) == (2, len(IDS) * 3 * 2 + marks)
-    elif way == "lane":
+    elif way == "socket":
         assert messages == 0
         assert nbytes == len(IDS) * (3 * 2 + 8) + marks  # ids count too
 

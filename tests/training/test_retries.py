@@ -13,7 +13,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.errors import PushRejectedError, RunCancelledError
-from daskps.training.ending import Retries, is_users
+from daskps.training.early_end import Retries, is_users
 from tests.training.test_epochs import HOW, X, Y, gradient
 
 #: At which of its calls what raises, in this process.

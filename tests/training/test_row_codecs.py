@@ -75,25 +75,25 @@ def count_rows(trainer, part):
     counters = session_of(trainer).shards.counters
     grad = {"emb": RowGrad(np.arange(400), np.ones((400, 8), "f4"))}
     trainer.push(grad)
-    before = counters.nbytes + counters.lane_nbytes
+    before = counters.nbytes + counters.socket_nbytes
     trainer.push(grad)
-    return counters.nbytes + counters.lane_nbytes - before, counters.messages
+    return counters.nbytes + counters.socket_nbytes - before, counters.messages
 
 
 @pytest.mark.parametrize(
     ("codec", "each"), [(None, 4 * 8), ("fp16", 2 * 8), ("int8", 8 + 4), (Halved(), 16)]
 )
-@pytest.mark.parametrize("way", ["rpc", "lane"], indirect=True)
+@pytest.mark.parametrize("way", ["rpc", "socket"], indirect=True)
 def test_bytes_of_rows_are_those_of_their_words(way, request, codec, each):
     how: dict[str, Any] = {"optimizer": optim.SGD(0.1), "shards": 2}
     with daskps.create({"emb": TableSpec(400, 8)}, **how) as store:
         [(found, messages)] = daskps.run(
             store, count_rows, [0], codec=codec, sync="asp"
         )
-    by_lane = "lane" in request.node.callspec.id.split("-")
-    # By lane ids count too.
-    assert found == 400 * (each + 8 * by_lane)
-    assert messages == (0 if by_lane else 2 * 2)
+    by_socket = "socket" in request.node.callspec.id.split("-")
+    # By socket ids count too.
+    assert found == 400 * (each + 8 * by_socket)
+    assert messages == (0 if by_socket else 2 * 2)
 
 
 def push_too_large(trainer, part):

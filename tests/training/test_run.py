@@ -223,7 +223,7 @@ def half_pushed(trainer, part):
 
     def half(request, deadline):
         session._call = call
-        session.shards.far.send(request, [0], deadline).result()
+        session.shards.remote.send(request, [0], deadline).result()
         raise TimeoutError("half way")
 
     trainer.push(full(1.0, 1.0), tick=False)

@@ -346,8 +346,8 @@ def test_history(train, way, sync):
         assert 0 <= entry.staleness <= {"bsp": 0, "ssp": 3, "asp": 100}[sync]
     assert result.stats.clock == 8
     assert result.stats.lost_trainers == 0
-    # A prepared step that one near shard has taken and another one hands back goes to both
-    # again: the first one tells it from a new one.
+    # A prepared step that one local shard has taken and another one hands back goes to
+    # both again: the first one tells it from a new one.
     assert result.stats.duplicates == 0 or isinstance(way, Cluster)
 
 

@@ -10,7 +10,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.cluster.caller import routes
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from tests.seams import session_of
 from tests.support import store, until
 
@@ -124,7 +124,9 @@ def loses_its_way(trainer: Any, part: Any) -> None:
             step = session._step(number, "gradient", tick=True)
             request = routes.push(session.meta, arrays, step, everywhere=True)
             until(marker.exists)
-            half = session.shards.far.send(request, [to], Deadline(30, "half a step"))
+            half = session.shards.remote.send(
+                request, [to], Deadline(30, "half a step")
+            )
             half.result()
             raise ZeroDivisionError("lost on the way")
         trainer.push(given)

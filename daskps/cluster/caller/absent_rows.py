@@ -1,4 +1,4 @@
-"""Initial values of rows that a table of any ids does not have.
+"""Initial values of rows that an unbounded table does not have.
 
 A pull inserts nothing, and takes no time of a shard for rows that the shard does not
 have: the reading process works out their values.
@@ -14,7 +14,7 @@ from daskps.config import cache_dir
 from daskps.row_init import initial_rows
 
 if TYPE_CHECKING:
-    from daskps.cluster.caller.row_routes import RowCut
+    from daskps.cluster.caller.row_routes import IdSplit
     from daskps.layout.tables import UnboundedTable
     from daskps.typing import Array
 
@@ -23,7 +23,7 @@ class AbsentRows(NamedTuple):
     """A read of ids; the shards will say which of these they have."""
 
     table: UnboundedTable
-    cut: RowCut
+    split: IdSplit
     #: The array that the rows go to, and the row of it that the first id goes to.
     out: Array
     start: int
@@ -36,7 +36,7 @@ class AbsentRows(NamedTuple):
         if self.marks.all():
             return
         absent = np.flatnonzero(self.marks == 0)
-        (_, ids, given, _), table = self.cut, self.table
+        (_, ids, given, _), table = self.split, self.table
         where = absent if given is None else given[absent]
         self.out.reshape(-1, table.dim)[self.start + where] = initial_rows(
             ids[absent],

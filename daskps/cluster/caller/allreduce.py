@@ -16,7 +16,7 @@ import numpy as np
 from daskps.cluster.host.collectives import Offered, WholeResult, check_alike
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.reductions import shard_of
-from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.errors import ConsistencyError, DaskPSError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import ShardMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.typing import Array
 
 #: Bytes of the elements that one host reduces at least, where several could.
@@ -262,7 +262,7 @@ class Allreduces:
         }
         seconds = PEER_SECONDS + sum(out.nbytes for out in outs) / PEER_NBYTES
         for worker in told["workers"]:
-            if self._shards.ways.is_gone(worker):
+            if self._shards.carriers.is_gone(worker):
                 continue
             try:
                 ask = partial(self._link.control, worker, "reduced", **about)

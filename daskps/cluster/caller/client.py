@@ -13,16 +13,16 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.caller.far import Far
+from daskps.cluster.caller.carriers import Carriers
+from daskps.cluster.caller.local import LocalRoute
 from daskps.cluster.caller.local_shards import local_call
-from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.reads import Reads
+from daskps.cluster.caller.remote import RemoteShards
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.socket_carrier import Sockets
-from daskps.cluster.caller.ways import Ways
-from daskps.cluster.wire.deadline import Deadline, gather
+from daskps.cluster.protocol.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.usercode import holding_interrupts
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.near import NearPart
+    from daskps.cluster.caller.local import LocalPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 
 #: How long a control message to a host that cannot be reached is tried again: new
@@ -65,17 +65,19 @@ class ShardClient:
         bsp: bool = False,
     ) -> None:
         self.link, self.meta = link, meta
-        self.ways = Ways(link, meta, joined, rank=rank, bsp=bsp)
+        self.carriers = Carriers(link, meta, joined, rank=rank, bsp=bsp)
         measures = joined is not None and joined.measures_delay
-        self.far = Far(link, meta, self.ways, joined.size if joined else 1)
-        self.counters = self.far.counters
+        self.remote = RemoteShards(
+            link, meta, self.carriers, joined.size if joined else 1
+        )
+        self.counters = self.remote.counters
         #: Version of each shard that was read last, where anybody wants to know.
         self.seen: dict[int, int] | None = {} if measures else None
-        self.reads = Reads(meta, self.ways, self.far, self.seen)
+        self.reads = Reads(meta, self.carriers, self.remote, self.seen)
         #: The reads of rows alone, by a handle.
-        self.rows = RowReads(meta, self.ways, self.far)
+        self.rows = RowReads(meta, self.carriers, self.remote)
         #: The shards of a route that this process reaches.
-        self._near: Prepared[tuple[Route, bool], NearRoute] = Prepared(meta)
+        self._local: Prepared[tuple[Route, bool], LocalRoute] = Prepared(meta)
 
     def pull(self, request: Request, deadline: Deadline) -> Reply:
         """Read from a thread that may wait, if possible without asking the shards.
@@ -117,27 +119,27 @@ class ShardClient:
         if request.rows or (request.target is not None and request.target.rows):
             self.counters.count_rows(request)
         key = request.route, request.by_owner
-        near = self._near.find(key)
-        if near is None or time.monotonic() > near.until:
-            near = NearRoute(request.route, self.ways, by_owner=request.by_owner)
-            self._near.keep(key, near, request.route.where)
-        if not near.parts:
+        local = self._local.find(key)
+        if local is None or time.monotonic() > local.until:
+            local = LocalRoute(request.route, self.carriers, by_owner=request.by_owner)
+            self._local.keep(key, local, request.route.where)
+        if not local.parts:
             if self.link.may_wait():
-                route = self.far.find_lanes(request, near.far)
+                route = self.remote.find_sockets(request, local.remote)
                 if route is not None:
-                    if request.check is not None and not route.looks:
+                    if request.check is not None and not route.checks:
                         request.check()
-                    return Sockets.of(self.far, route, request, deadline).run()
+                    return Sockets.of(self.remote, route, request, deadline).run()
             request.checked()
-            work = self.far.call
-            return self.link.run(lambda: work(request, near.far, deadline))
+            work = self.remote.call
+            return self.link.run(lambda: work(request, local.remote, deadline))
         taken, parts = list[tuple[int, int]](), None
-        if not near.far and _is_simple(request):
-            taken, parts = _try_near(request, near)
+        if not local.remote and _is_simple(request):
+            taken, parts = _try_local(request, local)
             if not parts:
-                self.counters.local_calls += near.n_hosts
+                self.counters.local_calls += local.n_hosts
                 return Reply(taken)
-        about = self.far, request, near, deadline
+        about = self.remote, request, local, deadline
         return local_call(*about, taken=taken, parts=parts).run()
 
     async def call_async(self, request: Request, deadline: Deadline) -> Reply:
@@ -145,7 +147,7 @@ class ShardClient:
         reply = Reply([])
         for one in (request, *request.rest):
             self.counters.count_rows(one)
-            reply = await self.far.call(one.checked(), one.route.slices, deadline)
+            reply = await self.remote.call(one.checked(), one.route.slices, deadline)
         return reply
 
     def stats(self, on_loop: bool) -> dict[str, Any]:
@@ -156,25 +158,25 @@ class ShardClient:
         on_loop : bool
             Whether they come from the event loop.
         """
-        ways = self.ways.names(on_loop)
-        for worker, way in ways.items():
-            if way == "message" and not on_loop and self.far.lanes_to([worker]):
-                ways[worker] = "lane"
+        carriers = self.carriers.names(on_loop)
+        for worker, way in carriers.items():
+            if way == "message" and not on_loop and self.remote.sockets_to([worker]):
+                carriers[worker] = "socket"
         counted = asdict(self.counters)
-        counted["fallbacks"] = self.far.fallbacks()
-        why, lanes = self.ways.reasons(on_loop), self.far.lanes_to(ways)
-        return {"ways": ways, "why": why, **counted, "lanes": lanes}
+        counted["fallbacks"] = self.remote.fallbacks()
+        why, sockets = self.carriers.reasons(on_loop), self.remote.sockets_to(carriers)
+        return {"carriers": carriers, "why": why, **counted, "sockets": sockets}
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
         self.reads.clear()
         self.rows.clear()
-        self._near.clear()
-        self.ways.close()
+        self._local.clear()
+        self.carriers.close()
 
     # -- control -------------------------------------------------------------
 
-    def settle(self, owner: int, floor: int, run: int = 0) -> None:
+    def acknowledge(self, owner: int, floor: int, run: int = 0) -> None:
         """Tell the hosts, without waiting, which steps are no longer under way.
 
         Parameters
@@ -187,7 +189,7 @@ class ShardClient:
             The trainer's run.
         """
         # The next step of that producer or trainer says the same.
-        self.tell("settle", run=run, owner=owner, floor=floor)
+        self.tell("acknowledge", run=run, owner=owner, floor=floor)
 
     def tell(self, method: str, **kwargs: Any) -> None:
         """Send a control message to every host, without waiting; it may be lost."""
@@ -272,7 +274,7 @@ class ShardClient:
             If the run is over.
         """
         what = f"{method} of store {self.meta.name!r}"
-        seconds = None if self.ways.run else CONTROL_SECONDS
+        seconds = None if self.carriers.run else CONTROL_SECONDS
         # A caller without a limit waits until a host has worked the answer out.
         scope = asyncio.timeout(deadline.remaining() if deadline else None)
         deadline = deadline or Deadline(seconds, what)
@@ -287,18 +289,18 @@ class ShardClient:
                         )
                     except (OSError, StaleGenerationError) as error:
                         every = range(self.meta.layout.n_shards)
-                        tries = await self.far.relocate(
+                        tries = await self.remote.relocate(
                             every, error, tries=tries, deadline=deadline
                         )
         except TimeoutError as error:
             if not scope.expired() and not deadline.is_over:
                 raise
-            away = await self.far.who_is_away()
+            away = await self.remote.who_is_away()
             raise deadline.error(away, changes=False) from error
 
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
         shards = self.meta.hosts.get(worker, ())
-        async with self.far.liveness.over(worker, shards):
+        async with self.remote.liveness.over(worker, shards):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
 
 
@@ -319,24 +321,24 @@ def _is_simple(request: Request) -> bool:
     )
 
 
-def _try_near(
-    request: Request, near: NearRoute
-) -> tuple[list[tuple[int, int]], Sequence[NearPart]]:
-    """Have near shards take a push that is simple, as nearly all are.
+def _try_local(
+    request: Request, local: LocalRoute
+) -> tuple[list[tuple[int, int]], Sequence[LocalPart]]:
+    """Have local shards take a push that is simple, as nearly all are.
 
     Returns
     -------
     list of (int, int)
         The shards that have taken it, with their versions.
-    sequence of NearPart
+    sequence of LocalPart
         The others: nothing was changed there.
     """
-    check, looks = request.check, False
+    check, checks = request.check, False
     if check is not None and not check.done:
-        looks = not request.arrays and len(near.parts) == 1
-        if not looks:  # else one shard applies it before another finds NaN
+        checks = not request.arrays and len(local.parts) == 1
+        if not checks:  # else one shard applies it before another finds NaN
             check()
     # Ctrl-C must not come between taking a lock and giving it back.
     with holding_interrupts():
         step, given = request.step, (request.arrays, request.rows)
-        return near.try_step(step, *given, check=looks)
+        return local.try_step(step, *given, check=checks)

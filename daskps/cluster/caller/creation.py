@@ -17,24 +17,24 @@ from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage, shown
 from daskps.cluster import upstream
-from daskps.cluster.caller.far import locate
 from daskps.cluster.caller.finding import ensure_directory
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
+from daskps.cluster.caller.remote import locate
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import Anchor, anchor_key, label_of
-from daskps.cluster.wire.deadline import gather
-from daskps.cluster.wire.options import pack_options
-from daskps.cluster.wire.packing import pack_array, unpack_reply
-from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.cluster.protocol.deadline import gather
+from daskps.cluster.protocol.options import pack_options
+from daskps.cluster.protocol.packing import pack_array, unpack_reply
+from daskps.cluster.protocol.wellformed import MOST_SECONDS
 from daskps.errors import CheckpointError, LayoutError, ShardLostError
 from daskps.init import constant
 from daskps.layout.chunks import parts_of, runs_of
 from daskps.layout.slots import marked
 from daskps.layout.spans import ROWS, WEIGHTS
-from daskps.layout.tables import AnyIds, UnboundedTable
+from daskps.layout.tables import UnboundedIds, UnboundedTable
 from daskps.optim import Function
 from daskps.shards.memory.room import rows_nbytes
 from daskps.usercode import user_code
@@ -133,10 +133,10 @@ async def _create(
     with user_code("the optimizer"):
         optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
     slots = [(i, initial_slots(rule)) for i, rule in plan.rules.items()]
-    any_ids = [
+    unbounded = [
         (n, *of.to_wire())
         for n, (*_, of) in plan.tables.items()
-        if isinstance(of, AnyIds)
+        if isinstance(of, UnboundedIds)
     ]
     places: dict[str, Any] = {}
     if plan.recover_from is not None:
@@ -155,7 +155,7 @@ async def _create(
             "session": plan.name is None,
             "params": [(n, list(s), d) for n, (s, d) in plan.shapes.items()],
             "tables": [(n, *table[:3]) for n, table in plan.tables.items()],
-            "any_ids": any_ids,
+            "unbounded": unbounded,
             "shards": plan.shards,
             "servers": plan.servers,
             "rules": _pickled(dict(plan.rules), "the optimizer", "its class"),
@@ -168,7 +168,7 @@ async def _create(
             **places,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
-            "machine": settings.machine_way,
+            "machine": settings.machine_carrier,
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
@@ -260,12 +260,12 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
 
 
 def _rows_nbytes(of: Manifest) -> int:
-    """Return about how many bytes rows of any ids take; a new store has no such rows."""
+    """Return about how many bytes unbounded rows take; a new store has no such rows."""
     pairs = zip(of.layout(1).tables, of.tables, strict=True)
     return sum(
         rows_nbytes(table, of.slots.get(table.index, ()), t.n_rows, t.n_candidates)
         for table, t in pairs
-        if t.any_ids
+        if t.unbounded
     )
 
 

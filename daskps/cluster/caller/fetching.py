@@ -1,6 +1,6 @@
-"""Fetching from other hosts, in the thread of a task: by lanes, else by message.
+"""Fetching from other hosts, in the thread of a task: by sockets, else by message.
 
-A question that gets no answer over a lane is asked once more by message; fetching
+A question that gets no answer over a socket is asked once more by message; fetching
 changes nothing.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from daskps.cluster.caller.call_socket import SocketRefusedError, reason_of
+from daskps.cluster.caller.call_template import PATIENCE_SECONDS, SLOW_NBYTES
 from daskps.cluster.caller.counters import Counters
-from daskps.cluster.caller.lane import LaneRefusedError, reason_of
-from daskps.cluster.caller.lane_form import PATIENCE_SECONDS, SLOW_NBYTES
 from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
-    from daskps.cluster.caller.lane import Lane
-    from daskps.cluster.caller.lanes import Lanes
+    from daskps.cluster.caller.call_socket import CallSocket
+    from daskps.cluster.caller.socket_pool import SocketPool
     from daskps.typing import Array
 
-#: How long an answer by lane may take to come in full, even if bytes keep coming.
+#: How long an answer by socket may take to come in full, even if bytes keep coming.
 _MOST_SECONDS = 20.0
 
 
@@ -50,24 +50,24 @@ class Fetch:
     ask: Callable[[], CallFuture[Fetched]]
     #: About how many bytes come: a host may take longer for more.
     nbytes: int = 0
-    _lanes: Lanes | None = field(init=False, default=None)
+    _sockets: SocketPool | None = field(init=False, default=None)
     _counters: Counters = field(init=False, default_factory=Counters)
-    _lane: Lane | None = field(init=False, default=None)
+    _socket: CallSocket | None = field(init=False, default=None)
     _asked: CallFuture[Fetched] | None = field(init=False, default=None)
 
-    def begin(self, lanes: Lanes | None, counters: Counters, store: str) -> None:
+    def begin(self, sockets: SocketPool | None, counters: Counters, store: str) -> None:
         """Ask the host; the answer is waited for later."""
-        self._lanes, self._counters = lanes, counters
-        if lanes is None or (lane := lanes.take(self.worker, store)) is None:
+        self._sockets, self._counters = sockets, counters
+        if sockets is None or (socket := sockets.take(self.worker, store)) is None:
             self._asked = self.ask()
             return
-        self._lane = lane
+        self._socket = socket
         try:
             slow = self.nbytes / SLOW_NBYTES
-            lane.begin(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
-            lane.fetch(self.what, self.about)
+            socket.begin(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
+            socket.fetch(self.what, self.about)
         except (OSError, ProtocolError) as error:
-            self._fall_back(lanes, lane, error)
+            self._fall_back(sockets, socket, error)
 
     def result(self) -> Fetched:
         """Return the answer of the host.
@@ -77,17 +77,17 @@ class Fetch:
         Exception
             The refusal of the host by message, or that it cannot be reached.
         """
-        lanes, lane = self._lanes, self._lane
-        if lanes is not None and lane is not None:
+        sockets, socket = self._sockets, self._socket
+        if sockets is not None and socket is not None:
             try:
-                found = Fetched(*lane.fetched(self._made))
-            except (OSError, ProtocolError, LaneRefusedError) as error:
-                self._fall_back(lanes, lane, error)
+                found = Fetched(*socket.fetched(self._made))
+            except (OSError, ProtocolError, SocketRefusedError) as error:
+                self._fall_back(sockets, socket, error)
             else:
-                self._lane = None
-                lanes.give_back(self.worker, lane)
-                self._counters.lane_calls += 1
-                self._counters.lane_nbytes += sum(a.nbytes for a in found.arrays)
+                self._socket = None
+                sockets.give_back(self.worker, socket)
+                self._counters.socket_calls += 1
+                self._counters.socket_nbytes += sum(a.nbytes for a in found.arrays)
                 return found
         if self._asked is None:
             raise IllegalStateError(f"a fetch of {self.what} was never begun")
@@ -95,10 +95,10 @@ class Fetch:
 
     def end(self) -> None:
         """Let go of a fetch whose result nobody takes any more; twice is fine."""
-        if self._lanes is not None and self._lane is not None:
+        if self._sockets is not None and self._socket is not None:
             # An answer may come by it yet.
-            self._lanes.end(self.worker, self._lane, by_caller=True)
-            self._lane = None
+            self._sockets.end(self.worker, self._socket, by_caller=True)
+            self._socket = None
         if self._asked is not None:
             self._asked.stop()
 
@@ -110,19 +110,21 @@ class Fetch:
                 f"an answer to a fetch of {self.what} that is none: {error}"
             ) from error
 
-    def _fall_back(self, lanes: Lanes, lane: Lane, error: Exception) -> None:
-        self._lane = None
-        if isinstance(error, LaneRefusedError):
-            lanes.give_back(self.worker, lane)
+    def _fall_back(
+        self, sockets: SocketPool, socket: CallSocket, error: Exception
+    ) -> None:
+        self._socket = None
+        if isinstance(error, SocketRefusedError):
+            sockets.give_back(self.worker, socket)
         else:
-            lanes.end(self.worker, lane, by_caller=False)
+            sockets.end(self.worker, socket, by_caller=False)
         self._counters.fell_back(reason_of(error))
         self._asked = self.ask()
 
 
 def fetch_all(
     fetches: Sequence[Fetch],
-    lanes: Lanes | None,
+    sockets: SocketPool | None,
     meanwhile: Callable[[], None],
     *,
     counters: Counters | None = None,
@@ -134,14 +136,14 @@ def fetch_all(
     ----------
     fetches : sequence of Fetch
         One for each host.
-    lanes : Lanes, optional
-        The lanes to them.
+    sockets : SocketPool, optional
+        The sockets to them.
     meanwhile : callable
         Called before the answers are waited for.
     counters : Counters, optional
         Counts the calls.
     store : str
-        A store that has shards there, for which a lane may be opened.
+        A store that has shards there, for which a socket may be opened.
 
     Returns
     -------
@@ -156,7 +158,7 @@ def fetch_all(
     counters = counters or Counters()
     try:
         for one in fetches:
-            one.begin(lanes, counters, store)
+            one.begin(sockets, counters, store)
         meanwhile()
         return [one.result() for one in fetches]
     finally:

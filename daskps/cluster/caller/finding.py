@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster import upstream
-from daskps.cluster.caller.far import WAIT_SECONDS
+from daskps.cluster.caller.remote import WAIT_SECONDS
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.plugins import DirectoryPlugin
+from daskps.cluster.protocol.messages import identity
+from daskps.cluster.protocol.packing import unpack_reply
 from daskps.cluster.upstream import connection
-from daskps.cluster.wire.messages import identity
-from daskps.cluster.wire.packing import unpack_reply
 from daskps.errors import DaskPSError, ProtocolError, StoreNotFoundError
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.liveness import Reach
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.membership import HERE, Machine
-from daskps.cluster.wire.deadline import Deadline, silence
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.deadline import Deadline, silence
+from daskps.cluster.protocol.packing import unpack_reply
 from daskps.tracebacks import shown
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Link(SyncMethodMixin):
         self.pool = node.rpc
         #: Whether the cluster is known to have a directory and hosts.
         self.has_directory = False
-        self._in_process = config.load().process_way
+        self._in_process = config.load().process_carrier
         if isinstance(node, Worker):
             self.is_worker, self._asynchronous = True, False
             #: The client or worker with whose end the directory closes this link's
@@ -67,7 +67,7 @@ class Link(SyncMethodMixin):
         else:
             self.is_worker, self._asynchronous = False, bool(node.asynchronous)
             self.owner = ("client", node.id)
-        #: The machine of this process, for memory that it shares with near hosts.
+        #: The machine of this process, for memory that it shares with local hosts.
         self.machine: Machine = HERE
         #: Producers of pushes, by store and task.
         self.producers: dict[Any, Any] = {}
@@ -82,7 +82,7 @@ class Link(SyncMethodMixin):
         #: told.
         self.restored: dict[str, str] = {}
         #: Sockets to the hosts, where calls may use these.
-        self.lanes: Any = None
+        self.sockets: Any = None
         #: Knows workers that a client cannot reach. Between workers a run waits on.
         self.reach = None if self.is_worker else Reach(node, self._forget)
         #: Work that goes on after its call: the event loop alone would not keep it
@@ -165,8 +165,8 @@ class Link(SyncMethodMixin):
         return self.reach.over(worker)
 
     def _forget(self, worker: str) -> None:
-        if self.lanes is not None:
-            self.lanes.close_idle(worker)
+        if self.sockets is not None:
+            self.sockets.close_idle(worker)
 
     def _check_live(self) -> None:
         """Refuse to send after the end: Dask would only call the connection closed."""

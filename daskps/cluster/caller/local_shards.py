@@ -18,7 +18,7 @@ from daskps.cluster.caller.thread_call import ThreadCall
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.encoding import widened_step
+from daskps.cluster.protocol.encoding import widened_step
 from daskps.config import cache_dir
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.kernels import finite
@@ -29,12 +29,12 @@ from daskps.shards.steps import Ready, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.caller.far import Far
     from daskps.cluster.caller.finite_check import FiniteCheck
-    from daskps.cluster.caller.near import NearPart, NearRoute
+    from daskps.cluster.caller.local import LocalPart, LocalRoute
+    from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.thread_call import Left
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
 
 #: How long to wait for the lock of a shard before asking its owner.
 PATIENCE_SECONDS = 1.0
@@ -49,39 +49,39 @@ HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
 def local_call(
-    far: Far,
+    remote: RemoteShards,
     request: Request,
-    near: NearRoute,
+    local_route: LocalRoute,
     deadline: Deadline,
     *,
     taken: Sequence[tuple[int, int]] = (),
-    parts: Sequence[NearPart] | None = None,
+    parts: Sequence[LocalPart] | None = None,
 ) -> ThreadCall:
     """Return a call to shards that this process reaches; others get it as well.
 
     Parameters
     ----------
-    far : Far
+    remote : RemoteShards
         Sends the messages.
     request : Request
         The call; its target has the values that were read afterwards.
-    near : NearRoute
+    local_route : LocalRoute
         The shards of its route.
     deadline : Deadline
         Its end.
     taken : sequence of (int, int)
         Shards that have taken it before, with their versions.
-    parts : sequence of NearPart, optional
-        The shards of `near` that have not; all by default. The caller sees to its far
-        ones.
+    parts : sequence of LocalPart, optional
+        The shards of `local_route` that have not; all by default. The caller sees to
+        its remote ones.
     """
-    local = LocalShards(far, request, near, deadline)
+    local = LocalShards(remote, request, local_route, deadline)
     local.versions += taken
     if parts is None:
-        local.leave(request, near.far)
+        local.leave(request, local_route.remote)
     else:
         local.parts = parts
-    return ThreadCall(local, deadline, partial(start, far))
+    return ThreadCall(local, deadline, partial(start, remote))
 
 
 class LocalShards:
@@ -89,21 +89,25 @@ class LocalShards:
 
     Parameters
     ----------
-    far, request, near, deadline
+    remote, request, local_route, deadline
         As for :func:`local_call`.
     """
 
     def __init__(
-        self, far: Far, request: Request, near: NearRoute, deadline: Deadline
+        self,
+        remote: RemoteShards,
+        request: Request,
+        local_route: LocalRoute,
+        deadline: Deadline,
     ) -> None:
-        self._far, self._request, self._near = far, request, near
+        self._remote, self._request, self._local = remote, request, local_route
         self._deadline = deadline
         #: The shards among those of the route that get the call.
-        self.parts: Sequence[NearPart] = near.parts
+        self.parts: Sequence[LocalPart] = local_route.parts
         self.versions: list[tuple[int, int]] = []
         self.lag = 0
         self.left: Left = []
-        self._tickets: list[tuple[NearPart, Ticket]] = []
+        self._tickets: list[tuple[LocalPart, Ticket]] = []
         #: Shards whose owners must get the request as it is, and shards whose owners
         #: get it without its accepted arrays.
         self._back: list[int] = []
@@ -135,9 +139,9 @@ class LocalShards:
 
     def begin(self) -> None:
         """Give all shards their part as a ticket."""
-        near, request, parts = self._near, self._request, self.parts
-        self._far.counters.local_calls += near.n_hosts
-        if time.monotonic() > near.next_look and not near.is_live():
+        local_route, request, parts = self._local, self._request, self.parts
+        self._remote.counters.local_calls += local_route.n_hosts
+        if time.monotonic() > local_route.next_look and not local_route.is_live():
             # A deputy would acknowledge a push to a worker that is gone, and the push
             # would be lost.
             self._back = [p.shard for p in parts if not p.serving.is_live()]
@@ -160,7 +164,7 @@ class LocalShards:
         self._back = []
 
     def _offer(
-        self, part: NearPart, seconds: float, *, check: bool = False
+        self, part: LocalPart, seconds: float, *, check: bool = False
     ) -> Ticket | None:
         """Give a shard its part, maybe done at once; None leaves it to the owner."""
         request, layout = self._request, part.hosted.layout
@@ -191,8 +195,8 @@ class LocalShards:
         self.lag = max(self.lag, outcome.lag)
 
     def _begin_checked(
-        self, check: FiniteCheck, parts: Sequence[NearPart], seconds: float
-    ) -> Sequence[NearPart]:
+        self, check: FiniteCheck, parts: Sequence[LocalPart], seconds: float
+    ) -> Sequence[LocalPart]:
         """Have the first shard look at its part of the gradients while it applies them.
 
         Until it has looked, no other shard has got anything. Returns the parts left to
@@ -212,7 +216,7 @@ class LocalShards:
         check()
         return parts
 
-    def _may_look_later(self, parts: Sequence[NearPart]) -> bool:
+    def _may_look_later(self, parts: Sequence[LocalPart]) -> bool:
         """Check the gradients for all shards but the first; return whether all pass."""
         first, *others = parts
         arrays, cache = self._request.arrays, cache_dir()
@@ -244,7 +248,7 @@ class LocalShards:
         # mapped until it is collected.
         self._tickets.clear()
 
-    def _undone(self) -> list[tuple[NearPart, Ticket]]:
+    def _undone(self) -> list[tuple[LocalPart, Ticket]]:
         return [(p, ticket) for p, ticket in self._tickets if ticket.outcome is None]
 
     def _wait(self, end: float) -> None:
@@ -271,7 +275,7 @@ class LocalShards:
         if self._is_stopped:
             raise concurrent.futures.CancelledError
 
-    def _take_outcome(self, part: NearPart, ticket: Ticket, end: float) -> None:
+    def _take_outcome(self, part: LocalPart, ticket: Ticket, end: float) -> None:
         outcome = ticket.outcome
         if outcome is None:
             (self._waiting if ticket.applied else self._back).append(part.shard)
@@ -296,11 +300,11 @@ class LocalShards:
                 version = outcome.version
             self._heed(part.shard, version, outcome)
 
-    def _seconds_left(self, parts: Sequence[NearPart]) -> float:
+    def _seconds_left(self, parts: Sequence[LocalPart]) -> float:
         """Return the seconds left, or raise an error that names the late shards."""
         try:
             return self._deadline.left()
         except TimeoutError:
-            far, shards = self._far, [part.shard for part in parts]
-            late = partial(far.late, self._deadline, self._request, shards)
-            raise far.link.run(late) from None
+            remote, shards = self._remote, [part.shard for part in parts]
+            late = partial(remote.late, self._deadline, self._request, shards)
+            raise remote.link.run(late) from None

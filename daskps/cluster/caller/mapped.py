@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.host.near_shards import NearShards
+from daskps.cluster.host.reachable_shards import ReachableShards
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import owner_of
-from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.folder import CarrierClosed
 from daskps.cluster.machine.membership import HERE, Machine
 from daskps.errors import ProtocolError, RunCancelledError
 from daskps.shards.deputy import CLOSED, gate_of
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 1.0
 
 
-class MappedShards(NearShards):
+class MappedShards(ReachableShards):
     """Shards of one worker as a process of the same machine reaches them.
 
     Parameters
@@ -44,7 +44,7 @@ class MappedShards(NearShards):
 
     Raises
     ------
-    WayClosed
+    CarrierClosed
         Where one of them cannot be mapped here.
     """
 
@@ -61,7 +61,7 @@ class MappedShards(NearShards):
         shards = where.hosts.get(worker, ())
         places = {s: where.segments[s] for s in shards if s in where.segments}
         if not places or len(places) < len(shards):
-            raise WayClosed("it has no shards, or they are in private memory")
+            raise CarrierClosed("it has no shards, or they are in private memory")
         self._members = machine.visit(meta.cluster)
         weakref.finalize(self, self._members.leave)
         rules = Rules(meta.layout, meta.rules)
@@ -87,7 +87,7 @@ class MappedShards(NearShards):
             deputy.run_state.attach_rounds(
                 joined.run, joined.size, joined.reduce, buffer
             )
-        except (WayClosed, ProtocolError, RunCancelledError) as reason:
+        except (CarrierClosed, ProtocolError, RunCancelledError) as reason:
             logger.debug("no mailboxes of run %d here: %s", joined.run, reason)
 
     @property
@@ -106,7 +106,7 @@ class MappedShards(NearShards):
         """
         try:
             return self._members.lives(self._owner)
-        except WayClosed:
+        except CarrierClosed:
             return False
 
     def close(self) -> None:

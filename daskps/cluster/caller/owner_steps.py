@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.caller.applied_shards import applied_by
 from daskps.cluster.caller.routes import route_of, runs_of
-from daskps.cluster.caller.takers import applied_by
+from daskps.cluster.protocol.packing import pack_array, unpack_array, unpack_error
 from daskps.cluster.upstream import dumps
-from daskps.cluster.wire.packing import pack_array, unpack_array, unpack_error
 from daskps.errors import ContributionLostError, DaskPSError, LayoutError
 from daskps.layout.arrays import compute_dtype
 from daskps.version import Version
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.producer import Producer
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.typing import Array
 
 #: One contribution's rows for one host: shard, position of the piece, data.
@@ -268,7 +268,7 @@ async def _take_each(
     if not wanted:
         return Version.of([])
     touched = None if len(wanted) == shards.meta.layout.n_shards else runs_of(wanted)
-    async with source.turn_async(deadline, shards.settle, wanted) as turn:
+    async with source.turn_async(deadline, shards.acknowledge, wanted) as turn:
         if not source.id:
             await source.identify(shards.link)
         of = shards.with_generation

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.shards.producers import WINDOW
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Questions to the owners of shards: a measure of an array, ids and changes of a table.
 
-Near shards are looked at, where that is possible; others are asked, each owner once.
+Local shards are looked at, where that is possible; others are asked, each owner once.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.wire.measuring import Measuring, Share
-from daskps.cluster.wire.packing import pack_array, unpack_array
-from daskps.cluster.wire.rows import most_rows
+from daskps.cluster.protocol.measures import Measuring, Share
+from daskps.cluster.protocol.packing import pack_array, unpack_array
+from daskps.cluster.protocol.row_messages import most_rows
 from daskps.errors import IllegalStateError
 from daskps.kernels.measures import BLOCK, by_block, computed_in, n_blocks, total
-from daskps.shards.row_changes import NEVER, Changed, ChangesAsked, changes
+from daskps.shards.row_changes import NEVER, Changed, ChangesRequest, changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
     from daskps.typing import Array
@@ -51,13 +51,13 @@ def look(shards: ShardClient, question: Question) -> dict[int, Changed] | None:
     layout, most = shards.meta.layout, most_rows(table)
     found, servings = dict[int, Changed](), set[int]()
     for shard, version in since.items():
-        near = shards.ways.find_shard(shard)
-        if near is None or near[1].locks_reads or not near[0].is_live():
+        local = shards.carriers.find_shard(shard)
+        if local is None or local[1].locks_reads or not local[0].is_live():
             return None
         position = layout.table_position(shard, table.index)
         asked, segment = (
-            ChangesAsked(position, version, most, by),
-            near[1].shard.segment,
+            ChangesRequest(position, version, most, by),
+            local[1].shard.segment,
         )
         for _ in range(_TRIES):
             one = changes(segment, asked)
@@ -66,7 +66,7 @@ def look(shards: ShardClient, question: Question) -> dict[int, Changed] | None:
         else:
             return None
         found[shard] = one
-        servings.add(id(near[0]))
+        servings.add(id(local[0]))
     shards.counters.local_calls += len(servings)
     _count(shards, found)
     return found
@@ -77,8 +77,8 @@ async def ask(
 ) -> dict[int, Changed]:
     """Ask the owners of shards for changes, by message."""
     table, since, by = question
-    if shards.far.lanes_to({shards.meta.owners[shard] for shard in since}):
-        shards.counters.fell_back("changes of rows, which lanes do not carry")
+    if shards.remote.sockets_to({shards.meta.owners[shard] for shard in since}):
+        shards.counters.fell_back("changes of rows, which sockets do not carry")
     rows = await shards.ask_owners(
         *("row_changes", since, lambda shard: (shard, since[shard]), deadline),
         key="asked",
@@ -108,7 +108,7 @@ def _unpacked(table: Table, version: int, complete: bool, *arrays: Any) -> Chang
 
 
 async def find_ids(shards: ShardClient, table: Table, deadline: Deadline) -> Array:
-    """Return the ids of all rows of a table of any ids, ascending.
+    """Return the ids of all rows of an unbounded table, ascending.
 
     Parameters
     ----------

@@ -23,30 +23,31 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.lane import LaneSaid
-from daskps.cluster.caller.near import AGAIN_SECONDS
+from daskps.cluster.caller.call_socket import SocketPayload
+from daskps.cluster.caller.local import AGAIN_SECONDS
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import Target, find_overlap
 from daskps.cluster.machine.pauses import Pause
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.shards.reader import ASK, BUSY, NOT_YET, ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.far import Far
-    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.carriers import Carriers
+    from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
+    from daskps.cluster.caller.socket_route import SocketRoute
     from daskps.cluster.caller.targets import ReadSlice, ReadSlices
-    from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.host.near_shards import NearShards
+    from daskps.cluster.host.reachable_shards import ReachableShards
     from daskps.shards.reader import RowsRead
     from daskps.typing import Array
 
-    #: A parameter in one shard: what reads it, the piece, and its array in both buffers.
+    #: A parameter in one shard: what reads it, the piece, and its array in both
+    #: buffers.
     Seen: TypeAlias = tuple[ShardReader, int, Sequence[Array]]
     #: The elements and the shards of a read, and the same made ready.
     Latest: TypeAlias = (
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 
 #: How long a read waits without asking the shards, and how much of it without a sleep.
 WAIT_SECONDS, SPIN_SECONDS = 0.01, 0.0005
-#: By the answer of a reader how long a read waits in all: for other trainers, whose round
-#: is short where they are near, and for updates that run into copies of rows.
+#: By the answer of a reader how long a read waits in all: for other trainers, whose
+#: round is short where they are near, and for updates that run into copies of rows.
 _PATIENCE = {NOT_YET: WAIT_SECONDS, BUSY: SPIN_SECONDS}
 #: How often a read looks after the shards' owners: an owner that is gone publishes
 #: nothing more, and reads of its memory would look as if nobody pushed.
@@ -70,7 +71,9 @@ class Source:
 
     __slots__ = ("next_look", "reader", "serving", "shard")
 
-    def __init__(self, shard: int, reader: ShardReader, serving: NearShards) -> None:
+    def __init__(
+        self, shard: int, reader: ShardReader, serving: ReachableShards
+    ) -> None:
         self.shard, self.reader, self.serving = shard, reader, serving
         self.next_look = 0.0
 
@@ -83,15 +86,15 @@ class Source:
 
 
 def find_source(
-    ways: Ways, shard: int, slices: Sequence[ReadSlice] = ()
+    carriers: Carriers, shard: int, slices: Sequence[ReadSlice] = ()
 ) -> Source | None:
     """Return a shard as this process reads it; None where it must be asked."""
-    found = ways.find_shard(shard)
+    found = carriers.find_shard(shard)
     if found is None or found[1].locks_reads:
         return None
     serving, hosted = found
     segment = hosted.shard.segment
-    reader = ShardReader(segment, slices, ways.run, ways.rank)
+    reader = ShardReader(segment, slices, carriers.run, carriers.rank)
     return Source(shard, reader, serving)
 
 
@@ -124,7 +127,7 @@ class PreparedRead:
     @classmethod
     def of(
         cls,
-        ways: Ways,
+        carriers: Carriers,
         slices: ReadSlices,
         shards: Sequence[int] | None = None,
         seen: dict[int, int] | None = None,
@@ -136,11 +139,11 @@ class PreparedRead:
         shards = tuple(slices) if shards is None else shards
         sources = []
         for shard in shards:
-            source = find_source(ways, shard, slices.get(shard, ()))
+            source = find_source(carriers, shard, slices.get(shard, ()))
             if source is None:
                 return None
             sources.append(source)
-        return cls(sources, seen, max(0, ways.rank) % max(1, len(sources)))
+        return cls(sources, seen, max(0, carriers.rank) % max(1, len(sources)))
 
     @classmethod
     def joined(cls, reads: Sequence[PreparedRead]) -> PreparedRead:
@@ -167,8 +170,8 @@ class PreparedRead:
         Returns
         -------
         int or None
-            Clocks by which the slowest live trainer was behind. None where shards must be
-            asked: the arrays hold anything.
+            Clocks by which the slowest live trainer was behind. None where shards must
+            be asked: the arrays hold anything.
         """
         now, lag, pause = time.monotonic(), 0, None
         pending: Iterable[tuple[Source, int]]
@@ -187,8 +190,8 @@ class PreparedRead:
                     lag = max(lag, reader.lag)
                     if self._seen is not None:
                         self._seen[source.shard] = version
-                # Asked after the try: a thread that the kernel suspends in a pause still
-                # tries once more.
+                # Asked after the try: a thread that the kernel suspends in a pause
+                # still tries once more.
                 elif version == ASK or (pause and pause.seconds > _PATIENCE[version]):
                     return None
                 else:
@@ -218,9 +221,9 @@ class NamedRead:
 
     Parameters
     ----------
-    ways : Ways
+    carriers : Carriers
         How this process reaches their shards.
-    far : Far
+    remote : RemoteShards
         The way to those of other processes.
     out : mapping of str to ndarray
         The arrays, in the order in which the target has them.
@@ -232,8 +235,8 @@ class NamedRead:
 
     def __init__(
         self,
-        ways: Ways,
-        far: Far,
+        carriers: Carriers,
+        remote: RemoteShards,
         out: Mapping[str, Array],
         target: Target,
         *,
@@ -243,26 +246,26 @@ class NamedRead:
         #: The arrays of the latest read, of which no two share memory.
         self._apart = [weakref.ref(array) for array in out.values()]
         self.slices = target.slices
-        self._far, self._seen = far, seen
-        self._step = Step(run=ways.run, rank=ways.rank)
-        near: dict[int, tuple[ReadSlice, ...]] = {}
-        far_slices: dict[int, tuple[ReadSlice, ...]] = {}
+        self._remote, self._seen = remote, seen
+        self._step = Step(run=carriers.run, rank=carriers.rank)
+        local: dict[int, tuple[ReadSlice, ...]] = {}
+        remote_slices: dict[int, tuple[ReadSlice, ...]] = {}
         for shard, of in target.slices.items():
-            where = far_slices if ways.find_shard(shard) is None else near
+            where = remote_slices if carriers.find_shard(shard) is None else local
             where[shard] = of
         #: The read of shards that this process reaches, and the route over sockets to
         #: the others, if there are any.
-        self.near = PreparedRead.of(ways, near, seen=seen)
-        self.route: LaneRoute | None = None
+        self.local = PreparedRead.of(carriers, local, seen=seen)
+        self.route: SocketRoute | None = None
         #: Until when it holds: a way that is closed now may be open soon.
         self.until = math.inf
-        if far_slices:
-            request = self._request(far_slices, 0, ())
-            self.route = far.find_lanes(request, tuple(far_slices))
+        if remote_slices:
+            request = self._request(remote_slices, 0, ())
+            self.route = remote.find_sockets(request, tuple(remote_slices))
             self.until = time.monotonic() + AGAIN_SECONDS
         #: Whether it is worth keeping.
-        self.is_possible = self.near is not None and (
-            not far_slices or self.route is not None
+        self.is_possible = self.local is not None and (
+            not remote_slices or self.route is not None
         )
 
     def _request(
@@ -270,12 +273,12 @@ class NamedRead:
     ) -> Request:
         """Return a read of other processes' shards as a request."""
         step, target = self._step._replace(clock=clock), Target(slices, outs, dict)
-        return routes.read(self._far.meta, target, None, step)
+        return routes.read(self._remote.meta, target, None, step)
 
-    def read_far(
+    def read_remote(
         self,
-        near: PreparedRead,
-        route: LaneRoute,
+        local: PreparedRead,
+        route: SocketRoute,
         outs: Sequence[Array],
         *,
         clock: int,
@@ -284,22 +287,22 @@ class NamedRead:
         """Read over sockets, and from the shards that this process reaches, if any.
 
         These are read while the hosts read, or afterwards where the hosts have little
-        work: they then need the interpreter's lock above all. Returns by how many clocks
-        the slowest trainer was behind; None where `near` must be asked.
+        work: they then need the interpreter's lock above all. Returns by how many
+        clocks the slowest trainer was behind; None where `local` must be asked.
         """
-        said = LaneSaid(clock, outs=outs)
+        said = SocketPayload(clock, outs=outs)
         make = partial(self._request, route.slices, clock, outs)
-        call = Sockets(self._far, route, said, make=make, deadline=deadline)
+        call = Sockets(self._remote, route, said, make=make, deadline=deadline)
         lag: int | None = 0
-        if not near.n_hosts:
+        if not local.n_hosts:
             reply = call.run()
         elif route.is_small:
-            reply, lag = call.run(), near.read(repeat(clock), outs)
+            reply, lag = call.run(), local.read(repeat(clock), outs)
         else:
 
             def meanwhile() -> Sequence[tuple[int, int]]:
                 nonlocal lag
-                lag = near.read(repeat(clock), outs)
+                lag = local.read(repeat(clock), outs)
                 return ()
 
             reply = call.run(meanwhile)
@@ -342,9 +345,9 @@ class Reads:
     ----------
     meta : StoreMap
         The store.
-    ways : Ways
+    carriers : Carriers
         How this process reaches its shards, and the trainer that reads.
-    far : Far
+    remote : RemoteShards
         The way to those of other processes.
     seen : dict of int to int, optional
         Takes the version that was last read of each shard.
@@ -353,12 +356,17 @@ class Reads:
     def __init__(
         self,
         meta: StoreMap,
-        ways: Ways,
-        far: Far,
+        carriers: Carriers,
+        remote: RemoteShards,
         seen: dict[int, int] | None = None,
     ) -> None:
-        self._meta, self._ways, self._far, self._seen_at = meta, ways, far, seen
-        self._counters = far.counters
+        self._meta, self._carriers, self._remote, self._seen_at = (
+            meta,
+            carriers,
+            remote,
+            seen,
+        )
+        self._counters = remote.counters
         self._forever = Deadline(None, "a pull")
         self._named: Prepared[tuple[str, ...] | None, NamedRead] = Prepared(meta)
         #: The last read, under the one key: loops read the same again.
@@ -379,25 +387,25 @@ class Reads:
     ) -> dict[str, Array] | None:
         """Repeat a read that is known; None where it is not, or has to wait.
 
-        By lanes it waits as well.
+        By sockets it waits as well.
         """
         known = self._named.find(_asked(names, out))
         if known is None or (flats := known.flats(out)) is None:
             return None
-        near, route = known.near, known.route
-        if near is None:
+        local, route = known.local, known.route
+        if local is None:
             return None
         if route is None:
-            lag = near.read(repeat(clock), flats)
+            lag = local.read(repeat(clock), flats)
         elif time.monotonic() > known.until:
             self._named.forget(_asked(names, out))
             return None
         else:
             until = deadline or self._forever
-            lag = known.read_far(near, route, flats, clock=clock, deadline=until)
+            lag = known.read_remote(local, route, flats, clock=clock, deadline=until)
         if lag is None:
             return None
-        self._counters.local_calls += near.n_hosts
+        self._counters.local_calls += local.n_hosts
         self.lag = max(self.lag, lag)
         return dict(out)
 
@@ -410,7 +418,7 @@ class Reads:
         """Make a read ready for the next time, unless it is."""
         asked, where = _asked(names, out), self._meta.where
         if asked is not None and self._named.find(asked) is None:
-            about = self._ways, self._far, out, target
+            about = self._carriers, self._remote, out, target
             made = NamedRead(*about, seen=self._seen_at)
             if made.is_possible:
                 self._named.keep(asked, made, where)
@@ -420,7 +428,7 @@ class Reads:
         known, where, rows = self._latest, self._meta.where, _NO_ROWS
         asked = target.slices, target.shards if target.rows else None
         if known is None or known[1] is not where or known[2:] != asked:
-            read = PreparedRead.of(self._ways, *asked, self._seen_at)
+            read = PreparedRead.of(self._carriers, *asked, self._seen_at)
             if read is None:
                 return False
             self._latest = known = read, where, *asked
@@ -468,10 +476,10 @@ class Reads:
     def _look(self, name: str) -> Seen | None:
         meta, parameter = self._meta, self._meta.layout[name]
         pieces = [p for p in meta.layout.pieces_of[parameter.index] if p.size]
-        if not self._ways.bsp or len(pieces) != 1:
+        if not self._carriers.bsp or len(pieces) != 1:
             return None
         shard = pieces[0].shard
-        source = find_source(self._ways, shard)
+        source = find_source(self._carriers, shard)
         if source is None:
             return None
         position = meta.layout.positions[shard, parameter.index]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-#: Number of runs for which a lane may get a form.
+#: Number of runs for which a socket may get a template.
 _FEW_RANGES = 8
 
 
@@ -116,7 +116,7 @@ def read_runs(
             at += stop - start
         by_shard = {shard: tuple(of) for shard, of in slices.items()}
         request = read(meta, Target(by_shard, [flat], finish))
-        # A read that is made once in this way needs no form of its own on lanes.
+        # A read that is made once in this way needs no template of its own on sockets.
         calls.append(request._replace(given=len(part) > _FEW_RANGES))
     first, *rest = calls
     return first._replace(rest=tuple(rest))

@@ -15,8 +15,8 @@ import numpy as np
 
 from daskps import codecs
 from daskps.cluster.caller.targets import ReadSlice, Target, at_least
+from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.messages import Answer, Call, Part
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.producer import Turn
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.layout.parameters import Parameter
     from daskps.optim import Rule
@@ -127,7 +127,7 @@ class Request(NamedTuple):
     #: Version of each shard that the trainer has read last, where its run asks.
     seen: Mapping[int, int] | None = None
     #: Rows of tables; a shard that gets any of them has an item for each table.
-    rows: tuple[RowsGiven, ...] = ()
+    rows: tuple[RowBatch, ...] = ()
     #: Reads to make after this one, of the elements that are too many for one.
     rest: tuple[Request, ...] = ()
 
@@ -237,7 +237,7 @@ class Computed:
     #: Sum over the rows of the loss that the user's function returned.
     loss_sum: float | None
     #: Gradients of rows of tables.
-    of_tables: Sequence[RowsGiven] = ()
+    of_tables: Sequence[RowBatch] = ()
 
 
 def whole(meta: StoreMap) -> Target:
@@ -304,7 +304,7 @@ def push(
     *,
     everywhere: bool = False,
     target: Target | None = None,
-    rows: Sequence[RowsGiven] = (),
+    rows: Sequence[RowBatch] = (),
     words: Mapping[tuple[int, int], Array] | None = None,
 ) -> Request:
     """Return the call that delivers whole parameters, and a read in the same messages.
@@ -321,7 +321,7 @@ def push(
         Whether shards that get no element hear of the step as well, as of any tick.
     target : Target, optional
         The read that is made afterwards.
-    rows : sequence of RowsGiven
+    rows : sequence of RowBatch
         Rows of tables. All shards hear of them, also those that get none: so each shard
         counts the steps of the tables.
     words : mapping of (int, int) to ndarray, optional

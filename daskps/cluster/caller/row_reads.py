@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from daskps.cluster.caller.absent_rows import AbsentRows
-from daskps.cluster.caller.near import AGAIN_SECONDS
+from daskps.cluster.caller.local import AGAIN_SECONDS
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.caller.routes import Request, Route
-from daskps.cluster.caller.row_routes import RowCut, RowSlice
+from daskps.cluster.caller.row_routes import IdSplit, RowSlice
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.socket_carrier import Sockets
 from daskps.cluster.caller.targets import NO_SLICES, Target, find_overlap
-from daskps.cluster.wire.rows import RowsAsked, most_rows
+from daskps.cluster.protocol.row_messages import RowRequest, most_rows
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError
 from daskps.layout.ids import as_ids
@@ -31,16 +31,16 @@ from daskps.shards.steps import READ, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.far import Far
+    from daskps.cluster.caller.carriers import Carriers
+    from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.caller.ways import Ways
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.tables import Table
     from daskps.typing import Array
 
     #: Rows of one table that are read, by their ids, and the array of shape (n, dim)
     #: that they go to.
-    TableAsked: TypeAlias = tuple[Table, Array, Array]
+    TableRequest: TypeAlias = tuple[Table, Array, Array]
 
 _ID = np.dtype(np.int64)
 _READ = Step(wait=READ)
@@ -53,18 +53,20 @@ class RowReads:
     ----------
     meta : StoreMap
         The store.
-    ways : Ways
+    carriers : Carriers
         How this process reaches its shards.
-    far : Far
+    remote : RemoteShards
         The way to those of other processes.
     """
 
-    def __init__(self, meta: StoreMap, ways: Ways, far: Far) -> None:
-        self._meta, self._ways, self._counters = meta, ways, far.counters
-        self._far = far
+    def __init__(
+        self, meta: StoreMap, carriers: Carriers, remote: RemoteShards
+    ) -> None:
+        self._meta, self._carriers, self._counters = meta, carriers, remote.counters
+        self._remote = remote
         #: Until when shards count as those of other processes: a nearer way that is
         #: closed may be open soon.
-        self._far_until: dict[int, float] = {}
+        self._remote_until: dict[int, float] = {}
         #: Of reads over sockets; which shards they go to differs from read to read.
         self._route = Route(meta.where, {}, None)
         self._known: Prepared[int, PreparedRead] = Prepared(meta, meta.layout.n_shards)
@@ -124,13 +126,13 @@ class RowReads:
         *,
         until: Callable[[], Deadline] | None = None,
     ) -> Array | None:
-        """As :meth:`pull`, of one table; by lane too, where there is a deadline."""
+        """As :meth:`pull`, of one table; by socket too, where there is a deadline."""
         made = self._asked(table, ids, out)
         return made[1] if made and self.read((made[0],), until) else None
 
     def read(
         self,
-        asked: Sequence[TableAsked],
+        asked: Sequence[TableRequest],
         until: Callable[[], Deadline] | None = None,
     ) -> bool:
         """Read rows; return whether that was possible."""
@@ -141,13 +143,13 @@ class RowReads:
                 return False  # the general read says which id is not of the table
         if not pending:
             return False
-        known, now = self._far_until, time.monotonic()
+        known, now = self._remote_until, time.monotonic()
         if (
             until is not None
             and not absent
             and min(map(known.get, pending, repeat(0.0))) > now
         ):
-            is_read = self._read_far(pending, until)
+            is_read = self._read_remote(pending, until)
         else:
             is_read = self._read(pending)
         if is_read:
@@ -161,20 +163,20 @@ class RowReads:
     def _read(self, pending: Mapping[int, Sequence[RowsRead]]) -> bool:
         """Read rows of shards that this process reaches; return whether it could."""
         found: list[PreparedRead] = []
-        far: list[int] = []
+        remote: list[int] = []
         where = self._meta.where
         for shard in pending:
             one = self._known.find(shard)
-            if one is None and (one := PreparedRead.of(self._ways, {}, [shard])):
+            if one is None and (one := PreparedRead.of(self._carriers, {}, [shard])):
                 self._known.keep(shard, one, where)
             if one is None:
-                far.append(shard)
+                remote.append(shard)
             else:
                 found.append(one)
-        if far:
-            if self._far.lanes is not None:  # for the next one
+        if remote:
+            if self._remote.sockets is not None:  # for the next one
                 soon = time.monotonic() + AGAIN_SECONDS
-                self._far_until.update(dict.fromkeys(far, soon))
+                self._remote_until.update(dict.fromkeys(remote, soon))
             return False
         read = found[0] if len(found) == 1 else PreparedRead.joined(found)
         try:
@@ -186,7 +188,7 @@ class RowReads:
         self._counters.local_calls += read.n_hosts
         return True
 
-    def _read_far(
+    def _read_remote(
         self,
         pending: Mapping[int, Sequence[RowsRead]],
         until: Callable[[], Deadline],
@@ -203,21 +205,21 @@ class RowReads:
                 piece = layout.table_pieces[shard][position - first]
                 if not piece.holds(ids, cache_dir=cache_dir()):
                     return False
-                asked = RowsAsked(position, ids, piece.table.dim, piece.table.dtype)
+                asked = RowRequest(position, ids, piece.table.dim, piece.table.dtype)
                 to = slice(0, len(ids)) if at is None else at
                 of.append(RowSlice(asked, len(flats), to))
                 flats.append(out.reshape(-1))
             rows[shard] = tuple(of)
         target = Target(NO_SLICES, flats, dict, rows)
         request = Request(self._route, _READ, {}, target)
-        route = self._far.find_lanes(request, [*pending])
+        route = self._remote.find_sockets(request, [*pending])
         if route is not None:
-            Sockets.of(self._far, route, request, until()).run()
+            Sockets.of(self._remote, route, request, until()).run()
         return route is not None
 
     def _asked(
         self, table: Table, given: Any, out: Any
-    ) -> tuple[TableAsked, Array] | None:
+    ) -> tuple[TableRequest, Array] | None:
         """Return a read of rows and the caller's array, or None for the general read.
 
         The general read says what is wrong with the ids, or reads them in parts.
@@ -247,40 +249,40 @@ class RowReads:
 
     def _cut(
         self,
-        asked: TableAsked,
+        asked: TableRequest,
         pending: dict[int, list[RowsRead]],
         absent: list[AbsentRows],
     ) -> bool:
         """Add a read by shard; return whether all ids are of the table.
 
-        Of a table of any ids also what becomes of those that no shard has.
+        Of an unbounded table also what becomes of those that no shard has.
         """
         (table, ids, out), n_shards = asked, self._meta.layout.n_shards
         if n_shards == 1 and table.is_bounded:
             one = RowsRead(self._firsts[0] + table.index, ids, out)
             pending.setdefault(0, []).append(one)
             return True
-        cut: RowCut | None = RowCut(table, ids, None, (0, len(ids)))
+        split: IdSplit | None = IdSplit(table, ids, None, (0, len(ids)))
         if n_shards > 1:
-            cut = RowCut.find(table, ids, n_shards)
-        if cut is None:
+            split = IdSplit.find(table, ids, n_shards)
+        if split is None:
             return False
         found = None
         if isinstance(table, UnboundedTable):
             found = np.empty(len(ids), np.uint8)
-            absent.append(AbsentRows(table, cut, out, 0, found))
+            absent.append(AbsentRows(table, split, out, 0, found))
         # A shard that is alone is asked for no ids, too.
-        for shard in (0,) if n_shards == 1 else cut.shards():
+        for shard in (0,) if n_shards == 1 else split.shards():
             position = self._firsts[shard] + table.index
-            start, stop = cut.starts[shard], cut.starts[shard + 1]
-            at = None if cut.at is None else cut.at[start:stop]
+            start, stop = split.starts[shard], split.starts[shard + 1]
+            at = None if split.at is None else split.at[start:stop]
             marks = None if found is None else found[start:stop]
-            one = RowsRead(position, cut.ids[start:stop], out, at, marks)
+            one = RowsRead(position, split.ids[start:stop], out, at, marks)
             pending.setdefault(shard, []).append(one)
         return True
 
     def contains(self, table: Table, ids: Array) -> Array | None:
-        """Return which ids a table of any ids has; None where shards must be asked.
+        """Return which ids an unbounded table has; None where shards must be asked.
 
         No row is copied: the index of each shard has them.
         """
@@ -291,7 +293,7 @@ class RowReads:
             return None
         if not self._read(pending):
             return None
-        [(_, cut, _, _, marks)] = absent
+        [(_, split, _, _, marks)] = absent
         found = np.empty(len(ids), bool)
-        found[slice(None) if cut.at is None else cut.at] = marks
+        found[slice(None) if split.at is None else split.at] = marks
         return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.wire.rows import asked_of
+from daskps.cluster.protocol.row_messages import asked_of
 from daskps.config import cache_dir
 from daskps.errors import IllegalStateError, PushRejectedError
 from daskps.shards.reader import RowsRead
@@ -21,7 +21,7 @@ from daskps.shards.steps import Item
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from daskps.cluster.wire.rows import RowsAsked
+    from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-class RowCut(NamedTuple):
+class IdSplit(NamedTuple):
     """Ids of one table, grouped by shard."""
 
     table: Table
@@ -40,7 +40,7 @@ class RowCut(NamedTuple):
     starts: Sequence[int]
 
     @classmethod
-    def of(cls, table: Table, ids: Array, n_shards: int) -> RowCut:
+    def of(cls, table: Table, ids: Array, n_shards: int) -> IdSplit:
         """Cut ids, all of which are of the table."""
         found = cls.find(table, ids, n_shards)
         if found is None:  # changed since they were looked at, by another thread
@@ -50,7 +50,7 @@ class RowCut(NamedTuple):
         return found
 
     @classmethod
-    def find(cls, table: Table, ids: Array, n_shards: int) -> RowCut | None:
+    def find(cls, table: Table, ids: Array, n_shards: int) -> IdSplit | None:
         """Cut ids; None where one of them is not of the table.
 
         Most loops push to the rows that they have pulled: these ids are cut once.
@@ -59,15 +59,15 @@ class RowCut(NamedTuple):
             return cls(table, ids, None, (0, len(ids)))
         is_kept = MIN_KEPT <= len(ids) <= MAX_KEPT
         if is_kept and _latest.fits(table, ids, n_shards):
-            return _latest.cut
+            return _latest.split
         found = table.split(ids, n_shards, cache_dir=cache_dir())
         if found is None:
             return None
-        cut = cls(table, found.ids, found.pos, found.starts)
+        split = cls(table, found.ids, found.pos, found.starts)
         if is_kept:
             # A copy: the caller may write other ids into its array.
-            _latest.cut, _latest.n_shards, _latest.ids = cut, n_shards, ids.copy()
-        return cut
+            _latest.split, _latest.n_shards, _latest.ids = split, n_shards, ids.copy()
+        return split
 
     def shards(self) -> Iterator[int]:
         """Return the shards that have any of them."""
@@ -93,17 +93,17 @@ MIN_KEPT, MAX_KEPT = 256, 65_536
 class _Latest(threading.local):
     """The last cut of this thread."""
 
-    cut: RowCut | None = None
+    split: IdSplit | None = None
     n_shards = 0
     #: In the order in which they came.
     ids = np.empty(0, np.int64)
 
     def fits(self, table: Table, ids: Array, n_shards: int) -> bool:
         """Return whether the last cut was of these ids."""
-        cut = self.cut
+        split = self.split
         return (
-            cut is not None
-            and cut.table is table
+            split is not None
+            and split.table is table
             and self.n_shards == n_shards
             and np.array_equal(self.ids, ids)
         )
@@ -112,34 +112,34 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
-class RowsGiven(NamedTuple):
+class RowBatch(NamedTuple):
     """Rows that a call brings, of one table."""
 
-    cut: RowCut
+    split: IdSplit
     #: Flat, in the order in which the caller has them; empty for rows to be removed.
     data: Array
     #: By shard the words that a codec has made of its rows; the data are their numbers.
     words: Sequence[Array] | None = None
 
-    def copied(self) -> RowsGiven:
+    def copied(self) -> RowBatch:
         """Return the same in arrays that no caller has."""
-        cut = self.cut._replace(ids=self.cut.ids.copy())
-        return RowsGiven(cut, self.data.copy())
+        split = self.split._replace(ids=self.split.ids.copy())
+        return RowBatch(split, self.data.copy())
 
     @property
     def ids(self) -> Array:
         """Ids in the order in which the caller has them."""
-        cut = self.cut
-        if cut.at is None:
-            return cut.ids
-        ids = np.empty_like(cut.ids)
-        ids[cut.at] = cut.ids
+        split = self.split
+        if split.at is None:
+            return split.ids
+        ids = np.empty_like(split.ids)
+        ids[split.at] = split.ids
         return ids
 
-    def in_words(self, codec: Codec, *, finite: bool, empty: Empty) -> RowsGiven:
+    def in_words(self, codec: Codec, *, finite: bool, empty: Empty) -> RowBatch:
         """Return the same in words, with the numbers that these stand for as data.
 
-        Near shards take the data, so results do not depend on the carrier.
+        Local shards take the data, so results do not depend on the carrier.
 
         Raises
         ------
@@ -147,15 +147,15 @@ class RowsGiven(NamedTuple):
             If one of them is too large for the codec, or the codec breaks its promises.
             Nothing has been changed anywhere.
         """
-        cut, dim = self.cut, self.cut.table.dim
+        split, dim = self.split, self.split.table.dim
         rows, of_rows = self.data.reshape(-1, dim), codec.of_rows(dim)
         back, words = empty(len(self.data), self.data.dtype), []
-        for shard in range(len(cut.starts) - 1):
-            start, stop = cut.starts[shard], cut.starts[shard + 1]
+        for shard in range(len(split.starts) - 1):
+            start, stop = split.starts[shard], split.starts[shard + 1]
             if start == stop:
                 words.append(np.empty(0, codec.dtype))
                 continue
-            at = cut.at_of(shard)
+            at = split.at_of(shard)
             where = slice(start, stop) if at is None else at
             part = np.ascontiguousarray(rows[where]).reshape(-1)
             made = of_rows.encode_pieces(
@@ -163,7 +163,7 @@ class RowsGiven(NamedTuple):
             )
             if finite and not made.finite:
                 raise PushRejectedError(
-                    f"the gradient of rows of table {cut.table.name[:60]!r} has elements "
+                    f"the gradient of rows of table {split.table.name[:60]!r} has elements "
                     f"that are too large for codec={codec.name!r}; clip it, lower the "
                     f"learning rate, or leave codec at None"
                 )
@@ -175,11 +175,11 @@ class RowsGiven(NamedTuple):
 
     def item(self, layout: Layout, shard: int, *, sent: bool) -> Item:
         """Return the rows for a shard; one after the other where they are `sent`."""
-        cut, dim = self.cut, self.cut.table.dim
-        position = layout.table_position(shard, cut.table.index)
-        start, stop = cut.starts[shard], cut.starts[shard + 1]
-        ids, data = cut.ids[start:stop], self.data
-        at = None if cut.at is None else cut.at[start:stop]
+        split, dim = self.split, self.split.table.dim
+        position = layout.table_position(shard, split.table.index)
+        start, stop = split.starts[shard], split.starts[shard + 1]
+        ids, data = split.ids[start:stop], self.data
+        at = None if split.at is None else split.at[start:stop]
         if not len(data):  # rows to be removed, or none
             return Item(position, 0, data, ids)
         if sent and self.words is not None:
@@ -191,17 +191,17 @@ class RowsGiven(NamedTuple):
         return Item(position, 0, data, ids, at)
 
 
-def joined_rows(given: Sequence[RowsGiven], n_shards: int) -> list[RowsGiven]:
+def joined_rows(given: Sequence[RowBatch], n_shards: int) -> list[RowBatch]:
     """Return several deliveries of rows as one for each table, in their order."""
-    by_table: dict[Table, list[RowsGiven]] = {}
+    by_table: dict[Table, list[RowBatch]] = {}
     for one in given:
-        by_table.setdefault(one.cut.table, []).append(one)
+        by_table.setdefault(one.split.table, []).append(one)
     found = []
     for table, of in by_table.items():
         if len(of) > 1:
             ids = np.concatenate([one.ids for one in of])
             data = np.concatenate([one.data for one in of])
-            found.append(RowsGiven(RowCut.of(table, ids, n_shards), data))
+            found.append(RowBatch(IdSplit.of(table, ids, n_shards), data))
         else:
             # They are sent as numbers.
             found.append(of[0]._replace(words=None))
@@ -211,11 +211,11 @@ def joined_rows(given: Sequence[RowsGiven], n_shards: int) -> list[RowsGiven]:
 class RowSlice(NamedTuple):
     """Rows of a shard that a read asks for, and where they go."""
 
-    asked: RowsAsked
+    asked: RowRequest
     #: Number of an array of the target, and the rows of it.
     number: int
     at: Array | slice
-    #: For a table of any ids the array of the target that gets the marks, and the part
+    #: For an unbounded table the array of the target that gets the marks, and the part
     #: of it.
     marks: tuple[int, slice] | None = None
 
@@ -240,7 +240,7 @@ class RowSlice(NamedTuple):
 
 def slices_of(
     layout: Layout,
-    cut: RowCut,
+    split: IdSplit,
     number: int,
     start: int,
     *,
@@ -253,25 +253,25 @@ def slices_of(
     ----------
     layout : Layout
         The store's layout.
-    cut : RowCut
+    split : IdSplit
         The ids.
     number : int
         Number of the array of the target that they go to.
     start : int
         The row of it that the first id goes to.
     marks : int, optional
-        For a table of any ids the number of the array that gets a mark for each id, in
-        the order of `cut`.
+        For an unbounded table the number of the array that gets a mark for each id, in
+        the order of `split`.
     finds : bool, default False
         Whether the read asks for the marks alone.
     """
-    table, found = cut.table, {}
-    for shard in cut.shards():
+    table, found = split.table, {}
+    for shard in split.shards():
         position = layout.table_position(shard, table.index)
-        ids = cut.ids_of(shard)
+        ids = split.ids_of(shard)
         asked = asked_of(table, position, ids, finds=finds)
-        first, last = cut.starts[shard], cut.starts[shard + 1]
-        given = cut.at_of(shard)
+        first, last = split.starts[shard], split.starts[shard + 1]
+        given = split.at_of(shard)
         at: Array | slice = slice(start + first, start + last)
         if given is not None and not finds:
             at = given + start if start else given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps import codecs
-from daskps.cluster.wire import encoding
+from daskps.cluster.protocol import encoding
 
 if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap

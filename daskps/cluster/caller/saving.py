@@ -25,14 +25,14 @@ from daskps.checkpoint.texts import to_bytes
 from daskps.checkpoint.zarr import nodes
 from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.wire.deadline import gather
-from daskps.cluster.wire.options import pack_options
+from daskps.cluster.protocol.deadline import gather
+from daskps.cluster.protocol.options import pack_options
 from daskps.errors import CheckpointError, SnapshotLostError
-from daskps.layout.chunks import WHOLE, any_tables
+from daskps.layout.chunks import WHOLE, unbounded_tables
 from daskps.layout.slots import marked
 from daskps.layout.spans import CANDIDATES, IDS
 from daskps.layout.tables import UnboundedTable
-from daskps.shards.installing import Counted
+from daskps.shards.installation import Counted
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from daskps.checkpoint.listing import CheckpointTarget
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.epochs import Epochs
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
@@ -54,7 +54,7 @@ class WholeCut:
 
     name: str
     #: By shard its host, its version, and the numbers of rows and of candidates of its
-    #: tables of any ids.
+    #: unbounded tables.
     copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
     #: The run that the store was in, or came after, as its directory describes it.
     trained_by: str = ""
@@ -131,7 +131,7 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
     except BaseException:
         await drop_cut(shards, name)
         raise
-    n, owners = len(any_tables(meta.layout, WHOLE)), found["where"]["owners"]
+    n, owners = len(unbounded_tables(meta.layout, WHOLE)), found["where"]["owners"]
     copies = [
         (owners[shard], version, of[:n], of[n:])
         for shard, version, _, *of in sorted(found["versions"])
@@ -188,7 +188,7 @@ async def _write(
         history = training.history
         if training.hear is not None:
             history = await training.hear(said.counted.epochs)
-        counts = cut.counts(any_tables(meta.layout, WHOLE))
+        counts = cut.counts(unbounded_tables(meta.layout, WHOLE))
         manifest = Manifest(
             store="" if meta.session else meta.name,
             lineage=meta.lineage,
@@ -229,7 +229,7 @@ async def _whole(work: Callable[..., _T], *args: Any) -> _T:
 
 
 def _seed(tables: Sequence[Table]) -> int:
-    """Return the seed of tables of any ids; nobody keeps the seed of arrays."""
+    """Return the seed of unbounded tables; nobody keeps the seed of arrays."""
     seeds = (t.of.seed for t in tables if isinstance(t, UnboundedTable))
     return next(seeds, 0)
 
@@ -369,7 +369,7 @@ def _contents(
         )
         for p in layout.parameters
     )
-    # Only tables of any ids need their stored arrays here: parameters may be many.
+    # Only unbounded tables need their stored arrays here: parameters may be many.
     is_asked = any(isinstance(table, UnboundedTable) for table in layout.tables)
     arrays = stored_arrays(layout, slots, counts) if is_asked else []
     tables = tuple(
@@ -399,7 +399,7 @@ def _table(
     known["lr_factor"] = said.counted.factors.get(table.index, 1.0)
     known["clock"] = said.counted.clocks[ordinal]
     if isinstance(table, UnboundedTable):
-        known["any_ids"] = table.of
+        known["unbounded"] = table.of
         known["n_rows"] = sum(counts.rows[table.index])
         known["n_candidates"] = sum(counts.candidates[table.index])
         known["admitted"], known["evicted"] = said.counted.came[ordinal]

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.link import OVER_SECONDS
-from daskps.cluster.wire.messages import identity
+from daskps.cluster.protocol.messages import identity
 from daskps.errors import SchedulerLostError
 
 if TYPE_CHECKING:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.allreduce import PEER_SECONDS, Allreduces, CallCount
+from daskps.cluster.caller.applied_shards import name_applied
+from daskps.cluster.caller.call_socket import SocketPayload
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.lane import LaneSaid
+from daskps.cluster.caller.local import LocalRoute
 from daskps.cluster.caller.local_shards import local_call
-from daskps.cluster.caller.near import NearRoute
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.run_codecs import RunCodecs
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.socket_carrier import Sockets
-from daskps.cluster.caller.takers import name_takers
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.leases import LEAST_LIMIT, BufferPool
-from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.wellformed import MOST_SECONDS
+from daskps.cluster.protocol.deadline import Deadline
+from daskps.cluster.protocol.wellformed import MOST_SECONDS
 from daskps.errors import (
     ContributionLostError,
     PushRejectedError,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.link import Link
-    from daskps.cluster.caller.near import NearPart
+    from daskps.cluster.caller.local import LocalPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
     from daskps.cluster.caller.targets import ReadSlices
     from daskps.cluster.host.collectives import Offered
@@ -84,7 +84,7 @@ class Session:
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         self.barriers = CallCount()
         #: Steps that the trainer repeats, by the parameters that they bring.
-        self._roads: dict[tuple[int, ...], NearRoute] = {}
+        self._step_routes: dict[tuple[int, ...], LocalRoute] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
@@ -183,11 +183,11 @@ class Session:
             # Written out: each function called here would add a call to each step.
             kind = given.of if given.arrays or given.rows else NOTHING
             codec = self._codec if kind == GRADIENT else None
-            road = None
+            step_route = None
             # Pushes before the tick of a clock stay with the owners, and so does the
             # tick.
             if tick and not (self._by_call or self._open):
-                road = self._find_road(given, codec, target, timeout)
+                step_route = self._find_step_route(given, codec, target, timeout)
             if codec is not None:
                 given = self._codecs.encoded(given, codec)
             changes = tick or kind != NOTHING  # as `_next_number`
@@ -199,14 +199,19 @@ class Session:
             make = partial(self._request, step, given, tick=tick, target=target)
             try:
                 unread: ReadSlices | None = None
-                if road is None:
+                if step_route is None:
                     versions = self._send(make(), timeout).versions
-                elif road.far:
-                    versions, unread = self._step_far(
-                        road, step, given, target=target, make=make, timeout=timeout
+                elif step_route.remote:
+                    versions, unread = self._step_remote(
+                        step_route,
+                        step,
+                        given,
+                        target=target,
+                        make=make,
+                        timeout=timeout,
                     )
                 else:
-                    versions = self._step_near(road, step, given, timeout)
+                    versions = self._step_local(step_route, step, given, timeout)
                     unread = None if target is None else target.slices
             except BaseException as error:
                 self._give_up(step, error, tick=tick)
@@ -217,7 +222,11 @@ class Session:
                 self._codecs.keep(given)
             if self._open or not tick:
                 self._note_open(given, tick)
-            if target is not None and road is not None and (unread or target.rows):
+            if (
+                target is not None
+                and step_route is not None
+                and (unread or target.rows)
+            ):
                 rest = Target(unread or {}, target.flats, target.finish, target.rows)
                 self.read(rest, None)
             elif target is not None and self._codecs.reads_in:
@@ -233,13 +242,13 @@ class Session:
             # Some shards may have it: the next step brings all of the clock to every
             # shard.
             self._open = self._is_torn = True
-        self.shards.settle(-1 - self.rank, self.sequence, self.run)
+        self.shards.acknowledge(-1 - self.rank, self.sequence, self.run)
         if isinstance(error, PushRejectedError) and not self.bsp:
-            self.link.run(partial(name_takers, self.shards, step, error))
+            self.link.run(partial(name_applied, self.shards, step, error))
 
-    def _step_far(
+    def _step_remote(
         self,
-        road: NearRoute,
+        step_route: LocalRoute,
         step: Step,
         given: TrainerStep,
         *,
@@ -247,54 +256,56 @@ class Session:
         make: partial[Request],
         timeout: float | None,
     ) -> tuple[list[tuple[int, int]], ReadSlices | None]:
-        """Deliver a step that ticks over sockets, and maybe to near shards.
+        """Deliver a step that ticks over sockets, and maybe to local shards.
 
-        Returns the versions, and the reads of near shards, which follow the step.
+        Returns the versions, and the reads of local shards, which follow the step.
         """
-        far, deadline = self.shards.far, self._forever
+        remote, deadline = self.shards.remote, self._forever
         if timeout is not None:
             deadline = self._deadline(timeout, "a push")
         if given.look is not None:
             given.look()
         key = step.kind, target is None
-        lanes = road.lanes.get(key)
-        if lanes is None or (target is not None and not lanes.reads_as(target)):
+        sockets = step_route.sockets.get(key)
+        if sockets is None or (target is not None and not sockets.reads_as(target)):
             request = make()
-            lanes = far.find_lanes(request, road.far)
-            if lanes is None:
+            sockets = remote.find_sockets(request, step_route.remote)
+            if sockets is None:
                 return self._send(request, timeout).versions, None
-            road.lanes[key] = lanes
+            step_route.sockets[key] = sockets
         outs, number = () if target is None else target.flats, step.sequence
         arrays = given.arrays if given.words is None else given.words
-        said = LaneSaid(step.clock, number, number, step.weight, None, arrays, outs)
-        call = Sockets(far, lanes, said, make=make, deadline=deadline)
-        near = None
-        if road.parts:  # they get their part while the far ones answer
-            near = partial(self._step_near, road, step, given, timeout)
+        said = SocketPayload(
+            step.clock, number, number, step.weight, None, arrays, outs
+        )
+        call = Sockets(remote, sockets, said, make=make, deadline=deadline)
+        local = None
+        if step_route.parts:  # they get their part while the remote ones answer
+            local = partial(self._step_local, step_route, step, given, timeout)
         try:
-            reply = call.run(near)
+            reply = call.run(local)
         except ContributionLostError:
             return self._send_whole(make(), deadline).versions, None
         if reply.lag:
             self.reads.lag = max(self.reads.lag, reply.lag)
-        return reply.versions, lanes.rest
+        return reply.versions, sockets.rest
 
-    def _step_near(
-        self, near: NearRoute, step: Step, given: TrainerStep, timeout: float | None
+    def _step_local(
+        self, local: LocalRoute, step: Step, given: TrainerStep, timeout: float | None
     ) -> list[tuple[int, int]]:
-        """Deliver a step to near shards, which nearly always take it at once."""
+        """Deliver a step to local shards, which nearly always take it at once."""
         taken, look = list[tuple[int, int]](), given.look
-        parts: Sequence[NearPart] = near.parts
+        parts: Sequence[LocalPart] = local.parts
         if look is None or look.done:
-            taken, parts = near.try_step(step, given.arrays, given.rows)
+            taken, parts = local.try_step(step, given.arrays, given.rows)
         counters, rows = self.shards.counters, tuple(given.rows)
         for one in rows:
-            counters.rows_pushed += len(one.cut.ids)
+            counters.rows_pushed += len(one.split.ids)
         if not parts:
-            counters.local_calls += near.n_hosts
+            counters.local_calls += local.n_hosts
             return taken
-        request = Request(near.route, step, given.arrays, check=look, rows=rows)
-        about = self.shards.far, request, near, self._deadline(timeout, "a push")
+        request = Request(local.route, step, given.arrays, check=look, rows=rows)
+        about = self.shards.remote, request, local, self._deadline(timeout, "a push")
         return local_call(*about, taken=taken, parts=parts).run().versions
 
     def _note_open(self, given: TrainerStep, tick: bool) -> None:
@@ -305,33 +316,36 @@ class Session:
         elif self.bsp:
             self._uncommitted.add(given.sent, given.rows)
 
-    def _find_road(
+    def _find_step_route(
         self,
         given: TrainerStep,
         codec: Codec | None,
         target: Target | None,
         timeout: float | None,
-    ) -> NearRoute | None:
-        """Return the road of a step that ticks; None where it is a general call."""
+    ) -> LocalRoute | None:
+        """Return the route of a step that ticks; None where it is a general call."""
         has_rows = given.rows or (target is not None and target.rows)
         indices = tuple(given.arrays)
-        found = self._roads.get(indices)
+        found = self._step_routes.get(indices)
         if (
             found is None
             or found.route.where is not self.meta.where
             or time.monotonic() > found.until
         ):
-            route, ways = routes.route_of(self.meta, indices, None), self.shards.ways
-            found = NearRoute(route, ways)
-            while len(self._roads) >= MOST_ROUTES:
-                del self._roads[next(iter(self._roads))]
-            self._roads[indices] = found
-        # A near read follows the step, without asking the shards. Not where it may last
-        # too long: a time-out leaves the clock as it is, but not the step.
+            route, carriers = (
+                routes.route_of(self.meta, indices, None),
+                self.shards.carriers,
+            )
+            found = LocalRoute(route, carriers)
+            while len(self._step_routes) >= MOST_ROUTES:
+                del self._step_routes[next(iter(self._step_routes))]
+            self._step_routes[indices] = found
+        # A local read follows the step, without asking the shards. Not where it may
+        # last too long: a time-out leaves the clock as it is, but not the step.
         is_late = target is not None and timeout is not None
         if found.parts and (codec is not None or is_late):
             return None
-        if found.far and (has_rows or not (codec is None or codec.is_fixed)):
+        if found.remote and (has_rows or not (codec is None or codec.is_fixed)):
             return None
         return found
 
@@ -428,7 +442,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
-        self._roads.clear()
+        self._step_routes.clear()
         self.shards.close()
 
     async def _finish(self) -> None:

@@ -15,7 +15,7 @@ from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.snapshot_copies import CopyGroup, groups_of
 from daskps.cluster.keys import copy_key, group_key
 from daskps.errors import SnapshotLostError
-from daskps.layout.chunks import any_tables, chunks_of, chunks_of_table, shards_of
+from daskps.layout.chunks import chunks_of, chunks_of_table, shards_of, unbounded_tables
 from daskps.layout.spans import IDS
 from daskps.version import Version
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from daskps.cluster.caller.client import ShardClient
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.chunks import Chunk
     from daskps.typing import Array
@@ -45,7 +45,7 @@ class Taken:
     version: Version
     #: By shard; the shards of one host share a future.
     futures: Mapping[int, Future[CopyGroup]]
-    #: Numbers of rows of tables of any ids, by index and shard.
+    #: Numbers of rows of unbounded tables, by index and shard.
     n_rows: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     @property
@@ -109,7 +109,7 @@ def _by_table(
     layout: Layout, index: int | None, rows: Mapping[int, Sequence[int]]
 ) -> dict[int, dict[int, int]]:
     """Return by table the numbers of rows that shards report."""
-    tables = enumerate(any_tables(layout, index))
+    tables = enumerate(unbounded_tables(layout, index))
     return {t.index: {shard: n[i] for shard, n in rows.items()} for i, t in tables}
 
 
@@ -163,7 +163,7 @@ def _take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> Cop
 async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:
     """Return the parameters of a snapshot of a whole store, on the event loop.
 
-    With `tables` also all rows of the tables that were copied: of a table of any ids as
+    With `tables` also all rows of the tables that were copied: of an unbounded table as
     a pair of ids and rows.
     """
     layout = taken.layout

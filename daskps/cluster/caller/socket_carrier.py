@@ -14,37 +14,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.caller.interrupts import shielded
-from daskps.cluster.caller.lane import (
-    LaneRefusedError,
-    LaneSaid,
-    LaneSilentError,
+from daskps.cluster.caller.call_socket import (
+    SocketPayload,
+    SocketRefusedError,
+    SocketSilentError,
     reason_of,
 )
+from daskps.cluster.caller.interrupts import shielded
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.caller.thread_call import ThreadCall
-from daskps.cluster.lane.frames import APPLIED, PARKED
+from daskps.cluster.sockets.frames import APPLIED, PARKED
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
-    from daskps.cluster.caller.far import Far
-    from daskps.cluster.caller.lane import Lane
-    from daskps.cluster.caller.lane_form import LaneFrame
-    from daskps.cluster.caller.lane_route import LaneRoute
+    from daskps.cluster.caller.call_socket import CallSocket
+    from daskps.cluster.caller.call_template import SocketFrame
+    from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.socket_route import SocketRoute
     from daskps.cluster.caller.thread_call import Left
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
 
 logger = logging.getLogger(__name__)
-#: How long a call may wait at its host on a lane; by message it waits on. Calls of runs
-#: wait for other trainers, all others for something that ends soon.
+#: How long a call may wait at its host on a socket; by message it waits on. Calls of
+#: runs wait for other trainers, all others for something that ends soon.
 WAIT_SECONDS = 20.0
 WAIT_MS, SOON_MS = int(1000 * WAIT_SECONDS), 500
-#: Errors of a lane after which a call goes on by message.
-_LEFT = (OSError, ProtocolError, LaneRefusedError)
+#: Errors of a socket after which a call goes on by message.
+_LEFT = (OSError, ProtocolError, SocketRefusedError)
 
 
 class Sockets:
@@ -52,11 +52,11 @@ class Sockets:
 
     Parameters
     ----------
-    far : Far
+    remote : RemoteShards
         Knows the hosts, and counts.
-    route : LaneRoute
-        Its frames, by host, and the lanes.
-    said : LaneSaid
+    route : SocketRoute
+        Its frames, by host, and the sockets.
+    said : SocketPayload
         The rest of the call: its numbers and arrays.
     make : callable
         Returns the same call as it goes by message.
@@ -66,8 +66,8 @@ class Sockets:
 
     __slots__ = (
         "_deadline",
-        "_far",
         "_make",
+        "_remote",
         "_route",
         "_said",
         "_under_way",
@@ -78,21 +78,21 @@ class Sockets:
 
     def __init__(
         self,
-        far: Far,
-        route: LaneRoute,
-        said: LaneSaid,
+        remote: RemoteShards,
+        route: SocketRoute,
+        said: SocketPayload,
         *,
         make: Callable[[], Request],
         deadline: Deadline,
     ) -> None:
         if route.words:
-            # They are counted from the end: see `LaneRoute`.
+            # They are counted from the end: see `SocketRoute`.
             words = [np.empty(n, dtype) for dtype, n in reversed(route.words)]
             said = said._replace(outs=[*said.outs, *words])
-        self._far, self._route, self._said, self._make = far, route, said, make
+        self._remote, self._route, self._said, self._make = remote, route, said, make
         self._deadline = deadline
-        #: Lanes that have the call and have not answered yet.
-        self._under_way: list[tuple[LaneFrame, Lane]] = []
+        #: Sockets that have the call and have not answered yet.
+        self._under_way: list[tuple[SocketFrame, CallSocket]] = []
         #: Requests that are to go by message.
         self.left: Left = []
         self.versions: list[tuple[int, int]] = []
@@ -100,14 +100,18 @@ class Sockets:
 
     @classmethod
     def of(
-        cls, far: Far, route: LaneRoute, request: Request, deadline: Deadline
+        cls,
+        remote: RemoteShards,
+        route: SocketRoute,
+        request: Request,
+        deadline: Deadline,
     ) -> Sockets:
         """Return the frames of a request along a route."""
         step, target = request.step, request.target
         arrays, outs = request.arrays, () if target is None else target.flats
         if route.arrays is not None:
             arrays, outs = route.arrays
-        said = LaneSaid(
+        said = SocketPayload(
             step.clock,
             step.sequence,
             step.floor,
@@ -118,7 +122,7 @@ class Sockets:
             request.min_version,
             request.seen,
         )
-        return cls(far, route, said, make=request.checked, deadline=deadline)
+        return cls(remote, route, said, make=request.checked, deadline=deadline)
 
     def run(
         self, meanwhile: Callable[[], Sequence[tuple[int, int]]] | None = None
@@ -153,7 +157,7 @@ class Sockets:
         except BaseException:
             self.cancel()
             raise
-        call = ThreadCall(self, self._deadline, self._far.send)
+        call = ThreadCall(self, self._deadline, self._remote.send)
         return shielded(call.result, call.stop)
 
     @property
@@ -162,7 +166,7 @@ class Sockets:
         return bool(self._under_way)
 
     def begin(self) -> None:
-        """Send it to all hosts that there is a lane to."""
+        """Send it to all hosts that there is a socket to."""
         said, route = self._said, self._route
         left, wait_ms = math.inf, SOON_MS
         if route.may_wait or said.min_version is not None:
@@ -174,45 +178,45 @@ class Sockets:
             left = until
             wait_ms = int(min(wait_ms, 1000 * left))
         for frame in route.frames:
-            form = frame.form
-            lane = route.lanes.take(form.worker, form.store)
-            if lane is None:
+            template = frame.template
+            socket = route.sockets.take(template.worker, template.store)
+            if socket is None:
                 self.left.append((self._make(), frame.asked))
                 continue
-            self._under_way.append((frame, lane))
+            self._under_way.append((frame, socket))
             try:
-                lane.ask(frame, said, left, wait_ms)
+                socket.ask(frame, said, left, wait_ms)
             except _LEFT as error:
                 self._fall_back(-1, error)
 
     def stop(self) -> None:
         """Shut the sockets: the thread that waits for one gets an error."""
-        for _, lane in [*self._under_way]:
-            lane.shut()
+        for _, socket in [*self._under_way]:
+            socket.shut()
 
     def cancel(self) -> None:
         """End the sockets that are inside of it."""
         while self._under_way:
-            frame, lane = self._under_way.pop()
-            self._route.lanes.end(frame.form.worker, lane, by_caller=True)
+            frame, socket = self._under_way.pop()
+            self._route.sockets.end(frame.template.worker, socket, by_caller=True)
 
     def take(self) -> None:
         """Take the answers of the hosts, until one leaves a request to messages."""
-        outs, counters = self._said.outs, self._far.counters
+        outs, counters = self._said.outs, self._remote.counters
         while self._under_way and not self.left:
-            frame, lane = self._under_way[0]
+            frame, socket = self._under_way[0]
             try:
                 try:
-                    rows = lane.answer(frame, outs)
-                except LaneSilentError:
-                    rows = self._await(frame, lane)
+                    rows = socket.answer(frame, outs)
+                except SocketSilentError:
+                    rows = self._await(frame, socket)
             except _LEFT as error:
                 self._fall_back(0, error)
                 return
             del self._under_way[0]
-            self._route.lanes.give_back(frame.form.worker, lane)
-            counters.lane_calls += 1
-            counters.lane_nbytes += frame.call_nbytes
+            self._route.sockets.give_back(frame.template.worker, socket)
+            counters.socket_calls += 1
+            counters.socket_nbytes += frame.call_nbytes
             codes = rows[3::4]
             if codes == frame.applied or not any(code & PARKED for code in codes):
                 self.versions += zip(frame.shards, rows[1::4], strict=True)
@@ -222,54 +226,56 @@ class Sockets:
             else:
                 self._leave(frame, codes)
 
-    def _leave(self, frame: LaneFrame, codes: Sequence[int]) -> None:
+    def _leave(self, frame: SocketFrame, codes: Sequence[int]) -> None:
         """Leave a call that a host has parked to messages."""
-        self._far.counters.fell_back("it has to be waited for")
+        self._remote.counters.fell_back("it has to be waited for")
         request = self._make()
         if all(code & APPLIED for code in codes):
             request = request.waiting()
         self.left.append((request, frame.asked))
 
-    def _await(self, frame: LaneFrame, lane: Lane) -> tuple[int, ...]:
+    def _await(self, frame: SocketFrame, socket: CallSocket) -> tuple[int, ...]:
         """Return the answer of a host that is silent, for as long as it may be.
 
         Meanwhile the event loop asks the directory whether the wait is in vain, as for
-        a message that is late; if it is, the loop shuts the lane.
+        a message that is late; if it is, the loop shuts the socket.
         """
         end, may_wait = self._deadline.end, self._route.may_wait
         left = math.inf if end is None else end - time.monotonic()
         if left <= 0 or (self._said.min_version is None and not may_wait):
-            raise LaneSilentError("a host answers nothing")
+            raise SocketSilentError("a host answers nothing")
         seconds = min(left, WAIT_SECONDS + frame.patience)
-        watch = self._far.watch(
-            frame.form.worker, frame.shards, self._route.run, lane.shut
+        watch = self._remote.watch(
+            frame.template.worker, frame.shards, self._route.run, socket.shut
         )
         try:
-            lane.begin(seconds, left)
-            return lane.answer(frame, self._said.outs)
+            socket.begin(seconds, left)
+            return socket.answer(frame, self._said.outs)
         finally:
             watch.stop()
 
     def _fall_back(self, at: int, error: Exception) -> None:
-        """Leave a request to messages that a lane has no answer to."""
-        frame, lane = self._under_way.pop(at)
-        if isinstance(error, LaneRefusedError):
-            self._route.lanes.give_back(frame.form.worker, lane)
+        """Leave a request to messages that a socket has no answer to."""
+        frame, socket = self._under_way.pop(at)
+        if isinstance(error, SocketRefusedError):
+            self._route.sockets.give_back(frame.template.worker, socket)
         else:
             late = self._deadline.is_over
-            self._route.lanes.end(frame.form.worker, lane, by_caller=late)
-        self._far.counters.fell_back(reason_of(error))
+            self._route.sockets.end(frame.template.worker, socket, by_caller=late)
+        self._remote.counters.fell_back(reason_of(error))
         logger.debug("%s goes on by message: %r", self._deadline.what, error)
         self.left.append((self._make(), frame.asked))
 
 
 def start(
-    far: Far, request: Request, shards: Sequence[int], deadline: Deadline
+    remote: RemoteShards, request: Request, shards: Sequence[int], deadline: Deadline
 ) -> ThreadCall | CallFuture[Reply]:
     """Begin a call, or a part of it: over sockets if possible, else by message."""
-    route = far.find_lanes(request, shards)
+    route = remote.find_sockets(request, shards)
     if route is None:
-        return far.send(request, shards, deadline)
-    call = ThreadCall(Sockets.of(far, route, request, deadline), deadline, far.send)
+        return remote.send(request, shards, deadline)
+    call = ThreadCall(
+        Sockets.of(remote, route, request, deadline), deadline, remote.send
+    )
     call.begin()
     return call

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from daskps.cluster.wire.read_words import CODED
+from daskps.cluster.protocol.read_words import CODED
 from daskps.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.row_routes import RowSlice
-    from daskps.cluster.wire.messages import Range
-    from daskps.cluster.wire.rows import RowsAsked
+    from daskps.cluster.protocol.messages import Range
+    from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.shards.reader import RowsRead
     from daskps.typing import Array
 
@@ -99,7 +99,7 @@ class Target(NamedTuple):
         """Return whether anything is read of a shard."""
         return bool(self.slices.get(shard) or self.rows.get(shard))
 
-    def rows_asked(self, shard: int) -> tuple[RowsAsked, ...]:
+    def rows_asked(self, shard: int) -> tuple[RowRequest, ...]:
         """Return the rows that are read of a shard."""
         return tuple([one.asked for one in self.rows.get(shard, ())])
 

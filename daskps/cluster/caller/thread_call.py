@@ -7,9 +7,9 @@ The life of a call, step by step, all of it in the thread that makes the call:
    next shard.
 2. The thread takes what has arrived, and waits for the rest.
 3. A carrier leaves to the next one the parts it cannot finish, under the same sequence
-   number. Local shards leave to sockets those that only their owners serve. Sockets leave
-   to messages those that are late, refused, cut off half way, or must wait. The loop
-   (`far`) finds out where shards have moved, and sends their messages again.
+   number. Local shards leave to sockets those that only their owners serve. Sockets
+   leave to messages those that are late, refused, cut off half way, or must wait. The
+   loop (`remote`) finds out where shards have moved, and sends their messages again.
 4. The thread joins all answers. After an error it leaves no part under way.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.routes import Request
-    from daskps.cluster.wire.deadline import Deadline
+    from daskps.cluster.protocol.deadline import Deadline
 
     #: Requests, and the shards of each that have not answered.
     Left: TypeAlias = list[tuple[Request, Sequence[int]]]

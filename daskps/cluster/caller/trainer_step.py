@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.typing import Array
 
 
@@ -22,7 +22,7 @@ class TrainerStep(NamedTuple):
     arrays: Mapping[int, Array]
     weight: float = 1.0
     #: Rows of tables.
-    rows: Sequence[RowsGiven] = ()
+    rows: Sequence[RowBatch] = ()
     #: A look for NaN and Inf in the arrays on their way, if nobody has looked: at the
     #: latest before a message takes them.
     look: FiniteCheck | None = None

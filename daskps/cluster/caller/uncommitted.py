@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.row_routes import joined_rows
-from daskps.cluster.wire.encoding import numbers
+from daskps.cluster.protocol.encoding import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.codecs import Codec
     from daskps.reduction import Empty
@@ -41,9 +41,9 @@ class Uncommitted:
         self._sums: dict[int, Array] = {}
         #: Rows of tables, in the order of the pushes: a shard adds up rows named again
         #: in it.
-        self._rows: list[RowsGiven] = []
+        self._rows: list[RowBatch] = []
 
-    def add(self, arrays: Mapping[Any, Array], rows: Sequence[RowsGiven] = ()) -> None:
+    def add(self, arrays: Mapping[Any, Array], rows: Sequence[RowBatch] = ()) -> None:
         """Keep a push that was accepted; the arrays stay the caller's.
 
         Arrays are by parameter index, words of a codec by shard and position of the
@@ -65,7 +65,7 @@ class Uncommitted:
             found[index] = array if known is None else known + array
         return found
 
-    def rows_with_last(self, rows: Sequence[RowsGiven]) -> list[RowsGiven]:
+    def rows_with_last(self, rows: Sequence[RowBatch]) -> list[RowBatch]:
         """Return the same of the rows of tables."""
         return joined_rows([*self._rows, *rows], self._meta.layout.n_shards)
 

@@ -23,7 +23,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps.cluster.directory.placement import held_bytes
-from daskps.cluster.wire.reports import Sight
+from daskps.cluster.protocol.reports import Sight
 from daskps.errors import LayoutError
 from daskps.layout.placement import check_memory
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 #: Then others are asked too; only one of them can have the memory.
 ANSWER_SECONDS = 15.0
 #: Workers of other addresses that are asked: a machine may have several.
-_MOST_FAR = 3
+_MOST_REMOTE = 3
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Poll:
     """The questions that workers got about one shard, and their answers."""
 
     nbytes: int
@@ -72,7 +72,9 @@ class _Asked:
         for worker in self.silent:
             self.silent[worker] = 1
 
-    def hear(self, by: str, answer: dict[str, Any], is_near: bool) -> tuple[Sight, str]:
+    def hear(
+        self, by: str, answer: dict[str, Any], is_local: bool
+    ) -> tuple[Sight, str]:
         """Take in what a worker says; return what that says of the shard, and why."""
         if answer.get("silent"):
             self.silent[by] += 1
@@ -82,7 +84,7 @@ class _Asked:
         sight, why = Sight(answer["sight"]), answer["why"]
         if sight is not Sight.FOUND and "silent" not in answer:
             self.refused.add(by)
-            if not is_near:
+            if not is_local:
                 # Perhaps it is not on that machine.
                 sight = Sight.UNKNOWN
         others = [worker for worker in self.asking["adopt"] if worker != by]
@@ -115,9 +117,9 @@ class Candidates:
     ) -> None:
         self._scheduler, self._stores = scheduler, stores
         self._entry, self._machine = entry, get_address_host(worker)
-        self._asked = {row[0]: _Asked(entry.sizes[row[0]]) for row in entry.segments}
+        self._asked = {row[0]: _Poll(entry.sizes[row[0]]) for row in entry.segments}
 
-    def _near(self) -> dict[str, bool]:
+    def _local(self) -> dict[str, bool]:
         """Return the workers that may be on the machine: whether it seems so.
 
         Running ones come first.
@@ -125,9 +127,9 @@ class Candidates:
         known = self._scheduler.workers
         both = Status.running, Status.paused
         found = [w for status in both for w in known if known[w].status == status]
-        near = [w for w in found if get_address_host(w) == self._machine]
-        far = [w for w in found if get_address_host(w) != self._machine]
-        return dict.fromkeys(near, True) | dict.fromkeys(far[:_MOST_FAR], False)
+        local = [w for w in found if get_address_host(w) == self._machine]
+        remote = [w for w in found if get_address_host(w) != self._machine]
+        return dict.fromkeys(local, True) | dict.fromkeys(remote[:_MOST_REMOTE], False)
 
     # -- questions -----------------------------------------------------------
 
@@ -139,13 +141,13 @@ class Candidates:
         `wait_for` hears of a shard that a worker has no room for, and why. Returns by
         question, "adopt" or "look", and worker the shards.
         """
-        near, held = self._near(), held_bytes(self._stores.values())
+        local, held = self._local(), held_bytes(self._stores.values())
         known = self._scheduler.workers
         n, share = Counter(self._entry.holders), self._entry.memory_share
         found = dict[tuple[str, str], list[int]]()
         for shard in due:
             asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
-            may = [w for w in near if w not in asked.refused]
+            may = [w for w in local if w not in asked.refused]
             for w in asked.askable(may, now):
                 limits = {w: known[w].memory_limit}
                 is_paused = known[w].status is Status.paused
@@ -154,7 +156,7 @@ class Candidates:
                 except LayoutError as error:
                     wait_for(shard, str(error))
                 else:
-                    first = asked.turn(w), not near[w], asked.n[w], is_paused
+                    first = asked.turn(w), not local[w], asked.n[w], is_paused
                     rank[w] = *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)
@@ -162,7 +164,7 @@ class Candidates:
                 held[by] += asked.nbytes
             elif can := [w for w in may if w not in asked.asking["look"]]:
                 question = "look"
-                by = min(can, key=lambda w: (not near[w], asked.n[w]))
+                by = min(can, key=lambda w: (not local[w], asked.n[w]))
             else:
                 continue
             found.setdefault((question, by), []).append(shard)
@@ -184,14 +186,14 @@ class Candidates:
 
         An adopter that has a shard says where it is, and nothing of what it sees.
         """
-        is_near = self._near().get(by, False)
+        is_local = self._local().get(by, False)
         said = [answer for answer in answers if "sight" in answer]
-        return {a["shard"]: self._asked[a["shard"]].hear(by, a, is_near) for a in said}
+        return {a["shard"]: self._asked[a["shard"]].hear(by, a, is_local) for a in said}
 
     def unheard(self, shards: Iterable[int]) -> set[int]:
         """Return the shards of which not all workers of the machine were heard yet."""
-        near = {w for w, is_near in self._near().items() if is_near}
-        return {i for i in shards if near - self._asked[i].refused}
+        local = {w for w, is_local in self._local().items() if is_local}
+        return {i for i in shards if local - self._asked[i].refused}
 
 
 #: When an absence is no longer a matter of moments, and is said.

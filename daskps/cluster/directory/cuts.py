@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import insist, remember
-from daskps.cluster.wire.deadline import silence
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.reports import unpack_report
+from daskps.cluster.protocol.deadline import silence
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.reports import unpack_report
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,
@@ -98,9 +98,9 @@ class Cuts:
     ) -> dict[str, Any]:
         """Copy a cut on the hosts; `drop_cut` frees the copies.
 
-        Returns "versions", with the number of rows of each table of any ids, "where" the
-        shards are, and "trained_by", the run that has trained the store last; or after `seconds`
-        "waited_for".
+        Returns "versions", with the number of rows of each unbounded table, "where" the
+        shards are, and "trained_by", the run that has trained the store last; or after
+        `seconds` "waited_for".
         """
         entry = self._entry(uid)
         shards = shards_of(Layout.from_wire(entry.layout), index)
@@ -200,7 +200,7 @@ class Cuts:
     async def _until_done(self, cut: _OpenCut) -> list[tuple[int, ...]]:
         entry, cut.waits_for = cut.entry, ""
         while True:
-            # Also what has come since, of rows of any ids.
+            # Also what has come since, of unbounded rows.
             hold = (
                 HOLD_SECONDS
                 + max(entry.nbytes.values(), default=0) / _COPY_NBYTES_PER_SECOND
@@ -239,8 +239,8 @@ class Cuts:
         try:
             while not (await asyncio.wait({copying}, timeout=_GRACE_SECONDS))[0]:
                 if gone := self._ended(owners):
-                    excused = {"producers": gone, "attempt": cut.attempt}
-                    await self._everywhere(cut, "excuse", **excused)
+                    marked_lost = {"producers": gone, "attempt": cut.attempt}
+                    await self._everywhere(cut, "mark_lost", **marked_lost)
                     owners = [owner for owner in owners if owner not in gone]
         finally:
             copying.cancel()

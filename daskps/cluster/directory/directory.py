@@ -18,11 +18,11 @@ from daskps.cluster.directory.move import ShardMoves
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.producers import Producers
 from daskps.cluster.directory.runs import Runs
-from daskps.cluster.directory.stores import Stores
+from daskps.cluster.directory.store_registry import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.keys import place_of_gradient
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.messages import identity
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.messages import identity
 from daskps.errors import RunCancelledError, StoreClosedError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.keys import label_of
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.packing import unpack_reply
 from daskps.errors import ConsistencyError, ShardLostError
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _TOPIC = "daskps"
 #: How long whoever restores a store may be silent before another one does.
 LEASE_SECONDS = 10.0
-#: For how long those that ask after a failure hear of that one, before it is tried again.
+#: For how long those that ask after a failure hear of that one, before it is tried
+#: again.
 AGAIN_SECONDS = 5.0
 
 
@@ -126,8 +127,8 @@ class StoreEntry:
     cluster: str = ""
     #: Shard, name, bytes and nonce of the memory that others there can map.
     segments: Sequence[Any] = ()
-    #: Bytes of memory that each shard takes, as last heard: with rows of any ids it grows,
-    #: and what others map of it is mostly addresses.
+    #: Bytes of memory that each shard takes, as last heard: with unbounded rows it
+    #: grows, and what others map of it is mostly addresses.
     sizes: dict[int, int] = field(default_factory=dict)
     #: Incarnation of each shard.
     generations: tuple[int, ...] = ()

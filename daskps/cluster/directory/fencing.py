@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.errors import DaskPSError
-from daskps.shards.steps import Standing
+from daskps.shards.steps import RunPosition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -44,7 +44,7 @@ class Settlement(NamedTuple):
     version: int = 0
 
 
-def agree(found: Collection[Standing]) -> Settlement:
+def agree(found: Collection[RunPosition]) -> Settlement:
     """Return how a run ends whose shards stand like that, and are held there.
 
     No version names two states: where a round is withdrawn on some shards, all of them
@@ -57,13 +57,13 @@ def agree(found: Collection[Standing]) -> Settlement:
     return Settlement(min(rounds), 1 + max(s.version for s in found) if apart else 0)
 
 
-def goal(found: Collection[Standing]) -> int:
+def goal(found: Collection[RunPosition]) -> int:
     """Return the round that all shards may reach: no further than those that cannot."""
     last = max((s.rounds for s in found), default=-1)
     return min((s.rounds for s in found if s.is_stuck and s.rounds >= 0), default=last)
 
 
-class Ending:
+class RunEnd:
     """The end of one run on all shards of its store.
 
     Parameters
@@ -94,18 +94,18 @@ class Ending:
 
     async def _held(self) -> Settlement:
         """Hold all shards, let those behind catch up, and say how the run ends."""
-        found = await self._standings()
+        found = await self._positions_of()
         to = goal(found.values())
         if any(s.rounds < to and not s.is_stuck for s in found.values()):
             finished = sorted({r for s in found.values() for r in s.finished})
             await self._caught_up(to, finished)
             # As they are now: from here on none of them moves.
-            found = await self._standings()
+            found = await self._positions_of()
         return agree(found.values())
 
-    async def _standings(self, **about: Any) -> dict[int, Standing]:
+    async def _positions_of(self, **about: Any) -> dict[int, RunPosition]:
         rows = await self._every("hold", **about)
-        return {i: Standing(*row) for i, row in rows.items()}
+        return {i: RunPosition(*row) for i, row in rows.items()}
 
     async def _caught_up(self, to: int, finished: list[int]) -> None:
         """Wait a moment for shards that are behind.
@@ -114,13 +114,13 @@ class Ending:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE_SECONDS
-        found = await self._standings(limit=to, finished=finished)
+        found = await self._positions_of(limit=to, finished=finished)
         # Polled: the hosts have no reason to tell the scheduler of each round.
         while any(0 <= s.rounds < to and not s.is_stuck for s in found.values()):
             if loop.time() >= end:
                 return
             await asyncio.sleep(LOOK_SECONDS)
-            found = await self._standings(limit=to)
+            found = await self._positions_of(limit=to)
 
     async def _refuse_later(self) -> None:
         """Refuse the steps of a run where it takes long: a shard is away, or silent.

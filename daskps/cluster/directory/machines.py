@@ -78,18 +78,18 @@ class Orphans:
     async def _look(self, machine: str) -> None:
         try:
             for turn in range(_MOST_TRIES):
-                near = self._near(machine)
-                if not near or machine not in self._due:
+                local = self._local(machine)
+                if not local or machine not in self._due:
                     return
                 # A worker that leaves from here on is looked for once more.
                 self._due.discard(machine)
-                if not await self._clean(near[turn % len(near)]):
+                if not await self._clean(local[turn % len(local)]):
                     self._due.add(machine)
                     await asyncio.sleep(PAUSE_SECONDS)
         finally:
             self._looking.discard(machine)
 
-    def _near(self, machine: str) -> list[str]:
+    def _local(self, machine: str) -> list[str]:
         return [w for w in self._scheduler.workers if get_address_host(w) == machine]
 
     async def _clean(self, worker: str) -> bool:

@@ -1,18 +1,18 @@
 """Moves of shards from workers that left to others, as the directory leads them.
 
 The memory of a shard outlives its process where other processes of the machine can map
-it. `ShardMoves` hears of workers that die, leave or come, and begins a :class:`Move` for
-each store and worker that left. The move alone acts: it asks workers of that machine to
-adopt the shards, makes those that have them the owners, and says what is away or lost.
-`candidates` chooses the workers that it asks, `verdict` decides what is due; both are
-data, and send nothing. Also of a lost shard somebody is asked now and then. A shard's
-generation rises with its owner, so what was meant for the former one is refused and sent
-again.
+it. `ShardMoves` hears of workers that die, leave or come, and begins a :class:`Move`
+for each store and worker that left. The move alone acts: it asks workers of that
+machine to adopt the shards, makes those that have them the owners, and says what is
+away or lost. `candidates` chooses the workers that it asks, `verdict` decides what is
+due; both are data, and send nothing. Also of a lost shard somebody is asked now and
+then. A shard's generation rises with its owner, so what was meant for the former one is
+refused and sent again.
 
 Copies of shards and rebalancing will be moves, too: they differ in the worker that is
-asked, and in what it is asked for, where it now maps memory that is there. The rest stays
-as it is: after the answer `_install` names the owner, raises the generation with it, and
-tells the mailboxes of runs.
+asked, and in what it is asked for, where it now maps memory that is there. The rest
+stays as it is: after the answer `_install` names the owner, raises the generation with
+it, and tells the mailboxes of runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from distributed.core import Status
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
 from daskps.cluster.directory.run import rounds_lost
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.reports import Sight
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.reports import Sight
 from daskps.errors import DaskPSError, ProtocolError, ShardLostError
 from daskps.layout.arrays import counted
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 END_SECONDS, LATER_SECONDS = 5.0, 1.0
 #: Ends the message about a shard that no other process of its machine can map.
 _WAS_PRIVATE = (
-    "; its memory was private, so that nobody could adopt it: daskps.ways.machine is "
+    "; its memory was private, so that nobody could adopt it: daskps.carriers.machine is "
     "false there or where the store was created, or the worker's log says why it shares "
     "none"
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry
-from daskps.cluster.wire.messages import PROTOCOL, identity
+from daskps.cluster.protocol.messages import PROTOCOL, identity
 from daskps.errors import (
     LayoutError,
     NotEnoughWorkersError,
@@ -51,19 +51,21 @@ class StoreRequest:
     slots: Sequence[tuple[int, Sequence[float]]]
     overwrite: bool
     memory_share: float
-    #: Name of each table of any ids, and what its rows begin with: a kind, its numbers
+    #: Name of each unbounded table, and what its rows begin with: a kind, its numbers
     #: and a seed.
-    any_ids: Sequence[tuple[str, str, Sequence[float], str, Sequence[int]]]
+    unbounded: Sequence[tuple[str, str, Sequence[float], str, Sequence[int]]]
     #: Whether other processes of a shard's machine may map it.
     machine: bool
     wait_seconds: float
-    #: Parameter index, and which of its slots are no plain ones, by `layout.slots.marked`.
+    #: Parameter index, and which of its slots are no plain ones, by
+    #: `layout.slots.marked`.
     row_slots: Sequence[tuple[int, Sequence[int]]] = ()
-    #: Of a store made from a checkpoint, the uid of the store that this goes back to, and
-    #: how many bytes its shards take for the rows of any ids that they begin with.
+    #: Of a store made from a checkpoint, the uid of the store that this goes back to,
+    #: and how many bytes its shards take for the unbounded rows that they begin with.
     lineage: str = ""
     rows_nbytes: int = 0
-    #: Addresses of workers, and the parameters and tables that are cut over their shards.
+    #: Addresses of workers, and the parameters and tables that are cut over their
+    #: shards.
     placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
     #: URL and options to restore the store from, where a shard of it is lost.
     recover_from: tuple[str, str] | None = None
@@ -91,7 +93,7 @@ def reserve(
     owners = place(n_shards, workers)
     placed = [(shards_on(on, owners), indices) for on, indices in wanted.placement]
     check_placed(placed, len(of_arrays) + len(tables))
-    layout = Layout.from_wire({**wire, "any_ids": wanted.any_ids, "placed": placed})
+    layout = Layout.from_wire({**wire, "unbounded": wanted.unbounded, "placed": placed})
     nbytes: dict[str, int] = {}
     sizes: dict[int, int] = {}
     of_rows = dict(wanted.row_slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.wire.handlers import DIRECTORY
+from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.errors import ConsistencyError, ProtocolError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Stores that have lost a shard: the turn to restore each, and what has its place.
 
 The directory sees no files: it gives one of those who ask the turn to restore the store
-under another uid, by a lease, and the others wait. The restored store takes the place of
-the lost one in one act, when it is complete (:meth:`Stores.on_commit`); from then on
+under another uid, by a lease, and the others wait. The restored store takes the place
+of the lost one in one act, when it is complete (:meth:`Stores.on_commit`); from then on
 whoever names the lost one hears what has become of it.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.placement import StoreRequest, held_bytes, reserve
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.wellformed import check
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.wellformed import check
 from daskps.errors import ConsistencyError, LayoutError, StoreRestoredError
 from daskps.layout.placement import place
 

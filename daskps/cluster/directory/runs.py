@@ -8,11 +8,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.entry import insist, remember
-from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, Ending
+from daskps.cluster.directory.fencing import END_SECONDS, SETTLE_SECONDS, RunEnd
 from daskps.cluster.directory.run import RunState
-from daskps.cluster.wire.begin import Who, check_begin, none_left
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.wellformed import check
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.run_start import Who, check_begin, none_left
+from daskps.cluster.protocol.wellformed import check
 from daskps.epochs import Epochs
 from daskps.errors import (
     ConsistencyError,
@@ -137,7 +137,8 @@ class Runs:
             work = hosts.control(worker, "begin_run", resident=not run.graph, **about)
             run.begun[worker] = hosts.spawn(work)
         try:
-            # Not cancelled where it takes too long: what a silent host was sent it does.
+            # Not cancelled where it takes too long: what a silent host was sent it
+            # does.
             while (await asyncio.wait(run.begun.values(), timeout=seconds / 2))[1]:
                 async with asyncio.timeout(seconds / 2):
                     said = (hosts.control(worker, "hello") for worker in entry.hosts)
@@ -212,7 +213,7 @@ class Runs:
         """End a run on all its shards, however long one of them is away."""
         how: dict[str, Any] = {"reason": str(run.fenced)}
         try:
-            found = await Ending(self._hosts, run, how["reason"]).settle()
+            found = await RunEnd(self._hosts, run, how["reason"]).settle()
             how |= found._asdict()
         finally:
             self._forget(run, how)

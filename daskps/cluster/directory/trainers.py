@@ -10,9 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.run import EpochReport
-from daskps.cluster.wire.handlers import DIRECTORY
-from daskps.cluster.wire.packing import pack_error
-from daskps.cluster.wire.wellformed import check
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.packing import pack_error
+from daskps.cluster.protocol.wellformed import check
 from daskps.errors import NotEnoughWorkersError, ProtocolError, RunCancelledError
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class TrainerMessages:
         """Hear that a trainer begins an all-reduce, and on which worker.
 
         Returns whether it may be started again, which workers keep what all-reduces
-        have come to, and whether others are past this one: they bring nothing to it again.
+        have come to, and whether others are past this one: they bring nothing to it
+        again.
         """
         entry = self._taking_part(run, rank, worker)
         if clock < 0 or number < 0:

@@ -20,11 +20,11 @@ from daskps.cluster.host.growth import Budget, grow_by
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
-from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.folder import CarrierClosed
+from daskps.cluster.protocol import encoding
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.reports import Sight
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire import encoding
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.reports import Sight
 from daskps.errors import (
     DaskPSError,
     ProtocolError,
@@ -80,9 +80,9 @@ async def adopt(
     name = about["name"]
     for codec in codecs:
         await host.in_thread(partial(encoding.learn, *codec))
-    taker = _Taker(members, where, about, rounds)
-    taker.ask = Budget(host).ask
-    hosted_shards = await host.in_thread(partial(taker.take_all, host, store, rows))
+    adopter = _Adopter(members, where, about, rounds)
+    adopter.ask = Budget(host).ask
+    hosted_shards = await host.in_thread(partial(adopter.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:
             hosted.close()
@@ -97,7 +97,7 @@ async def adopt(
     if hosted_shards:
         n = counted(len(hosted_shards), "shard")
         logger.info("%s adopted %s of store %r", where, n, name)
-    return taker.found
+    return adopter.found
 
 
 @HOST.handles("look")
@@ -123,7 +123,7 @@ def _look(members: Membership, where: str, address: BlockAddress) -> tuple[Sight
     """Return the state of a shard's memory here, and the process that keeps it."""
     for _ in range(_FIND_TRIES):
         # A worker that adopts the shard just now renames the block.
-        with contextlib.suppress(WayClosed, FileNotFoundError):
+        with contextlib.suppress(CarrierClosed, FileNotFoundError):
             block = members.attach(members.find(address))
             break
     else:
@@ -172,7 +172,7 @@ def _anything(nbytes: int) -> None:
     """Let a shard take all free memory."""
 
 
-class _Taker:
+class _Adopter:
     """Takes over shards of one store."""
 
     def __init__(
@@ -217,7 +217,7 @@ class _Taker:
                 self.found.append(_said(shard, Sight.FOUND, str(error)))
             except Exception as error:
                 why = str(error)
-                if not isinstance(error, WayClosed | ProtocolError):
+                if not isinstance(error, CarrierClosed | ProtocolError):
                     # This host keeps the shards that it took before.
                     logger.exception("shard %d of store %r", shard, self._name)
                     why = repr(error)
@@ -246,7 +246,7 @@ class _Taker:
             ) from None
         try:
             if gate_of(segment) == CLOSED:
-                raise WayClosed("its owner was about to free it")
+                raise CarrierClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
             block = members.adopt(seen.address, released=is_released)
             grow_by(segment, block, self.ask)
@@ -284,14 +284,14 @@ class _Taker:
             wire, address = self._rounds, self._mailboxes.get(shard)
             # Tasks of the graph need no mailboxes.
             if not (wire and wire["run"] == run and (address or wire["graph"])):
-                raise WayClosed("nobody else can have it")
+                raise CarrierClosed("nobody else can have it")
             reduce = loads(wire["reduce"])
             if address:
                 address = self._members.find(address)
                 block = self._members.adopt(address, released=is_released)
             buffer = block.body if block else None
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
-        except (WayClosed, ProtocolError) as error:
+        except (CarrierClosed, ProtocolError) as error:
             if block is not None:
                 block.free()
             # The run ends with all shards of the store, after the same round.

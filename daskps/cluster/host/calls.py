@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.wire.messages import Answer, Call, Part
+from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.reader import RowsRead
@@ -17,7 +17,7 @@ from daskps.shards.steps import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.wire.rows import RowsAsked
+    from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.reduction import Empty
     from daskps.typing import Array
 
@@ -128,7 +128,7 @@ def _answer(started: Started, empty: Empty | None, seconds: float) -> Answer:
     )
 
 
-def _read_of(asked: RowsAsked, empty: Empty) -> RowsRead:
+def _read_of(asked: RowRequest, empty: Empty) -> RowsRead:
     """Return a read of rows, with memory for them."""
     out = empty(len(asked.ids) * asked.dim, asked.dtype)
     if not asked.is_marked:

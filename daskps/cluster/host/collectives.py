@@ -132,7 +132,7 @@ def narrowed(array: Array, dtype: str, error: str) -> Array:
     return found
 
 
-class Gathering(Reduction):
+class Collective(Reduction):
     """One part of one all-reduce: the ranks in it, and the sums so far.
 
     Threads: one at a time, under the lock of its :class:`Collectives`.
@@ -249,7 +249,7 @@ class _RunHere:
     """The all-reduces of one run at one host."""
 
     #: Parts by number of the all-reduce and index of the part.
-    parts: dict[tuple[int, int], Gathering] = field(default_factory=dict)
+    parts: dict[tuple[int, int], Collective] = field(default_factory=dict)
     wholes: dict[int, WholeResult] = field(default_factory=dict)
     #: For each rank the first number that it may ask for again.
     floors: dict[int, int] = field(default_factory=dict)
@@ -310,7 +310,7 @@ class Collectives:
         *,
         live: Sequence[bool],
         room: int | None,
-    ) -> Gathering:
+    ) -> Collective:
         """Return a part of an all-reduce; the first rank that comes creates it.
 
         `live` says for each rank whether the others wait for it, `room` how many bytes
@@ -326,7 +326,7 @@ class Collectives:
             found = here.parts.get(key)
             if found is None:
                 nbytes = _needed(brought, place, len(live))
-                found = Gathering(len(live), brought, rank, nbytes)
+                found = Collective(len(live), brought, rank, nbytes)
                 if room is not None and self.nbytes + nbytes > room:
                     found.nbytes = 0
                     found.fail(_no_room(nbytes, self.nbytes, room))
@@ -337,10 +337,10 @@ class Collectives:
                     found.leave_out(other)
             return found
 
-    def bring(self, gathering: Gathering, rank: int, arrays: Sequence[Array]) -> None:
+    def bring(self, collective: Collective, rank: int, arrays: Sequence[Array]) -> None:
         """Take a rank's arrays into a part."""
         with self._lock:
-            gathering.bring(rank, arrays)
+            collective.bring(rank, arrays)
 
     def leave_out(self, run: int, rank: int) -> None:
         """Stop waiting for a rank of a run."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.wire.messages import Range
+    from daskps.cluster.protocol.messages import Range
     from daskps.shards.reader import RowsRead
     from daskps.shards.steps import Ticket
     from daskps.typing import Array

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.keys import copy_key, saved_key
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.reports import OrderWire, pack_report
-from daskps.cluster.wire.wellformed import check
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.reports import OrderWire, pack_report
+from daskps.cluster.protocol.wellformed import check
 from daskps.errors import LayoutError
 from daskps.layout.chunks import WHOLE, shards_of
 from daskps.shards import cut_requests
@@ -133,8 +133,8 @@ async def copy_cut(
 ) -> list[tuple[int, ...]]:
     """Wait until each shard has reached the cut, copy it and release it.
 
-    Returns shard, version and bytes of each, and the number of rows of its tables of any
-    ids; for a copy of everything also the number of candidates.
+    Returns shard, version and bytes of each, and the number of rows of its
+    unbounded tables; for a copy of everything also the number of candidates.
     """
     check(OrderWire, order, "the order of a cut")
     hosted_shards = _concerned(host, store, index)
@@ -259,22 +259,23 @@ def _release(
     return cut_requests.end_cut(hosted.shard, held.name)
 
 
-@HOST.handles("excuse")
+@HOST.handles("mark_lost")
 async def _excuse(
     host: ShardHost, *, store: str, cut: str, attempt: int, producers: Sequence[int]
 ) -> None:
     """Stop waiting for the steps of producers that have ended."""
     await host.each(
         host.of(store),
-        lambda s: cut_requests.excuse_owners(s.shard, (cut, attempt), producers),
+        lambda s: cut_requests.mark_owners_lost(s.shard, (cut, attempt), producers),
     )
 
 
-@HOST.handles("settle")
+@HOST.handles("acknowledge")
 async def _settle(
     host: ShardHost, *, store: str, run: int, owner: int, floor: int
 ) -> None:
     """Hear which steps of an owner are no longer under way."""
     await host.each(
-        host.of(store), lambda s: cut_requests.settle_steps(s.shard, run, owner, floor)
+        host.of(store),
+        lambda s: cut_requests.acknowledge_steps(s.shard, run, owner, floor),
     )

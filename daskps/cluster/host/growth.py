@@ -1,9 +1,9 @@
-"""Memory of shards that grow: tables of any ids take memory as rows come.
+"""Memory of shards that grow: unbounded tables take memory as rows come.
 
 A segment with such tables is a sparse file: as long as it may ever become, with memory
-where something is. More of it is allocated before it is used, so that a process that has
-it mapped sees rows there without mapping anything again, and none is ended by SIGBUS.
-Where there is no shared memory a private mapping does the same.
+where something is. More of it is allocated before it is used, so that a process that
+has it mapped sees rows there without mapping anything again, and none is ended by
+SIGBUS. Where there is no shared memory a private mapping does the same.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def _tell(host: ShardHost) -> None:
     """
     while host.may_have_grown:
         host.may_have_grown = False
-        growing = [s for s in host.shards.items() if s[1].shard.segment.has_any_ids]
+        growing = [s for s in host.shards.items() if s[1].shard.segment.has_unbounded]
         for store in {uid for (uid, _), _ in growing}:
             of = [hosted for (uid, _), hosted in growing if uid == store]
             with contextlib.suppress(OSError, DaskPSError):
@@ -129,7 +129,7 @@ def new_segment(
 
 def grow_by(segment: Segment, block: Block, ask: Callable[[int], None]) -> None:
     """Let the owner of a segment in a block take memory as its rows need it."""
-    if segment.has_any_ids:
+    if segment.has_unbounded:
         segment.memory = Growing(block.file, block.buffer, ask)
 
 
@@ -146,7 +146,7 @@ class PrivateMemory:
             self.memory = mmap.mmap(-1, nbytes, flags=_PRIVATE)
         except OSError as error:
             raise LayoutError(
-                f"a shard with tables of any ids is given {nbytes:,} bytes of addresses, "
+                f"a shard with unbounded tables is given {nbytes:,} bytes of addresses, "
                 f"and this process has none left ({error.strerror}): it has 128 TiB at "
                 f"most, less where `ulimit -v` or vm.overcommit_memory=2 say so. Make "
                 f"fewer shards for each worker, or give such tables max_rows="

@@ -17,20 +17,20 @@ from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.host.near_shards import NearShards
+from daskps.cluster.host.reachable_shards import ReachableShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.leases import BufferPool, limit_of
 from daskps.cluster.machine.membership import HERE, Machine
-from daskps.cluster.wire.encoding import widened
-from daskps.cluster.wire.messages import (
+from daskps.cluster.protocol.encoding import widened
+from daskps.cluster.protocol.messages import (
     Answer,
     Call,
     in_words,
     pack_answers,
     unpack_call,
 )
-from daskps.cluster.wire.packing import refusal
-from daskps.cluster.wire.wellformed import refused
+from daskps.cluster.protocol.packing import refusal
+from daskps.cluster.protocol.wellformed import refused
 from daskps.errors import (
     DaskPSError,
     ShardBusyError,
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.node import GivenLanes, WorkerNode
+    from daskps.cluster.host.node import OpenSockets, WorkerNode
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
-    from daskps.cluster.wire.handlers import Handlers
+    from daskps.cluster.protocol.handlers import Handlers
     from daskps.reduction import Empty
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ MIN_SECONDS = 0.1
 LOOK_SECONDS = 0.0005
 
 
-class ShardHost(NearShards):
+class ShardHost(ReachableShards):
     """Shards of one worker.
 
     Threads: those that may wait (tasks, trainers) call the shards directly; the event
@@ -109,14 +109,14 @@ class ShardHost(NearShards):
         self._has_joined = False
         self._opening = threading.Lock()
         self._looking: asyncio.Future[None] | None = None
-        #: Whether tables of any ids may have grown since the host told the directory,
+        #: Whether unbounded tables may have grown since the host told the directory,
         #: and the task that tells it.
         self.may_have_grown = False
         self.telling: asyncio.Future[None] | None = None
         #: Shards that were dropped while another thread used them.
         self._leaving: list[HostedShard] = []
         #: Sockets given to callers, if callers may have any.
-        self.lanes: GivenLanes | None = None
+        self.sockets: OpenSockets | None = None
         self.is_leaving = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
@@ -296,7 +296,7 @@ class ShardHost(NearShards):
         the store was created, does not allow it, or workers are threads.
         """
         inside = self.worker.address.startswith("inproc")
-        if not cluster or inside or not config.load().machine_way:
+        if not cluster or inside or not config.load().machine_carrier:
             return None
         with self._opening:
             if not self._has_joined:
@@ -394,9 +394,9 @@ class ShardHost(NearShards):
         Returns the names of blocks that this worker removed as the last of its machine.
         With `keeps` it leaves the blocks of dead workers.
         """
-        if self.lanes is not None:
-            # Else the lanes would go on answering.
-            self.lanes.close()
+        if self.sockets is not None:
+            # Else the sockets would go on answering.
+            self.sockets.close()
         for (_, index), hosted in list(self.shards.items()):
             error = ShardLostError(hosted.name, index, self.worker.address, reason)
             hosted.run(partial(Shard.abandon, error=error))
@@ -419,7 +419,7 @@ class ShardHost(NearShards):
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
             "answers": self.budget.nbytes,
-            "lanes": 0 if self.lanes is None else len(self.lanes),
+            "sockets": 0 if self.sockets is None else len(self.sockets),
         }
 
     def leaves(self) -> bool:

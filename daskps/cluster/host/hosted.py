@@ -90,7 +90,7 @@ class HostedShard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its memory now; with tables of any ids it grows."""
+        """Bytes of its memory now; with unbounded tables it grows."""
         return self.shard.segment.held_nbytes
 
     def put(self, ticket: Ticket) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import connections, upstream
-from daskps.cluster.wire.deadline import TAKE_SECONDS
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.deadline import TAKE_SECONDS
+from daskps.cluster.protocol.packing import unpack_reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 #: By worker address the hosts of this process, each a
-#: :class:`~daskps.cluster.host.host.ShardHost`: threads of the process call them directly.
+#: :class:`~daskps.cluster.host.host.ShardHost`: threads of the process call them
+#: directly.
 HOSTS: dict[str, Any] = {}
 
 
-class GivenLanes(Protocol):
-    """The lanes that a host has given to callers, which end with it."""
+class OpenSockets(Protocol):
+    """The sockets that a host has given to callers, which end with it."""
 
     @property
     def n_calls(self) -> int:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.cluster.host.hosted import LOCK_SECONDS
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.messages import unpack_identity
+from daskps.cluster.protocol.packing import pack_error
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.messages import unpack_identity
-from daskps.cluster.wire.packing import pack_error
 from daskps.errors import (
     ProtocolError,
     PushRejectedError,
@@ -27,7 +27,7 @@ from daskps.errors import (
 )
 from daskps.layout.arrays import FLOATS
 from daskps.shards import producers
-from daskps.shards.installing import factors_of
+from daskps.shards.installation import factors_of
 from daskps.shards.refusals import find_refusal
 from daskps.shards.steps import ASSIGN, SCALE, Item, Ready, Step, Ticket
 from daskps.usercode import user_code

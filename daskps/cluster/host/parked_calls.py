@@ -1,4 +1,4 @@
-"""Parked calls of lanes: their tickets wait at their shards, and no thread waits."""
+"""Parked calls of sockets: their tickets wait at their shards, and no thread waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.calls import Started
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.wire.messages import Part
+    from daskps.cluster.protocol.messages import Part
 
     #: Returns the frame that answers the tickets; gets the seconds that a read may wait
     #: for its turn.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import codecs
-from daskps.cluster.wire.encoding import decoded
-from daskps.cluster.wire.wellformed import fits
+from daskps.cluster.protocol.encoding import decoded
+from daskps.cluster.protocol.wellformed import fits
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError
 from daskps.kernels.row_merge import Brought, merge_rows
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 #: Stands for the number of rows of an array.
 _NO_ROWS = -1
-#: By shard and node of the rank tree the sums of pieces: position and weight, the number
-#: of rows, the codec of words, "" for numbers, and their factor. The arrays follow in
-#: this order, those of rows behind their ids.
-Said = list[list[list[tuple[int, float, int, str, float]]]]
+#: By shard and node of the rank tree the sums of pieces: position and weight, the
+#: number of rows, the codec of words, "" for numbers, and their factor. The arrays
+#: follow in this order, those of rows behind their ids.
+PackedSums = list[list[list[tuple[int, float, int, str, float]]]]
 
 
 class PartialSum(NamedTuple):
@@ -212,9 +212,9 @@ def keep_rows(
     return KeptRows(ids.copy(), own, starts)
 
 
-def described(sums: Sequence[Sequence[NodeSums]]) -> tuple[Said, list[Array]]:
+def described(sums: Sequence[Sequence[NodeSums]]) -> tuple[PackedSums, list[Array]]:
     """Return sums by shard and node as a description, and the arrays in its order."""
-    said, arrays = Said(), list[Array]()
+    said, arrays = PackedSums(), list[Array]()
     for row in sums:
         said.append([])
         for node in row:
@@ -228,7 +228,7 @@ def described(sums: Sequence[Sequence[NodeSums]]) -> tuple[Said, list[Array]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SumsAsked:
+class SumsRequest:
     """Sums of contributions, by shard and node, that one worker is asked for."""
 
     layout: Layout
@@ -254,7 +254,7 @@ class SumsAsked:
         ProtocolError
             For what is none, before memory is taken for it.
         """
-        is_whole = fits(said, Said) and len(said) == len(self.shards)
+        is_whole = fits(said, PackedSums) and len(said) == len(self.shards)
         if not is_whole or any(len(row) != len(self.nodes) for row in said):
             raise ProtocolError(
                 f"worker {self.worker} has other sums than were asked for"
@@ -277,7 +277,7 @@ class SumsAsked:
             )
         return found
 
-    def _nodes(self, said: Said) -> Iterator[tuple[int, Any]]:
+    def _nodes(self, said: PackedSums) -> Iterator[tuple[int, Any]]:
         for shard, row in zip(self.shards, said, strict=True):
             for node in row:
                 yield shard, node
@@ -296,7 +296,7 @@ class SumsAsked:
             return [("int64", n), (compute_dtype(table.dtype), n * table.dim)]
         raise ProtocolError(f"sums of pieces that shard {shard} has not")
 
-    def sums(self, said: Said, arrays: Sequence[Array]) -> list[list[NodeSums]]:
+    def sums(self, said: PackedSums, arrays: Sequence[Array]) -> list[list[NodeSums]]:
         """Put together the arrays that have come, by shard and node.
 
         Raises

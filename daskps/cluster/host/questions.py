@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.copy_budget import kept
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.measuring import Measuring, Share
-from daskps.cluster.wire.packing import pack_array, unpack_array
-from daskps.cluster.wire.rows import most_rows
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.measures import Measuring, Share
+from daskps.cluster.protocol.packing import pack_array, unpack_array
+from daskps.cluster.protocol.row_messages import most_rows
 from daskps.errors import ProtocolError
 from daskps.kernels.measures import KINDS, by_block
 from daskps.layout.arrays import DTYPES
 from daskps.shards.frozen_rows import all_ids
-from daskps.shards.row_changes import NEVER, Changed, ChangesAsked, changes_locked
+from daskps.shards.row_changes import NEVER, Changed, ChangesRequest, changes_locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ async def _row_changes(
     ]
 
 
-def _asked(hosted: HostedShard, index: int, since: int) -> ChangesAsked:
+def _asked(hosted: HostedShard, index: int, since: int) -> ChangesRequest:
     layout = hosted.layout
     ordinal = index - len(layout.parameters)
     if not 0 <= ordinal < len(layout.tables):
@@ -69,10 +69,10 @@ def _asked(hosted: HostedShard, index: int, since: int) -> ChangesAsked:
             f"changes of parameter {index} of store {hosted.name!r}, which is no table"
         )
     position = layout.table_position(hosted.index, index)
-    return ChangesAsked(position, since, most=most_rows(layout.tables[ordinal]))
+    return ChangesRequest(position, since, most=most_rows(layout.tables[ordinal]))
 
 
-def _changes(shard: Shard, asked: ChangesAsked) -> Changed:
+def _changes(shard: Shard, asked: ChangesRequest) -> Changed:
     return changes_locked(shard.segment, asked)
 
 
@@ -113,7 +113,7 @@ async def _measure(
 ) -> list[list[Any]]:
     """Return the measure of each block of elements that lies within one shard.
 
-    `asked` is a :class:`~daskps.cluster.wire.measuring.Measuring`; `given` has each
+    `asked` is a :class:`~daskps.cluster.protocol.measures.Measuring`; `given` has each
     shard and the factors of its elements, if any. The answer has for each the shard, a
     number for each block, and the elements before and behind these, all of one version.
     """

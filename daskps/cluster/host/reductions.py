@@ -22,10 +22,10 @@ from daskps.cluster.host.collectives import (
 from daskps.cluster.host.contributions import RoundId
 from daskps.cluster.host.owner_steps import take_each
 from daskps.cluster.host.partial_sums import described
+from daskps.cluster.protocol.handlers import FETCHES, HOST
+from daskps.cluster.protocol.messages import unpack_identity, unpack_item
+from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.handlers import FETCHES, HOST
-from daskps.cluster.wire.messages import unpack_identity, unpack_item
-from daskps.cluster.wire.packing import pack_array, unpack_array
 from daskps.errors import (
     ClockError,
     ConsistencyError,
@@ -41,10 +41,10 @@ from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.host.collectives import Gathering, ReducedPieces
+    from daskps.cluster.host.collectives import Collective, ReducedPieces
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.partial_sums import Said
+    from daskps.cluster.host.partial_sums import PackedSums
     from daskps.typing import Array
 
 #: All-reduces may take at most this share of the memory that the shards leave.
@@ -210,16 +210,16 @@ async def _allreduce(
     least = held.told(
         run, rank, floor, [r for r, is_live in enumerate(live) if is_live]
     )
-    found: list[tuple[int, Gathering]] = []
+    found: list[tuple[int, Collective]] = []
     for part, packed in given:
         place = PartPlace(run, number, part, parts)
-        gathering = held.join(place, rank, about, live=live, room=room)
-        found.append((part, gathering))
+        collective = held.join(place, rank, about, live=live, room=room)
+        found.append((part, collective))
         if packed is None:
             continue
         arrays = _unpacked(about, place, packed)
-        bring = partial(held.bring, gathering, rank, arrays)
-        if gathering.nbytes <= host.inline_nbytes:
+        bring = partial(held.bring, collective, rank, arrays)
+        if collective.nbytes <= host.inline_nbytes:
             bring()
         else:
             await host.in_thread(bring)
@@ -227,10 +227,10 @@ async def _allreduce(
             wait_seconds = 0.0
     # Not if the rank must send arrays first: nobody would wait for the rest.
     if wait_seconds and all(rank in g.present or g.done for _, g in found):
-        answers = [gathering.on_loop() for _, gathering in found]
+        answers = [collective.on_loop() for _, collective in found]
         first = asyncio.FIRST_EXCEPTION
         await asyncio.wait(answers, timeout=wait_seconds, return_when=first)
-    return least, [_answer(part, rank, gathering) for part, gathering in found]
+    return least, [_answer(part, rank, collective) for part, collective in found]
 
 
 def _hosted(host: ShardHost, store: str, part: int, parts: int) -> HostedShard:
@@ -283,12 +283,12 @@ def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[A
 
 
 def _answer(
-    part: int, rank: int, gathering: Gathering
+    part: int, rank: int, collective: Collective
 ) -> tuple[int, str, Sequence[int], Sequence[Any]]:
-    if gathering.done:
-        arrays = [pack_array(array) for array in gathering.answer.result()]
-        return part, "done", sorted(gathering.absent), arrays
-    return part, "waits" if rank in gathering.present else "send", (), ()
+    if collective.done:
+        arrays = [pack_array(array) for array in collective.answer.result()]
+        return part, "done", sorted(collective.absent), arrays
+    return part, "waits" if rank in collective.present else "send", (), ()
 
 
 @HOST.handles("reduced")
@@ -313,7 +313,7 @@ def sums_here(
     shards: Sequence[int],
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
-) -> tuple[Said, list[Array]]:
+) -> tuple[PackedSums, list[Array]]:
     """Return the sums of this worker's contributions to a round, for other shards.
 
     The description of the arrays, and the arrays in its order.
@@ -342,7 +342,7 @@ async def sums(
     shards: Sequence[int],
     ranks: Sequence[int],
     nodes: Sequence[tuple[int, int]],
-) -> tuple[Said, list[Any]]:
+) -> tuple[PackedSums, list[Any]]:
     """Return the result of :func:`sums_here` by message."""
     work = partial(
         sums_here, host, place=place, shards=shards, ranks=ranks, nodes=nodes

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.machine.blocks import HEAD_NBYTES
+from daskps.cluster.protocol import encoding
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.run_start import check_begin
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire import encoding
-from daskps.cluster.wire.begin import check_begin
-from daskps.cluster.wire.handlers import HOST
 from daskps.consistency import BSP, decoded
 from daskps.epochs import Epochs
 from daskps.errors import (
@@ -20,7 +20,7 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.shards import run_record
-from daskps.shards.installing import indices_of
+from daskps.shards.installation import indices_of
 from daskps.shards.run_record import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ async def _hold(
         return done + shard.hold_run(run, limit, error)
 
     def found(hosted: HostedShard) -> tuple[Any, ...]:
-        return hosted.index, *hosted.shard.run_state.find_standing(run)
+        return hosted.index, *hosted.shard.run_state.find_position(run)
 
     hosted_shards = host.of(store)
     await host.each(hosted_shards, work)

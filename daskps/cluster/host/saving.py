@@ -20,13 +20,13 @@ from daskps.checkpoint.digests import digest
 from daskps.checkpoint.plan import StoredChunk, chunks_written
 from daskps.checkpoint.storage import Storage, full_url
 from daskps.cluster.keys import saved_key
-from daskps.cluster.wire.deadline import gather
-from daskps.cluster.wire.handlers import HOST
-from daskps.cluster.wire.options import unpack_options
-from daskps.cluster.wire.packing import pack_array, unpack_array
+from daskps.cluster.protocol.deadline import gather
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.options import unpack_options
+from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.errors import ConsistencyError, ProtocolError, SnapshotLostError
 from daskps.kernels.id_hash import hashes
-from daskps.layout.chunks import WHOLE, any_tables
+from daskps.layout.chunks import WHOLE, unbounded_tables
 from daskps.layout.slots import with_marks
 from daskps.layout.spans import CANDIDATES, IDS, Span
 
@@ -88,8 +88,8 @@ class _Writing:
         """Write one chunk after the other; several of these tasks share the chunks."""
         loop = asyncio.get_running_loop()
         for chunk in self.chunks:
-            far = await self._fetch(chunk)
-            file = await loop.run_in_executor(pool, self._write, chunk, far)
+            remote = await self._fetch(chunk)
+            file = await loop.run_in_executor(pool, self._write, chunk, remote)
             self.files.append(file)
 
     async def _fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
@@ -115,11 +115,13 @@ class _Writing:
         return found
 
     def _write(
-        self, chunk: StoredChunk, far: Mapping[tuple[int, Span], Array]
+        self, chunk: StoredChunk, remote: Mapping[tuple[int, Span], Array]
     ) -> tuple[str, int, str]:
         """Write a chunk, in a thread that may wait; return its description."""
         values = [
-            self.copies[shard].get(span) if shard in self.copies else far[shard, span]
+            self.copies[shard].get(span)
+            if shard in self.copies
+            else remote[shard, span]
             for shard, span in chunk.parts
         ]
         if chunk.parts[0][1].area in (IDS, CANDIDATES):
@@ -159,7 +161,7 @@ async def _write_checkpoint(
 
     `where` are the URL of the folder, and options as JSON; `slots` first values by
     index and the marked ones among them; `copies` for each shard its host, its version,
-    and the number of rows and candidates of each table of any ids. Returns the files,
+    and the number of rows and candidates of each unbounded table. Returns the files,
     the hashes at which chunks of ids begin, the counters of each shard, and whether the
     shards were held.
     """
@@ -178,7 +180,7 @@ async def _write_checkpoint(
             mine[shard] = copy
             counted.append(astuple(copy.counted))
     rows, candidates = [of for *_, of, _ in copies], [of for *_, of in copies]
-    counts = Counts.by_shard(any_tables(layout, WHOLE), rows, candidates)
+    counts = Counts.by_shard(unbounded_tables(layout, WHOLE), rows, candidates)
     first = {index: with_marks(values, of) for index, values, of in slots}
 
     def plan() -> list[StoredChunk]:

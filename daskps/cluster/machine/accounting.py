@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: Looks of a nanny, ten a second by Dask's default, after it has seen blocks of others:
-#: while a large one is being unmapped, the system still charges for it but does not list
-#: it any more.
+#: while a large one is being unmapped, the system still charges for it but does not
+#: list it any more.
 GRACE = 5
 #: How long after its worker was told to, callers wait for what a nanny answers.
 PATIENCE_SECONDS = 2.0
@@ -58,7 +58,7 @@ class Charge(NamedTuple):
     remedy: str
 
 
-class _Asked(NamedTuple):
+class _Question(NamedTuple):
     """A question to a nanny, and how long callers wait for its answer."""
 
     #: That its worker is charged, None if it is not.
@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     until: float
 
 
-_asked: WeakKeyDictionary[Worker, _Asked] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[Worker, _Question] = WeakKeyDictionary()
 
 
 def begin_accounting(worker: Worker) -> None:
@@ -85,7 +85,7 @@ def begin_accounting(worker: Worker) -> None:
     else:
         loop = asyncio.get_running_loop()
         answer = asyncio.run_coroutine_threadsafe(_tell_nanny(worker), loop)
-    _asked[worker] = _Asked(answer, monotonic() + PATIENCE_SECONDS)
+    _asked[worker] = _Question(answer, monotonic() + PATIENCE_SECONDS)
     if charge is None:
         upstream.measure_memory_by(worker, _corrected)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.machine.folder import Inode, WayClosed, check_file
+from daskps.cluster.machine.folder import CarrierClosed, Inode, check_file
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.mapping import FILES, Mapped
 from daskps.cluster.machine.registry import PID_BITS
@@ -67,12 +67,12 @@ def owner_of(name: str) -> int:
 
     Raises
     ------
-    WayClosed
+    CarrierClosed
         If it is no name of a block.
     """
     found = BLOCK.fullmatch(name)
     if found is None:
-        raise WayClosed(f"{name!r} is no name of shared memory")
+        raise CarrierClosed(f"{name!r} is no name of shared memory")
     return int(found[1], 16)
 
 
@@ -317,7 +317,7 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
     ------
     OSError
         If nothing has the name.
-    WayClosed
+    CarrierClosed
         If it is another file, or not this user's alone.
     """
     name = address.name
@@ -325,14 +325,16 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
     def check(status: os.stat_result) -> Inode:
         check_file(status, whole := f"{path}/{name}")
         if status.st_size != address.nbytes or address.nbytes < _HEADER_NBYTES:
-            raise WayClosed(f"{whole} has {status.st_size} bytes, not {address.nbytes}")
+            raise CarrierClosed(
+                f"{whole} has {status.st_size} bytes, not {address.nbytes}"
+            )
         return status.st_dev, status.st_ino
 
     def open_file() -> Mapped:
         fd = _open(name, _OLD, at)
         try:
             if check(os.fstat(fd)) != inode:
-                raise WayClosed(f"{name} was replaced while it was attached")
+                raise CarrierClosed(f"{name} was replaced while it was attached")
             return Mapped(fd, address.nbytes)
         except BaseException:
             os.close(fd)

@@ -33,7 +33,7 @@ _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 Inode = tuple[int, int]
 
 
-class WayClosed(Exception):  # noqa: N818 - no error: callers take another way
+class CarrierClosed(Exception):  # noqa: N818 - no error: callers take another way
     """Shared memory cannot be used, or not this one; the text says why."""
 
 
@@ -61,11 +61,11 @@ def open_folder(path: str) -> int:
     try:
         fd = os.open(path, _FOLDER)
     except NotADirectoryError as error:
-        raise WayClosed(f"{path} is no directory; remove it") from error
+        raise CarrierClosed(f"{path} is no directory; remove it") from error
     status = os.fstat(fd)
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
         os.close(fd)
-        raise WayClosed(
+        raise CarrierClosed(
             f"{path} belongs to user {status.st_uid} with mode "
             f"{stat.S_IMODE(status.st_mode):o}, not to user {os.getuid()} alone"
         )
@@ -99,13 +99,13 @@ def check_file(status: os.stat_result, path: str) -> None:
 
     Raises
     ------
-    WayClosed
+    CarrierClosed
         If it is no regular file, belongs to somebody else or others may open it.
     """
     mode = stat.S_IMODE(status.st_mode)
     regular = stat.S_ISREG(status.st_mode)
     if not regular or status.st_uid != os.getuid() or mode != 0o600:
-        raise WayClosed(
+        raise CarrierClosed(
             f"{path} is not this user's own file: user {status.st_uid}, mode {mode:o}"
         )
 

@@ -11,8 +11,8 @@ cluster's scheduler, where it is on this machine: the workers may all be away. E
 host of the cluster is a member from its start, also without a shard: while one is
 there, what a dead one left can be adopted, and nobody else takes it for abandoned.
 
-A process opens the file once, see :mod:`daskps.cluster.machine.registry`. Hosts and links
-reach their machine by :data:`HERE` and by nothing else.
+A process opens the file once, see :mod:`daskps.cluster.machine.registry`. Hosts and
+links reach their machine by :data:`HERE` and by nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from daskps.cluster.machine.blocks import (
     open_block,
     owner_of,
 )
-from daskps.cluster.machine.folder import WayClosed, folder_of, try_lock, unlink
+from daskps.cluster.machine.folder import CarrierClosed, folder_of, try_lock, unlink
 from daskps.cluster.machine.registry import Registry, Role, enter, leave, locked
 from daskps.cluster.machine.sweeping import sweep_abandoned, sweep_later
 from daskps.cluster.machine.warnings import warn_private
@@ -52,7 +52,7 @@ class Membership:
         try:
             self._registry = enter(folder_of(base, cluster_id), role)
         except OSError as error:
-            raise WayClosed(
+            raise CarrierClosed(
                 f"no shared memory in {os.fspath(base)}: {error}"
             ) from error
 
@@ -69,7 +69,7 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If there is no such base, or the folder is not safe to use.
         """
         return cls(base, cluster_id, Role.MEMBER)
@@ -82,7 +82,7 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If there is no such folder, or it is not safe to use.
         """
         return cls(base, cluster_id, Role.VISITOR)
@@ -96,7 +96,7 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If there is no such folder, or it is not safe to use.
         """
         return cls(base, cluster_id, Role.KEEPER)
@@ -123,7 +123,7 @@ class Membership:
 
     def _here(self) -> Registry:
         if not self.is_open:
-            raise WayClosed(
+            raise CarrierClosed(
                 f"this process is no member of {self.path}: it has left, or was "
                 f"forked from a member and has not joined itself"
             )
@@ -150,13 +150,13 @@ class Membership:
         ------
         OSError
             If it is not there.
-        WayClosed
+        CarrierClosed
             If this process is no member any more: one that leaves takes nothing over.
         """
         # Or the last member could remove what is there, and this one be missed.
         with locked():
             if not self._here().n[Role.MEMBER]:
-                raise WayClosed(f"this process is leaving {self.path}")
+                raise CarrierClosed(f"this process is leaving {self.path}")
             new, at = self.new_name(), self.folder_fd
             os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
             return new
@@ -176,7 +176,7 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If this process is no member any more.
         """
         # Or another thread that leaves could close the descriptor before it is used.
@@ -248,7 +248,7 @@ class Membership:
                     self.make(nbytes, parts, None if later is None else later[i])
                 )
             return made
-        except (OSError, WayClosed) as error:
+        except (OSError, CarrierClosed) as error:
             need = f"no room for {n:,} bytes of shared memory in {self.path}"
             warn_private(f"{need}: {error}")
             return []
@@ -272,7 +272,7 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If there is no such segment, or it is another one.
         """
         owner_of(address.name)
@@ -280,9 +280,9 @@ class Membership:
             block = self.map_block(address)
         except OSError as error:
             path = f"{self.path}/{address.name}"
-            raise WayClosed(f"{path} cannot be attached: {error}") from error
+            raise CarrierClosed(f"{path} cannot be attached: {error}") from error
         if (found := block.proof) != (meant := block.meant):
-            raise WayClosed(
+            raise CarrierClosed(
                 f"{self.path}/{address.name} is not the segment that was meant: magic, "
                 f"format and nonce are {found}, not {meant}"
             )
@@ -295,7 +295,8 @@ class Membership:
     def adopt(self, address: BlockAddress, *, released: bool = False) -> Block:
         """Take over a segment that has no owner any more, without a copy.
 
-        Processes that have it attached keep it. Its name is this process's from here on.
+        Processes that have it attached keep it. Its name is this process's from here
+        on.
 
         Parameters
         ----------
@@ -311,31 +312,34 @@ class Membership:
 
         Raises
         ------
-        WayClosed
+        CarrierClosed
             If there is no such segment, it is another one, or its owner lives.
         """
         name = address.name
         if not released and self.lives(owner_of(name)):
-            raise WayClosed(f"{self.path}/{name} has an owner that lives")
+            raise CarrierClosed(f"{self.path}/{name} has an owner that lives")
         block = self.attach(address)
         try:
-            # In one step: the name that sweepers look at, and which process may remove it.
+            # In one step: the name that sweepers look at, and which process may remove
+            # it.
             block.own(self.rename(name), self.remove)
         except OSError as error:
-            raise WayClosed(f"{self.path}/{name} went meanwhile: {error}") from error
+            raise CarrierClosed(
+                f"{self.path}/{name} went meanwhile: {error}"
+            ) from error
         return block
 
     def find(self, address: BlockAddress) -> BlockAddress:
         """Return where a segment is now.
 
-        Its name is another one where the process that adopted it could tell nobody; it is
-        the same where there is no such segment at all.
+        Its name is another one where the process that adopted it could tell nobody; it
+        is the same where there is no such segment at all.
         """
         names = self.names()
         if address.name not in names:
             for name in names:
                 # Most are other segments, or go meanwhile.
-                with suppress(WayClosed):
+                with suppress(CarrierClosed):
                     return self.attach(address._replace(name=name)).address
         return address
 
@@ -417,19 +421,19 @@ class Machine:
             if sweep_abandoned(base, own).waits:
                 sweep_later(base, own)
             return Membership.join(base, cluster)
-        except WayClosed as error:
+        except CarrierClosed as error:
             warn_private(str(error))
             return None
 
     def visit(self, cluster: str) -> Membership:
-        """Return a membership of a process without memory here, or raise WayClosed."""
+        """Return a membership of a process without memory here, or raise CarrierClosed."""
         return Membership.visit(config.load().shared_memory, cluster)
 
     def keep(self, cluster: str) -> Membership | None:
         """Return a membership of a scheduler with stores; None where none are here."""
         try:
             return Membership.keep(config.load().shared_memory, cluster)
-        except WayClosed:
+        except CarrierClosed:
             return None
 
 

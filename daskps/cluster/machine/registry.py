@@ -1,8 +1,8 @@
 """The registry of a folder, as this process has it open: its locks, and how often it joined.
 
-A process that closes *any* descriptor of a file drops *all* of its record locks on it: a
-registry is opened once per process, however many hosts and clients join, and stays open
-until the last of them has left. A forked child inherits no lock: it is no member.
+A process that closes *any* descriptor of a file drops *all* of its record locks on it:
+a registry is opened once per process, however many hosts and clients join, and stays
+open until the last of them has left. A forked child inherits no lock: it is no member.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from enum import Enum
 from daskps.cluster.machine.folder import (
     KEPT_AT,
     PRESENT_AT,
+    CarrierClosed,
     Inode,
-    WayClosed,
     check_file,
     has_its_name,
     inode_of,
@@ -119,8 +119,8 @@ class Registry:
         the others whether they leave too: of many that go at once the last one finds
         itself alone.
         """
-        # First out, then alone: of two that turn their shared lock into an exclusive one
-        # neither would succeed.
+        # First out, then alone: of two that turn their shared lock into an exclusive
+        # one neither would succeed.
         unlock(self.fd, PRESENT_AT)
         if not self.keeps:
             removed = remove_without_members(self.path, self.folder_fd, self.fd)
@@ -162,7 +162,7 @@ def enter(path: str, role: Role) -> Registry:
     ------
     OSError
         If there is no such folder, or it cannot be made or locked.
-    WayClosed
+    CarrierClosed
         If it is not this user's alone.
     """
     deadline = time.monotonic() + _PATIENCE
@@ -181,7 +181,7 @@ def enter(path: str, role: Role) -> Registry:
             if registry is not None:
                 return registry
         time.sleep(0.001)
-    raise WayClosed(f"{path} does not stay: others remove it again and again")
+    raise CarrierClosed(f"{path} does not stay: others remove it again and again")
 
 
 def leave(registry: Registry, role: Role) -> None:

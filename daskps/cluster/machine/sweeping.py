@@ -18,7 +18,7 @@ from typing import NamedTuple
 from daskps import config
 from daskps.cluster.machine.folder import (
     KEPT_AT,
-    WayClosed,
+    CarrierClosed,
     inode_of,
     open_folder,
     open_registry,
@@ -120,7 +120,7 @@ def sweep(path: str, seconds: float) -> _Fate:
     _Fate
         `STAYS` also where this process itself is there.
     """
-    with locked(), suppress(OSError, WayClosed), ExitStack() as opened:
+    with locked(), suppress(OSError, CarrierClosed), ExitStack() as opened:
         folder_fd = open_folder(path)
         opened.callback(os.close, folder_fd)
         # Perhaps under another path. Opening its registry would drop our locks.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from daskps import codecs
 from daskps.cluster import upstream
 from daskps.cluster.caller.lifetime import for_a_run
+from daskps.cluster.protocol.packing import unpack_error
 from daskps.cluster.runs.graph.driver import GraphDriver
 from daskps.cluster.runs.graph.tasks import GraphWork
 from daskps.cluster.runs.parts import DataHomes, is_fence
 from daskps.cluster.runs.resident import LAST_WORDS_SECONDS, Trainers
-from daskps.cluster.wire.packing import unpack_error
 from daskps.consistency import encoded
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from distributed import Client, Future
 
 from daskps.cluster import upstream
-from daskps.cluster.wire.begin import none_left
+from daskps.cluster.protocol.run_start import none_left
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
 
 if TYPE_CHECKING:

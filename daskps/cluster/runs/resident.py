@@ -24,12 +24,12 @@ from daskps.cluster.caller.link import Link, task_link
 from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.keys import label_of, trainer_key
+from daskps.cluster.protocol import encoding
+from daskps.cluster.protocol.packing import sendable
+from daskps.cluster.protocol.wellformed import MOST_SECONDS
 from daskps.cluster.runs.parts import DataPart, check_there, is_fence, sent
 from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.upstream import check_travels, loads, secede
-from daskps.cluster.wire import encoding
-from daskps.cluster.wire.packing import sendable
-from daskps.cluster.wire.wellformed import MOST_SECONDS
 from daskps.consistency import BSP, measures_delay
 from daskps.errors import NotEnoughWorkersError, RunCancelledError
 from daskps.usercode import user_code

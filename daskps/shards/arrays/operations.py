@@ -31,11 +31,11 @@ TILE = 16_384
 class Formed(Protocol):
     """An array that is formed part by part as it is sliced, and must not be kept.
 
-    It refuses a part that is not finite itself, if it `looks`.
+    It refuses a part that is not finite itself, if it `checks`.
     """
 
     @property
-    def looks(self) -> bool:
+    def checks(self) -> bool:
         """Whether it refuses what is not finite."""
 
     @property
@@ -93,7 +93,7 @@ class PieceUpdate(NamedTuple):
     binding: Bound | None = None
     scalars: tuple[float, ...] = ()
     replace: bool = False
-    #: Whether NaN and infinity are looked for in the pass, as :func:`looks`.
+    #: Whether NaN and infinity are looked for in the pass, as :func:`checks`.
     check: bool = False
 
     @property

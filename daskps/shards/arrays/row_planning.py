@@ -86,8 +86,9 @@ def each_once(
 
     Of rows that are named again the data are added up, in the order in which they
     come and with the precision of gradients, in memory that `empty` makes; of those
-    that are assigned the last holds. In a table of any ids `numbers` may say which row
-    each id has, -1 for none: where all have one, those tell quicker whether any repeats.
+    that are assigned the last holds. In an unbounded table `numbers` may say which row
+    each id has, -1 for none: where all have one, those tell quicker whether any
+    repeats.
 
     Raises
     ------

@@ -20,7 +20,7 @@ import numpy as np
 
 from daskps.errors import ConsistencyError, ProducerExpiredError
 from daskps.shards import producers
-from daskps.shards.cuts.floors import Floors, owner_of
+from daskps.shards.cuts.in_flight import InFlight, owner_of
 from daskps.shards.memory.format import (
     CLOSED,
     HIGH,
@@ -81,14 +81,14 @@ class Order:
     rounds: int = -1
 
 
-def report(shard: int, segment: Segment, floors: Floors) -> ShardReport:
+def report(shard: int, segment: Segment, in_flight: InFlight) -> ShardReport:
     """Return what a shard has applied, as far as it can be in doubt."""
     record = segment.current
     run, rounds = int(record.fixed[RUN]), int(record.fixed[ROUNDS])
     if record.fixed[POLICY] == CODES["bsp"]:
         return ShardReport(shard, run, rounds)
     rows = np.concatenate([_producer_rows(record), _rank_rows(record)])
-    return ShardReport(shard, run, -1, rows, (*_newest(record), *floors.touched()))
+    return ShardReport(shard, run, -1, rows, (*_newest(record), *in_flight.touched()))
 
 
 def _newest(record: Record) -> Iterable[tuple[int, int, Intervals]]:
@@ -224,7 +224,7 @@ class Cut:
         if has_applied(record, owner, step.sequence):
             return False
         # It may say that a step the cut waits for was given up.
-        self.settle(owner, step.floor)
+        self.acknowledge(owner, step.floor)
         self.held.append(ticket)
         return True
 
@@ -232,19 +232,21 @@ class Cut:
         """Forget held steps, by the ids of their tickets."""
         self.held = [t for t in self.held if id(t) not in gone]
 
-    def follow(self, order: Order, ticket: Ticket, floors: Floors) -> None:
+    def follow(self, order: Order, ticket: Ticket, in_flight: InFlight) -> None:
         """Let the steps of an order through; `ticket` is done when all are applied."""
         self.ticket, self._order = ticket, order
         for owner in {owner for owner, _ in order.missing}:
-            self._floors[owner] = max(floors.floor(owner), self._floors.get(owner, 0))
+            self._floors[owner] = max(
+                in_flight.floor(owner), self._floors.get(owner, 0)
+            )
         self.missing = {(o, s) for o, s in order.missing if s >= self._floors[o]}
 
-    def excuse(self, owners: Iterable[int]) -> None:
+    def mark_lost(self, owners: Iterable[int]) -> None:
         """Wait for the steps of some owners no longer."""
         gone = set(owners)
         self.missing = {(o, s) for o, s in self.missing if o not in gone}
 
-    def settle(self, owner: int, floor: int) -> None:
+    def acknowledge(self, owner: int, floor: int) -> None:
         """Wait no longer for steps that were given up."""
         self._floors[owner] = max(floor, self._floors.get(owner, 0))
         self.missing = {(o, s) for o, s in self.missing if o != owner or s >= floor}

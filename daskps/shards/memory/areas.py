@@ -51,7 +51,7 @@ _UNDO_WORDS = 8
 MORE_WORDS = 64
 #: Entries of an index: at least, and for each row that there may ever be.
 FEWEST_SLOTS = 1024
-#: The first size of a table of any ids: bytes of rows, and entries of its log.
+#: The first size of an unbounded table: bytes of rows, and entries of its log.
 FIRST_NBYTES = 2**16
 FIRST_LOG = 256
 MOST_SLOTS = 4
@@ -68,8 +68,8 @@ class Area(NamedTuple):
     #: Where the first of them begins, and how far from it the next one does, in bytes.
     offset: int
     stride: int
-    #: Of how many of the first dimension there is memory to begin with, None for all: rows
-    #: of any ids come later, and their memory with them.
+    #: Of how many of the first dimension there is memory to begin with, None for all:
+    #: rows unbounded come later, and their memory with them.
     first: int | None = None
 
     @property
@@ -123,8 +123,8 @@ def areas_of(
     -------
     list of Area
         Header, record, the weights of each dtype, of each piece its slots, and then of
-        each table its undo word, rows, slots and the log of them; where it has any ids,
-        also the log of words and the areas of its index; and its feed.
+        each table its undo word, rows, slots and the log of them; where it is
+        unbounded, also the log of words and the areas of its index; and its feed.
     """
     areas: list[Area] = []
     at = 0
@@ -189,7 +189,7 @@ def _add_feed(add: Callable[..., None], piece: TablePiece, n_rows: int) -> None:
 
 
 def first_rows(piece: UnboundedPiece) -> int:
-    """Return how many rows of any ids there is memory for to begin with."""
+    """Return how many unbounded rows there is memory for to begin with."""
     if piece.of.max_rows:
         return piece.room
     return min(piece.room, max(1, FIRST_NBYTES // max(1, piece.table.row_nbytes)))

@@ -8,16 +8,17 @@ they are all that has changed. The record has the number of entries, so an entry
 once the publication that wrote it is in force; the next one writes over those of one
 that was rolled back.
 
-Before either ring is written over, a word says so, and no rollback takes that back: then
-some of the past is gone that might have been kept, and nothing is read that is not there.
-A reader that asks for changes since a version that the rings have lost gets all rows.
+Before either ring is written over, a word says so, and no rollback takes that back:
+then some of the past is gone that might have been kept, and nothing is read that is not
+there. A reader that asks for changes since a version that the rings have lost gets all
+rows.
 
 Nothing here is freed. A feed that no reader has asked for a whole ring of entries is
 off again: all entries that readers have seen are gone by then.
 
-A round that is withdrawn was told already, and its rows read otherwise now. Its entries are
-the last ones; they get the version of the withdrawal, and so are told again. That may stop
-half-way: then some are told again without need.
+A round that is withdrawn was told already, and its rows read otherwise now. Its entries
+are the last ones; they get the version of the withdrawal, and so are told again. That
+may stop half-way: then some are told again without need.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ if TYPE_CHECKING:
     from daskps.shards.memory.format import Record
     from daskps.typing import Array
 
-#: Words of a feed: whether it is on; how many ids its ring has room for; the number of its
-#: first entry, and the version that was in force then; below which place in the ring of
-#: ids, and below which number of an entry, all may have been written over; how many
-#: entries there were when a reader asked last.
+#: Words of a feed: whether it is on; how many ids its ring has room for; the number of
+#: its first entry, and the version that was in force then; below which place in the
+#: ring of ids, and below which number of an entry, all may have been written over; how
+#: many entries there were when a reader asked last.
 HEAD_WORDS: Final = 8
 ON, ROOM, FIRST, SINCE, LOST_IDS, LOST, ASKED = range(7)
 #: Words of an entry.
 ENTRY_WORDS: Final = 5
 START, STOP, BY, TO, AFTER = range(ENTRY_WORDS)
-#: Ids in a ring: at least and at most, and one for so many rows. Where more of the table
-#: has changed it is as well to read all of it.
+#: Ids in a ring: at least and at most, and one for so many rows. Where more of the
+#: table has changed it is as well to read all of it.
 _FEWEST_IDS: Final = 32
 _MOST_IDS: Final = 2**19
 _ROWS_AN_ID: Final = 4
 #: Entries: one for so many ids.
 _IDS_AN_ENTRY: Final = 16
 _FEWEST_ENTRIES: Final = 16
-#: Entries of the first ring of ids of a table of any ids.
+#: Entries of the first ring of ids of an unbounded table.
 FIRST_IDS: Final = 1024
 #: Of how many entries a reader looks at first, and how many times as many then.
 _LOOKED_AT: Final = 64

@@ -16,7 +16,7 @@ from daskps.shards.arrays.operations import (
     overflows,
     run_operations,
 )
-from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.feed import ON, Feed
 from daskps.shards.memory.format import (
@@ -51,7 +51,8 @@ class Publication:
 
     #: Whether it begins with the record before the one in force.
     withdraws = False
-    #: Where the only row of a rank or a producer begins that it changes; 0 for any rows.
+    #: Where the only row of a rank or a producer begins that it changes; 0 for any
+    #: rows.
     row = 0
     _resets = False
 
@@ -59,7 +60,7 @@ class Publication:
         #: Whether what is applied are sums of what others have looked at.
         self._of_sums = of_sums
         if segment.header[ROWS_SEQUENCE] & 1:
-            undo.settle(segment)
+            undo.recover(segment)
         self.segment, flip = segment, segment.header[FLIP]
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]
@@ -192,7 +193,7 @@ class Publication:
                 if isinstance(data, np.ndarray):
                     if check and not finite(data):
                         raise self._not_finite(position)
-                elif data.looks:
+                elif data.checks:
                     for lo in range(0, len(data), data.step):
                         data[lo : min(lo + data.step, len(data))]
 
@@ -213,12 +214,12 @@ class Publication:
             table, clock = segment.tables[ordinal], self.old.clocks[ordinal]
             for i, update in enumerate(self._rows[ordinal]):
                 named, gone = update, _NONE
-                if table.any_rows is not None:
+                if table.unbounded is not None:
                     # Rows that were looked up before hold for the first update only.
                     known = update if not i else update._replace(rows=None)
                     clock += not update.forget
                     to = known, table.buffers, self.flip, clock
-                    update, gone = table.any_rows.change(*to)
+                    update, gone = table.unbounded.change(*to)
                 if table.feed.head[ON]:
                     _tell(table.feed, self.record, named, gone)
                 if update.forget:
@@ -350,7 +351,7 @@ def _tell(feed: Feed, record: Record, named: RowUpdate, gone: Array) -> None:
         feed.note(record, gone, 0)
 
 
-def looks(segment: Segment, items: Sequence[Item]) -> bool:
+def checks(segment: Segment, items: Sequence[Item]) -> bool:
     """Return whether gradients can be looked at in the pass that applies them.
 
     They must be all that a publication applies, each to a whole piece, and nothing may

@@ -1,8 +1,8 @@
-"""Room for rows of any ids: what a push takes, and whether there is memory for it.
+"""Room for unbounded rows: what a push takes, and whether there is memory for it.
 
-The addresses of a segment are reserved for all rows that there may ever be; memory is there
-for some. How much there is stands in the memory itself, in words that no publication rolls
-back. More is taken by :mod:`daskps.shards.memory.growth`.
+The addresses of a segment are reserved for all rows that there may ever be; memory is
+there for some. How much there is stands in the memory itself, in words that no
+publication rolls back. More is taken by :mod:`daskps.shards.memory.growth`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from daskps.layout.arrays import compute_dtype
 from daskps.layout.buckets import n_buckets
 from daskps.layout.slots import width
 from daskps.layout.tables import UnboundedTable
-from daskps.shards.arrays.any_rows import (
+from daskps.shards.arrays.unbounded_rows import (
     LOG_ROOM,
     SIDE_ROOM,
     WORDS_ROOM,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.layout.tables import Table
-    from daskps.shards.arrays.any_rows import AnyRows
-    from daskps.shards.arrays.rows import RowUpdate
-    from daskps.shards.memory.tables import TableMemory
+    from daskps.shards.arrays.row_operations import RowUpdate
+    from daskps.shards.arrays.unbounded_rows import UnboundedRows
+    from daskps.shards.memory.table_memory import TableMemory
     from daskps.typing import Array
 
 #: Entries of an index that is made at once, for each id.
@@ -99,52 +99,52 @@ class Need(NamedTuple):
 
 def has_room(table: TableMemory, need: Need) -> bool:
     """Return whether a publication has room for updates of a table."""
-    any_rows = table.any_rows
-    if any_rows is None:
+    unbounded = table.unbounded
+    if unbounded is None:
         return need.n <= table.room
-    head, own = any_rows.head, any_rows.own
+    head, own = unbounded.head, unbounded.own
     has_rows = head[index_probe.USED] + need.n_new <= head[index_probe.ROWS]
     return (
         need.n_logged <= own[LOG_ROOM]
-        and words_of(any_rows, need) <= own[WORDS_ROOM]
-        and bool(has_rows or any_rows.of.max_rows)
-        and fits(any_rows, need, any_rows.slots[any_rows.is_built])
+        and words_of(unbounded, need) <= own[WORDS_ROOM]
+        and bool(has_rows or unbounded.of.max_rows)
+        and fits(unbounded, need, unbounded.slots[unbounded.is_built])
     )
 
 
 def begin_rows(table: TableMemory) -> None:
-    """Make a table of any ids one without rows, in memory that is all zeros."""
-    any_rows = table.any_rows
-    if any_rows is None:
+    """Make an unbounded table one without rows, in memory that is all zeros."""
+    unbounded = table.unbounded
+    if unbounded is None:
         return
-    rows, log = first_rows(any_rows.piece), first_log(any_rows.piece)
-    own, slots = any_rows.own, areas.FEWEST_SLOTS
-    own[LOG_ROOM], own[WORDS_ROOM] = log, first_words(any_rows.piece)
+    rows, log = first_rows(unbounded.piece), first_log(unbounded.piece)
+    own, slots = unbounded.own, areas.FEWEST_SLOTS
+    own[LOG_ROOM], own[WORDS_ROOM] = log, first_words(unbounded.piece)
     own[SIDE_ROOM] = slots
     buckets: dict[str, int] = {}
-    if most := any_rows.of.max_rows:
+    if most := unbounded.of.max_rows:
         buckets = {"max_rows": most, "buckets": n_buckets(most)}
-        buckets["first_bucket"] = any_rows.piece.first_bucket
-    any_rows.index.begin(seed=any_rows.hash_seed, rows=rows, slots=slots, **buckets)
+        buckets["first_bucket"] = unbounded.piece.first_bucket
+    unbounded.index.begin(seed=unbounded.hash_seed, rows=rows, slots=slots, **buckets)
 
 
 def held_nbytes(table: TableMemory) -> int:
-    """Return how much memory there is for rows of any ids, beside what is always there."""
-    any_rows = table.any_rows
-    if any_rows is None:
+    """Return how much memory there is for unbounded rows, beside what is always there."""
+    unbounded = table.unbounded
+    if unbounded is None:
         return 0
-    own, (w, slots, _), log = any_rows.own, table.buffers.table, table.buffers.log
-    of_row = sum(a.strides[0] for a in (w, *slots, any_rows.keys, any_rows.state))
+    own, (w, slots, _), log = unbounded.own, table.buffers.table, table.buffers.log
+    of_row = sum(a.strides[0] for a in (w, *slots, unbounded.keys, unbounded.state))
     of_entry = sum(a.strides[0] for a in (log.rows, log.w, *log.slots))
     words = own[WORDS_ROOM] + own[SIDE_ROOM] + own[SIDE_ROOM + 1]
-    rows, feed = any_rows.head[index_probe.ROWS], table.feed.nbytes
+    rows, feed = unbounded.head[index_probe.ROWS], table.feed.nbytes
     return int(rows * of_row + own[LOG_ROOM] * of_entry + 16 * words + feed)
 
 
 def rows_nbytes(
     table: Table, slots: Sequence[float], n_rows: int, n_candidates: int
 ) -> int:
-    """Return how many bytes so many rows of any ids take, whose slots begin with these.
+    """Return how many bytes so many unbounded rows take, whose slots begin with these.
 
     Of memory that a segment does not have to begin with.
     """
@@ -156,23 +156,23 @@ def rows_nbytes(
     return of_row * n_rows + 16 * IDS_SLOTS * (n_rows + n_candidates)
 
 
-def words_of(any_rows: AnyRows, need: Need) -> int:
+def words_of(unbounded: UnboundedRows, need: Need) -> int:
     """Return how many entries the log of words takes at most, about."""
-    swept = SWEPT_WORDS if any_rows.of.ttl else 0
+    swept = SWEPT_WORDS if unbounded.of.ttl else 0
     return MORE_WORDS + need.n + (need.n_new + need.n_gone) * WORDS_OF_AN_ID + swept
 
 
-def ids_after(any_rows: AnyRows, need: Need) -> int:
+def ids_after(unbounded: UnboundedRows, need: Need) -> int:
     """Return how many ids the index has at most, after updates."""
-    of, head = any_rows.of, any_rows.head
+    of, head = unbounded.of, unbounded.head
     rows = int(head[index_probe.USED]) + need.n_new
     if of.max_rows:
-        rows = min(rows, any_rows.piece.room)
+        rows = min(rows, unbounded.piece.room)
     # Some of these may be counted only, some of those that are counted get rows.
     more = need.n_new if of.admit_after > 1 and of.max_rows else 0
     return rows + int(head[index_probe.CANDIDATES]) + more
 
 
-def fits(any_rows: AnyRows, need: Need, slots: int) -> bool:
+def fits(unbounded: UnboundedRows, need: Need, slots: int) -> bool:
     """Return whether an index of so many entries takes the new ids, with an eighth left."""
-    return 8 * (ids_after(any_rows, need) + 1) <= 7 * slots
+    return 8 * (ids_after(unbounded, need) + 1) <= 7 * slots

@@ -33,7 +33,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.holding import Identity
 from daskps.shards.memory.room import Memory, Own, begin_rows, held_nbytes
-from daskps.shards.memory.tables import tables_of
+from daskps.shards.memory.table_memory import tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -137,8 +137,8 @@ class Segment:
         self.tables = tuple(
             tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
         )
-        self.has_any_ids = any(table.any_rows is not None for table in self.tables)
-        #: Has memory for more rows of any ids; None where only the owner has. In memory
+        self.has_unbounded = any(table.unbounded is not None for table in self.tables)
+        #: Has memory for more unbounded rows; None where only the owner has. In memory
         #: that was given it is the owner who says what has.
         self.memory: Memory | None = Own() if buffer is None else None
         self._cache_dir: str | None = None
@@ -223,7 +223,7 @@ class Segment:
     @property
     def held_nbytes(self) -> int:
         """Bytes of memory that it has now, of the addresses that are reserved for it."""
-        if not self.has_any_ids:
+        if not self.has_unbounded:
             return self.nbytes
         fixed = sum(a.stop - a.offset for a in self.areas if a.first is None)
         return fixed + sum(map(held_nbytes, self.tables))
@@ -242,8 +242,8 @@ class Segment:
     def cache_dir(self, value: str | None) -> None:
         self._cache_dir = value
         for table in self.tables:
-            if table.any_rows is not None:
-                table.any_rows.cache_dir = value
+            if table.unbounded is not None:
+                table.unbounded.cache_dir = value
 
     @property
     def more_nbytes(self) -> int:

@@ -1,9 +1,10 @@
 """Changes of rows in place: the marks of a writer, and the recovery from a dead one.
 
 Rows and slots have one buffer and are changed in place, under the undo log of
-:mod:`daskps.shards.arrays.rows`. A publication that changes rows
+:mod:`daskps.shards.arrays.row_operations`. A publication that changes rows
 
-1. stores its flip, with no entries yet, in the undo words of *all* tables that it changes;
+1. 1. stores its flip, with no entries yet, in the undo words of *all* tables that it
+   changes;
 2. sets the lowest bit of the *row sequence*, which is odd from there on;
 3. logs and changes rows, a few at a time;
 4. stores the flip word, and the next multiple of 4 as the row sequence.
@@ -17,9 +18,9 @@ undo word is of the coming flip. The rollback ends with the same flip and no ent
 it can be cut off and begun again; and as it empties a log that readers may need, it
 first sets the second bit of the sequence, and ends one further.
 
-After the flip the log *is* the publication before, of the tables whose undo word has the
-flip in force; those of an earlier flip have not changed since, and those of a later one,
-which was given up, are gone.
+After the flip the log *is* the publication before, of the tables whose undo word has
+the flip in force; those of an earlier flip have not changed since, and those of a later
+one, which was given up, are gone.
 
 Two kinds of publication go *forward* instead. One that gives all slots their first
 values would need a log as long as the table, and one that withdraws the publication in
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.shards.arrays.rows import flip_of
+from daskps.shards.arrays.row_operations import flip_of
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 RESET: Final = 1
 WITHDRAW: Final = 2
 _KIND_BITS: Final = 2
-#: Of the row sequence, in its lower bits: rows are changed under their logs; or in a way
-#: that no log tells. It is a multiple of 4 while they are not.
+#: Of the row sequence, in its lower bits: rows are changed under their logs; or in a
+#: way that no log tells. It is a multiple of 4 while they are not.
 LOGGED: Final = 1
 UNTOLD: Final = 3
 
@@ -74,7 +75,7 @@ def go_forward(segment: Segment, flip: int, kind: int) -> None:
     """Change tables and flip, as the last thing of a publication whose record is whole."""
     segment.header[FORWARD] = flip << _KIND_BITS | kind
     segment.header[ROWS_SEQUENCE] |= UNTOLD
-    settle(segment)
+    recover(segment)
 
 
 def done(header: memoryview[int]) -> None:
@@ -83,7 +84,7 @@ def done(header: memoryview[int]) -> None:
         header[ROWS_SEQUENCE] = (header[ROWS_SEQUENCE] | UNTOLD) + 1
 
 
-def settle(segment: Segment) -> None:
+def recover(segment: Segment) -> None:
     """Say that no rows are being changed any more; under the shard's lock.
 
     A publication that stopped half-way is rolled back, or done.

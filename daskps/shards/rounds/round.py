@@ -31,7 +31,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.growth import make_room
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.undo import settle
+from daskps.shards.memory.undo import recover
 from daskps.shards.rounds import sums, words
 from daskps.shards.rounds.mailbox import TURN
 from daskps.shards.rounds.sums import CODES, KINDS, Delivery, forms_of
@@ -277,7 +277,7 @@ class Round:
         try:
             n_pushes = self._publish(came)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
-            settle(self._segment)
+            recover(self._segment)
             if (fail := self._fail()) is not None:
                 fail(self.run, error)
             return
@@ -289,8 +289,8 @@ class Round:
         segment, table, step = self._segment, self._table, came.step
         said = self._said[KINDS[came.code or table.words[words.KIND]]]
         has_rows = bool(came.spans or table.words[words.N_BROUGHT])
-        if has_rows and segment.has_any_ids:
-            settle(segment)
+        if has_rows and segment.has_unbounded:
+            recover(segment)
         if callable(self.reduce):
             reduced = self._reduce(came, said.kind)
         else:
@@ -301,7 +301,7 @@ class Round:
             rows = self._merge(came, said.kind)
         now = segment.records[self._header[FLIP] & 1]
         planned = self._planner.round(said, reduced, rows, now, check=self._checks)
-        if has_rows and segment.has_any_ids:
+        if has_rows and segment.has_unbounded:
             make_room(segment, planned)
         # Not before: it overwrites the round before the one in force.
         publication = Publication(segment, of_sums=True)

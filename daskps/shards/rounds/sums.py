@@ -1,7 +1,7 @@
 """Sums of contributions, formed where they are needed.
 
-A sum goes into a slice of the mailboxes or straight into the update of the weights, tile
-by tile: the arrays that came are read once and never changed.
+A sum goes into a slice of the mailboxes or straight into the update of the weights,
+tile by tile: the arrays that came are read once and never changed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sum:
         return out
 
     @property
-    def looks(self) -> bool:
+    def checks(self) -> bool:
         """Whether it refuses what is not finite."""
         return self.how.name is not None
 
@@ -139,10 +139,11 @@ class Sum:
 class Forming(NamedTuple):
     """How sums of one piece are formed."""
 
-    #: Memory for a part of a sum; one for all pieces: a copy of a shard would be as large.
+    #: Memory for a part of a sum; one for all pieces: a copy of a shard would be as
+    #: large.
     room: Array
-    #: Adds two arrays, after the first was multiplied and before the sum is divided; None
-    #: for integers.
+    #: Adds two arrays, after the first was multiplied and before the sum is divided;
+    #: None for integers.
     form: Callable[[Array, Array, float, Array, float], bool] | None
     #: Of its parameter, where sums that are not finite are refused.
     name: str | None

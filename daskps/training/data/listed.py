@@ -9,6 +9,7 @@ from dask.delayed import Delayed
 
 from daskps.cluster import upstream
 from daskps.cluster.runs.parts import DataPart, asked, beside, placed
+from daskps.training.data.dataframes import RowNames, array_of, is_table, row_names
 from daskps.training.data.rows import (
     NOT_ALIKE,
     check_some,
@@ -17,7 +18,6 @@ from daskps.training.data.rows import (
     no_column,
     why_unusable,
 )
-from daskps.training.data.tables import RowNames, array_of, is_table, row_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

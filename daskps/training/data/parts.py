@@ -23,6 +23,7 @@ from daskps.cluster.runs.parts import (
     places,
     workers_of,
 )
+from daskps.training.data.dataframes import LazyTable, are_alike
 from daskps.training.data.listed import check_listed, from_list, listed
 from daskps.training.data.rows import (
     NOT_ALIKE,
@@ -37,7 +38,6 @@ from daskps.training.data.rows import (
     take_rows,
     why_unusable,
 )
-from daskps.training.data.tables import LazyTable, are_alike
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ import numpy as np
 from daskps import config
 from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.caller.trainer_step import TrainerStep
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import ClockError
 from daskps.store import intake
 from daskps.store.arguments import flag, number, whole
 from daskps.store.intake import RepeatedGradients
 from daskps.store.targets import chosen_names, given_ids, pulled, target_of
-from daskps.training.row_ids import rows_given
+from daskps.training.row_ids import row_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.row_routes import RowsGiven
+    from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.session import Session
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target
@@ -272,7 +272,7 @@ class Ahead:
         if copy is True or flag(copy, "copy"):
             given = given.copied()
         self._overtaken()
-        brings = {*given.arrays, *(one.cut.table.index for one in given.rows)}
+        brings = {*given.arrays, *(one.split.table.index for one in given.rows)}
         return self._background.submit(
             partial(self._session.deliver, given, tick=ends),
             deadline,
@@ -312,7 +312,8 @@ class Ahead:
         Raises
         ------
         UnknownParameterError, ValueError, TypeError
-            For names or ids that do not fit. All other errors are raised by the next call.
+            For names or ids that do not fit. All other errors are raised by the next
+            call.
 
         Examples
         --------
@@ -349,11 +350,11 @@ class Ahead:
         """Return gradients as they are sent, or refuse them."""
         if self._finished:
             self._live()
-        rows: Sequence[RowsGiven] = ()
+        rows: Sequence[RowBatch] = ()
         meta = self._session.meta
         if meta.layout.tables:
             grads, named = intake.parted(meta.layout, grads)
-            rows = rows_given(meta, named, self._chosen, finite=self._finite)
+            rows = row_batches(meta, named, self._chosen, finite=self._finite)
         arrays = self._gradients.take(grads)
         if type(weight) is not float or weight != 1.0:
             weight = number(weight, "weight", least=0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.usercode import UserFuture
 
@@ -355,7 +355,8 @@ class Background:
                 for other in failed:
                     other.set_exception(error)
             else:
-                # First the future: a thread that has waited for all finds all of them done.
+                # First the future: a thread that has waited for all finds all of them
+                # done.
                 operation.set_result(found)
                 with self._changed:
                     self._backlog.done()

@@ -18,7 +18,7 @@ from daskps import ParameterStore, optim
 from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link
-from daskps.cluster.wire import deadline
+from daskps.cluster.protocol import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import PATIENCE, gen_cluster
 

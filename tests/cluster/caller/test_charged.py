@@ -16,7 +16,7 @@ from distributed.core import Status
 
 import daskps
 from daskps.cluster import upstream
-from daskps.cluster.caller.ways import Ways
+from daskps.cluster.caller.carriers import Carriers
 from daskps.cluster.machine import accounting, warnings
 from daskps.cluster.machine.accounting import Charge
 from daskps.cluster.machine.membership import HERE
@@ -150,7 +150,7 @@ def silent(monkeypatch):
     monkeypatch.setattr(accounting, "monotonic", lambda: answer.now)
     asked, until = accounting._asked, answer.now + accounting.PATIENCE_SECONDS
     for worker in both:
-        monkeypatch.setitem(asked, worker, accounting._Asked(answer, until))
+        monkeypatch.setitem(asked, worker, accounting._Question(answer, until))
     return answer
 
 
@@ -158,27 +158,29 @@ HOSTS = [f"tcp://other:{i}" for i in range(16)]
 
 
 @pytest.fixture
-def ways():
+def carriers():
     """The ways to a store on sixteen hosts, none of which can be mapped."""
     link: Any = SimpleNamespace(machine=HERE)
     meta: Any = SimpleNamespace(name="s", where=SimpleNamespace(hosts={}, segments={}))
-    return Ways(link, meta, None)
+    return Carriers(link, meta, None)
 
 
-def test_sixteen_hosts_wait_once_and_hold_no_lock_meanwhile(silent, ways):
+def test_sixteen_hosts_wait_once_and_hold_no_lock_meanwhile(silent, carriers):
     """The loop that would bring the answer asks for the lock, too."""
-    silent.is_locked = ways._lock.locked
-    assert [ways.serving(worker) for worker in HOSTS] == [None] * 16
+    silent.is_locked = carriers._lock.locked
+    assert [carriers.serving(worker) for worker in HOSTS] == [None] * 16
     assert silent.waits[0] == 2.0
     assert not any(silent.waits[1:])
 
 
-def test_the_log_says_once_what_lasts_and_how_to_allow_it(ways, caplog, monkeypatch):
+def test_the_log_says_once_what_lasts_and_how_to_allow_it(
+    carriers, caplog, monkeypatch
+):
     monkeypatch.setattr(warnings, "_said", set())
     caplog.set_level(logging.WARNING, "daskps")
     for charge in (Charge("not yet", ""), *[Charge("refused", "let it")] * 2, None):
         monkeypatch.setattr(accounting, "charged", lambda found=charge: found)
-        assert ways.serving("tcp://other") is None
+        assert carriers.serving("tcp://other") is None
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "(refused); to allow it let it, or start" in record.message
@@ -188,8 +190,8 @@ def ways_before_and_after(s):
     """The way to each worker before a nanny has answered, and after."""
     charge = Charge("not answered", "")
     with mock.patch.object(accounting, "charged", return_value=charge):
-        before = s.stats()["handle"]["ways"]
-    return set(before.values()), set(s.stats()["handle"]["ways"].values())
+        before = s.stats()["handle"]["carriers"]
+    return set(before.values()), set(s.stats()["handle"]["carriers"].values())
 
 
 def test_memory_is_mapped_once_the_nanny_has_answered(machine_cluster):
@@ -200,7 +202,7 @@ def test_memory_is_mapped_once_the_nanny_has_answered(machine_cluster):
 
 # -- in a cluster ----------------------------------------------------------------
 
-CHARGED = {"daskps.correct-memory": False, "daskps.ways.process": False}
+CHARGED = {"daskps.correct-memory": False, "daskps.carriers.process": False}
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +234,7 @@ def reads_and_pushes(s, segment):
         before = used(s)
         verb()
         counted.append(tuple(b - a for a, b in zip(before, used(s), strict=True)))
-    return counted, set(s.stats()["handle"]["ways"].values()), blocks(segment)
+    return counted, set(s.stats()["handle"]["carriers"].values()), blocks(segment)
 
 
 def test_a_worker_that_is_charged_sends_messages_and_maps_nothing(charged):

@@ -1,7 +1,7 @@
-"""How long the road of a step is: Python calls, and files of the cluster and of shards.
+"""How long the route of a step is: Python calls, and files of the cluster and of shards.
 
 A call of Python takes about as long as a line of code that does something. These bounds
-are what holds today: whoever makes the road shorter lowers them.
+are what holds today: whoever makes the route shorter lowers them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import daskps
 from daskps import optim
 from tests import inprocess
-from tests.support import WAYS
+from tests.support import CARRIERS
 
 ROOT = Path(daskps.__file__).parent
 #: To be lowered: 18 files by message were meant.
@@ -94,7 +94,7 @@ def steps(trainer: Any, part: Any) -> None:
 def counted(way: str, sync: str = "bsp") -> tuple[Counted, Counted]:
     """Return what the one trainer of a run calls at one shard."""
     params = {"w": np.zeros(100), "b": np.zeros(4)}
-    with dask.config.set(WAYS[way]), inprocess.cluster(1) as made:
+    with dask.config.set(CARRIERS[way]), inprocess.cluster(1) as made:
         daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
         loop = made.loop if way == "rpc" else None
         store = daskps.open("w")
@@ -106,22 +106,22 @@ def counted(way: str, sync: str = "bsp") -> tuple[Counted, Counted]:
 
 
 @pytest.fixture(scope="module")
-def near() -> tuple[Counted, Counted]:
+def local() -> tuple[Counted, Counted]:
     return counted("process")
 
 
-def test_a_push_near_the_shard_takes_few_calls(near: Any) -> None:
-    push, _ = near
+def test_a_push_near_the_shard_takes_few_calls(local: Any) -> None:
+    push, _ = local
     assert len(push.calls) <= PUSH_CALLS, [name for _, name in push.calls]
 
 
-def test_a_push_near_the_shard_passes_few_files(near: Any) -> None:
-    push, _ = near
+def test_a_push_near_the_shard_passes_few_files(local: Any) -> None:
+    push, _ = local
     assert len(push.files) <= PUSH_FILES, push.files
 
 
-def test_a_repeated_pull_near_the_shard_takes_few_calls(near: Any) -> None:
-    _, pull = near
+def test_a_repeated_pull_near_the_shard_takes_few_calls(local: Any) -> None:
+    _, pull = local
     assert len(pull.calls) <= PULL_CALLS, [name for _, name in pull.calls]
 
 
@@ -159,7 +159,7 @@ def test_calls_with_rows_near_the_shard_are_few() -> None:
             found.append(len(made.calls))
 
     params = {"w": np.zeros(100), "emb": daskps.TableSpec(50, 4)}
-    with dask.config.set(WAYS["process"]), inprocess.cluster(1):
+    with dask.config.set(CARRIERS["process"]), inprocess.cluster(1):
         store = daskps.create(params, name="w", optimizer=optim.SGD(0.1), shards=1)
         HERE.clear()
         daskps.run(store, row_steps, [None], sync="asp")

@@ -103,7 +103,7 @@ def by_delayed_pure(client, store):
     return client.compute(delayed(add_one, pure=True)(store))
 
 
-WAYS = [
+CARRIERS = [
     by_argument,
     by_keyword,
     in_a_list,
@@ -117,7 +117,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("submit", WAYS)
+@pytest.mark.parametrize("submit", CARRIERS)
 def test_two_equal_submits_run_twice(counted, client, submit):
     futures = [submit(client, counted) for _ in range(2)]
     client.gather(futures)

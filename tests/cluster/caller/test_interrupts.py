@@ -16,7 +16,7 @@ from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.routes import push, read
 from daskps.shards.steps import ADD, Step
-from tests.cluster.callers import Ways, call, target_in
+from tests.cluster.callers import Carriers, call, target_in
 from tests.cluster.hosted import shared_shard
 from tests.seams import is_taken, lock_of, mutex_of
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.fixture
-def ways(tmp_path):
-    return Ways(shared_shard(tmp_path))
+def carriers(tmp_path):
+    return Carriers(shared_shard(tmp_path))
 
 
 def target():
@@ -33,9 +33,9 @@ def target():
 
 
 @pytest.fixture
-def lockers(ways):
+def lockers(carriers):
     """The threads that take the lock between processes."""
-    lock, threads = lock_of(ways.hosted), []
+    lock, threads = lock_of(carriers.hosted), []
 
     def noting(real):
         def noted(*args):
@@ -48,24 +48,32 @@ def lockers(ways):
     return threads
 
 
-def test_main_thread_takes_no_lock(ways, lockers):
+def test_main_thread_takes_no_lock(carriers, lockers):
     assert threading.current_thread() is threading.main_thread()
     arrays = {0: np.ones(1000)}
-    reply, far = call(ways, push(ways.meta, arrays, Step(kind=ADD, producer=1)))
-    assert (reply.versions, far.sent, far.counters.local_calls) == ([(0, 1)], [], 1)
+    reply, remote = call(
+        carriers, push(carriers.meta, arrays, Step(kind=ADD, producer=1))
+    )
+    assert (reply.versions, remote.sent, remote.counters.local_calls) == (
+        [(0, 1)],
+        [],
+        1,
+    )
     assert lockers
     assert threading.main_thread() not in lockers
     lockers.clear()
     pulled = target()
     assert Reads(
-        ways.meta, ways, cast("Any", SimpleNamespace(counters=Counters(), lanes=None))
+        carriers.meta,
+        carriers,
+        cast("Any", SimpleNamespace(counters=Counters(), sockets=None)),
     ).fill(pulled, [0])
     assert set(pulled.flats[0]) == {1.0}
     assert not lockers
 
 
-def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
-    hosted, main = ways.hosted, threading.get_ident()
+def test_interrupt_ends_a_wait_and_leaves_no_lock(carriers, lockers):
+    hosted, main = carriers.hosted, threading.get_ident()
     look, looks = hosted.look, list[Any]()
 
     def interrupted():
@@ -76,16 +84,16 @@ def test_interrupt_ends_a_wait_and_leaves_no_lock(ways, lockers):
 
     hosted.look = interrupted
     with pytest.raises(KeyboardInterrupt):
-        call(ways, read(ways.meta, target(), 5, Step()))
+        call(carriers, read(carriers.meta, target(), 5, Step()))
     assert not hosted.waits
     assert not mutex_of(hosted).locked()
     assert not is_taken(lock_of(hosted))
     assert threading.main_thread() not in looks + lockers
 
 
-def test_an_event_loop_of_the_main_thread_ends_its_turn_first(ways, lockers):
+def test_an_event_loop_of_the_main_thread_ends_its_turn_first(carriers, lockers):
     """As that of an asynchronous client with workers in its own process."""
-    hosted, turns = ways.hosted, []
+    hosted, turns = carriers.hosted, []
 
     def interrupted(shard):
         signal.raise_signal(signal.SIGINT)
@@ -113,8 +121,8 @@ def test_interrupt_waits_for_the_end_of_the_work():
     assert ended == [True]
 
 
-def test_error_of_a_signal_right_after_the_lock_gives_it_back(ways, monkeypatch):
-    lock, real = lock_of(ways.hosted), fcntl.lockf
+def test_error_of_a_signal_right_after_the_lock_gives_it_back(carriers, monkeypatch):
+    lock, real = lock_of(carriers.hosted), fcntl.lockf
     done = []
 
     def lockf(fd, command, *args):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from daskps.cluster.caller import far, liveness
-from daskps.cluster.caller.far import Far
+from daskps.cluster.caller import liveness, remote
 from daskps.cluster.caller.link import Link
 from daskps.cluster.caller.liveness import Liveness
+from daskps.cluster.caller.remote import RemoteShards
 from daskps.errors import RunCancelledError, ShardLostError
 from tests import virtual
 
@@ -108,13 +108,13 @@ async def refuses(*_: Any, **__: Any) -> Any:
     raise ConnectionRefusedError("nobody is there")
 
 
-class LateFar(Far):
+class LateRemote(RemoteShards):
     """What reaches hosts, of a call whose host answers nobody."""
 
     def __init__(self, locate: Any) -> None:
         self.link: Any = SimpleNamespace(control=refuses)
         self.meta: Any = SimpleNamespace(uid="u", where=SimpleNamespace(segments={}))
-        self._ways: Any = SimpleNamespace(run=0)
+        self._carriers: Any = SimpleNamespace(run=0)
         self._waits: dict[int, str] = {}
         self._locate = locate
 
@@ -126,8 +126,8 @@ class LateFar(Far):
 def test_a_call_that_is_late_says_whether_the_scheduler_is_gone_too(
     scheduler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far, "ASK_SECONDS", 0.01)
-    late = LateFar(scheduler or Asked().locate)
+    monkeypatch.setattr(remote, "ASK_SECONDS", 0.01)
+    late = LateRemote(scheduler or Asked().locate)
     why = asyncio.run(late.why())
     assert why.startswith("which does not answer")
     assert ("nor does the scheduler" in why) == (scheduler is not None)

@@ -16,12 +16,12 @@ from daskps.cluster.caller.producer import (
     Turn,
     producer_of,
 )
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 
 FOR_EVER = Deadline(None, "a push")
 
 
-def settle(number: int, floor: int) -> None:
+def acknowledge(number: int, floor: int) -> None:
     """Hear of pushes that were given up."""
 
 
@@ -30,7 +30,7 @@ def end(held: HeldTurn) -> None:
 
 
 async def until(turn: asyncio.Event, producer: Producer, taken: list[int]) -> None:
-    async with producer.turn_async(FOR_EVER, settle) as held:
+    async with producer.turn_async(FOR_EVER, acknowledge) as held:
         taken.append(held.number)
         await turn.wait()
 
@@ -68,7 +68,7 @@ def test_turns_on_a_loop_are_waited_for_without_looking_again() -> None:
 def test_who_is_cancelled_leaves_the_turn_to_the_next(when: str) -> None:
     async def work() -> None:
         producer, taken = Producer(), list[int]()
-        held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
+        held = [producer.turn(FOR_EVER, acknowledge) for _ in range(Producer.SPREAD)]
         first, second = (
             asyncio.ensure_future(until(asyncio.Event(), producer, taken))
             for _ in range(2)
@@ -96,13 +96,13 @@ def test_who_is_cancelled_leaves_the_turn_to_the_next(when: str) -> None:
 def test_a_turn_is_waited_for_as_long_as_was_said() -> None:
     async def work() -> None:
         producer = Producer()
-        held = [producer.turn(FOR_EVER, settle) for _ in range(Producer.SPREAD)]
+        held = [producer.turn(FOR_EVER, acknowledge) for _ in range(Producer.SPREAD)]
         with pytest.raises(TimeoutError, match="a push"):
-            async with producer.turn_async(Deadline(0.01, "a push"), settle):
+            async with producer.turn_async(Deadline(0.01, "a push"), acknowledge):
                 pass
         end(held[0])
         end(held[1])
-        async with producer.turn_async(FOR_EVER, settle) as turn:
+        async with producer.turn_async(FOR_EVER, acknowledge) as turn:
             assert turn == Turn(Producer.SPREAD + 1, 2)
 
     asyncio.run(work())
@@ -119,7 +119,7 @@ def test_parts_of_a_push_are_numbered_together_and_leave_one_by_one() -> None:
         assert producer.take(1) == range(96, 97)
         waiting = asyncio.ensure_future(until(asyncio.Event(), producer, taken))
         for number in parts[:70]:
-            async with producer.turn_async(FOR_EVER, settle, [0], number) as turn:
+            async with producer.turn_async(FOR_EVER, acknowledge, [0], number) as turn:
                 assert turn == Turn(number, number)
         await settled()
         assert (taken, waiting.done()) == ([97], False)

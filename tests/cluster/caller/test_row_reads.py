@@ -18,16 +18,16 @@ from daskps.cluster.machine import pauses
 from daskps.consistency import BSP, SSP
 from daskps.kernels.row_index import RowIndex
 from daskps.kernels.row_moves import FixedGather
-from daskps.shards.arrays.any_rows import FEWEST_LOOKED
-from daskps.shards.arrays.rows import RowUpdate
+from daskps.shards.arrays.row_operations import RowUpdate
+from daskps.shards.arrays.unbounded_rows import FEWEST_LOOKED
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.reader import ASK, BUSY, NOT_YET, RowsRead
 from daskps.shards.steps import ADD, ASSIGN, REMOVE, Step, Ticket
-from tests.cluster.callers import Ways, counted
-from tests.shards import any_rowing
+from tests.cluster.callers import Carriers, counted
+from tests.shards import unbounded_rowing
 from tests.shards.rowing import EMB, LAYOUT, make, rows, send
 
 RUN, CALLS = 7, 16
@@ -39,10 +39,10 @@ class Here:
     def __init__(self, run: int = 0, shard: Any = None, layout: Any = LAYOUT) -> None:
         self.hosted = HostedShard("s", layout, 0, shard or make())
         self.shard, self.counters = self.hosted.shard, Counters()
-        self.ways = Ways(self.hosted, run)
-        ways: Any = self.ways
-        far: Any = SimpleNamespace(counters=self.counters, lanes=None)
-        self.reads = RowReads(ways.meta, ways, far)
+        self.carriers = Carriers(self.hosted, run)
+        carriers: Any = self.carriers
+        remote: Any = SimpleNamespace(counters=self.counters, sockets=None)
+        self.reads = RowReads(carriers.meta, carriers, remote)
 
     def pull(self, *args: Any) -> Any:
         table = self.hosted.layout.table_by_name["emb"]
@@ -88,10 +88,10 @@ def test_what_is_not_as_simple_is_left_to_others(
     assert here.pull(ids, out) is None
     assert here.reads.pull({"emb": ids}, {}) is None
     assert here.reads.pull({"w": ids}) is None
-    here.ways.serving.lives = False
+    here.carriers.serving.lives = False
     assert here.pull(ids) is None
     set_gate(here.shard.segment, CLOSED)
-    here.ways.serving.lives = True
+    here.carriers.serving.lives = True
     assert here.pull(ids) is None
     with pytest.raises(ValueError, match="floats"):
         here.pull(np.ones(2))
@@ -152,7 +152,7 @@ def test_what_one_update_has_changed_meanwhile_comes_from_its_log(
         done = really(self, *args)
         if not under_way:
             segment.flip = flip + 1
-            undo.settle(segment)
+            undo.recover(segment)
         return done
 
     with monkeypatch.context() as patched:
@@ -172,8 +172,8 @@ def test_a_trainer_reads_what_its_policy_lets_it_see() -> None:
     ids, out = np.array([1]), np.empty((1, 3), "f4")
     for policy in (BSP(), SSP(1)):
         here = Here(RUN)
-        ways: Any = here.ways
-        made = PreparedRead.of(ways, {}, [0])
+        carriers: Any = here.carriers
+        made = PreparedRead.of(carriers, {}, [0])
         assert made is not None
         wanted = {0: [RowsRead(len(LAYOUT.pieces[0]), ids, out)]}
         assert made.read([0], (), wanted) is None  # of no run yet
@@ -203,9 +203,9 @@ def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones() -> No
 
     def asked(rank: int, answers: list[int]) -> tuple[list[int], int | None]:
         here, found = Here(RUN), list[int]()
-        here.ways.rank = rank
-        ways: Any = here.ways
-        read = PreparedRead.of(ways, {}, range(3))
+        here.carriers.rank = rank
+        carriers: Any = here.carriers
+        read = PreparedRead.of(carriers, {}, range(3))
         assert read is not None
         for source in read.sources:
             says = answers if source.shard == 1 else []
@@ -233,16 +233,16 @@ def test_a_read_of_rows_takes_few_calls() -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, 2])
-def test_rows_of_any_ids_are_read_as_others_are(
+def test_unbounded_rows_are_read_as_others_are(
     monkeypatch: pytest.MonkeyPatch, ttl: int
 ) -> None:
     """Without tickets; those that are absent have their first values, here 3."""
-    layout = any_rowing.layout_of(ttl=ttl)
-    shard = any_rowing.made(layout)
+    layout = unbounded_rowing.layout_of(ttl=ttl)
+    shard = unbounded_rowing.made(layout)
     here, sent = Here(0, shard, layout), iter(range(9))
 
     def push(*pairs: tuple[int, int]) -> None:
-        step = any_rowing.step(shard, ASSIGN, {EMB: pairs}, next(sent))
+        step = unbounded_rowing.step(shard, ASSIGN, {EMB: pairs}, next(sent))
         shard.submit([Ticket(step)])
 
     ids = np.array([[-4, 7], [2**62, -4]])
@@ -281,14 +281,14 @@ def test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are(
     monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
     """Only as long as nothing has changed, and of just these ids."""
-    layout = any_rowing.layout_of(room=4096)
-    shard = any_rowing.made(layout)
+    layout = unbounded_rowing.layout_of(room=4096)
+    shard = unbounded_rowing.made(layout)
     here, sent = Here(0, shard, layout), iter(range(9))
     ids = np.arange(FEWEST_LOOKED) * 7919
 
     def push(kind: str, ids: Any, value: int) -> None:
         pairs = [(i, value) for i in ids.tolist()]
-        step = any_rowing.step(shard, kind, {EMB: pairs}, next(sent))
+        step = unbounded_rowing.step(shard, kind, {EMB: pairs}, next(sent))
         ticket = Ticket(step)
         shard.submit([ticket])
         assert ticket.version
@@ -325,5 +325,5 @@ def test_a_push_of_the_ids_of_a_read_knows_where_their_rows_are(
     assert looks == ([] if between == "nothing" else [len(ids)])
     push(ADD, ids, 1)  # what was found is used once
     assert looks[-1:] == [len(ids)]
-    found = any_rowing.read(shard, EMB, ids.tolist())
+    found = unbounded_rowing.read(shard, EMB, ids.tolist())
     assert found == {i: [value + 1] * 2 for i, value in expected.items()}

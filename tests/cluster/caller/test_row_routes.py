@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.near import SOON_SECONDS, NearRoute
+from daskps.cluster.caller.local import SOON_SECONDS, LocalRoute
 from daskps.cluster.caller.routes import Step
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven, slices_of
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch, slices_of
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import Target
 from daskps.layout.arrays import Layout
@@ -48,10 +48,10 @@ def test_each_row_goes_to_the_shard_that_has_it(ids, n_shards, sent):
     layout = layout_of(n_shards)
     flat = np.array(ids, "i8")
     data = np.arange(len(ids) * DIM, dtype="f8")
-    given_rows = RowsGiven(RowCut.of(layout.tables[0], flat, n_shards), data)
+    row_batch = RowBatch(IdSplit.of(layout.tables[0], flat, n_shards), data)
     found: list[tuple[int, Any]] = []
     for shard in range(n_shards):
-        position, start, rows, its, at = given_rows.item(layout, shard, sent=sent)
+        position, start, rows, its, at = row_batch.item(layout, shard, sent=sent)
         assert its is not None
         piece = layout.table_pieces[shard][0]
         assert (position, start) == (len(layout.pieces[shard]), 0)
@@ -68,17 +68,17 @@ def test_each_row_goes_to_the_shard_that_has_it(ids, n_shards, sent):
 
 
 @given(RowIds, st.integers(1, 30), st.integers(0, 5), st.booleans())
-def test_answers_go_where_they_were_asked_for(ids, n_shards, start, near):
+def test_answers_go_where_they_were_asked_for(ids, n_shards, start, local):
     layout = layout_of(n_shards)
     rows = np.arange(ROWS * DIM, dtype="f8").reshape(ROWS, DIM)
-    cut = RowCut.of(layout.tables[0], np.array(ids, "i8"), n_shards)
+    split = IdSplit.of(layout.tables[0], np.array(ids, "i8"), n_shards)
     out = np.full((start + len(ids)) * DIM, -1.0)
-    slices = slices_of(layout, cut, 0, start)
+    slices = slices_of(layout, split, 0, start)
     target = Target({}, [out], lambda: None, {s: (one,) for s, one in slices.items()})
     for shard in target.shards:
         assert target.reads(shard)
         [asked] = target.rows_asked(shard)
-        if near:
+        if local:
             [read] = target.row_reads(shard)
             into = read.out.reshape(-1, DIM)
             into[slice(None) if read.at is None else read.at] = rows[read.ids]
@@ -92,8 +92,8 @@ def test_answers_go_where_they_were_asked_for(ids, n_shards, start, near):
 def test_a_push_of_rows_is_meant_for_all_shards():
     """So each of them counts the steps of a table, and any process may act for it."""
     layout = layout_of(4)
-    cut = RowCut.of(layout.tables[0], np.array([1]), 4)
-    rows = [RowsGiven(cut, np.ones(DIM))]
+    split = IdSplit.of(layout.tables[0], np.array([1]), 4)
+    rows = [RowBatch(split, np.ones(DIM))]
     request = routes.push(map_of(layout), {}, Step(producer=1), rows=rows)
     assert [*request.route.slices] == [0, 1, 2, 3]
     call = request.call(map_of(layout), range(4), 1.0, "")
@@ -105,8 +105,8 @@ def test_a_push_of_rows_is_meant_for_all_shards():
 
 def test_a_read_of_rows_asks_the_shards_that_have_some():
     layout = layout_of(4)
-    cut = RowCut.of(layout.tables[0], np.array([22, 0, 21]), 4)
-    slices = slices_of(layout, cut, 0, 0)
+    split = IdSplit.of(layout.tables[0], np.array([22, 0, 21]), 4)
+    slices = slices_of(layout, split, 0, 0)
     target = Target(
         {}, [np.empty(9)], SimpleNamespace, {s: (o,) for s, o in slices.items()}
     )
@@ -121,17 +121,17 @@ def test_ids_that_are_the_same_again_are_cut_once():
     )
     table, other = layout.tables
     ids = np.arange(0, 9000, 7)
-    cut = RowCut.of(table, ids, 3)
-    assert RowCut.of(table, ids.copy(), 3) is cut
+    split = IdSplit.of(table, ids, 3)
+    assert IdSplit.of(table, ids.copy(), 3) is split
     ids[5] = 8999  # whoever gave them writes others there
-    again = RowCut.of(table, ids, 3)
+    again = IdSplit.of(table, ids, 3)
     assert 8999 in again.ids_of(2)
-    assert RowCut.of(other, ids, 3).table is other
-    assert RowCut.of(table, ids, 2).starts[-1] == len(ids)
+    assert IdSplit.of(other, ids, 3).table is other
+    assert IdSplit.of(table, ids, 2).starts[-1] == len(ids)
     few = ids[:10]
-    assert RowCut.of(table, few, 3) is not RowCut.of(table, few, 3)
+    assert IdSplit.of(table, few, 3) is not IdSplit.of(table, few, 3)
     ids[5] = 9000
-    assert RowCut.find(table, ids, 3) is None
+    assert IdSplit.find(table, ids, 3) is None
 
 
 def test_of_several_shards_those_that_others_are_at_come_last():
@@ -151,11 +151,11 @@ def test_of_several_shards_those_that_others_are_at_come_last():
     meta = map_of(layout)
     shards: Any = [Hosted(0, [-1, 5]), Hosted(1, [7])]
     serving = SimpleNamespace(is_own=True)
-    ways: Any = SimpleNamespace(
+    carriers: Any = SimpleNamespace(
         rank=-1, find_shard=lambda shard, by_owner: (serving, shards[shard])
     )
-    cut = RowCut.of(layout.tables[0], np.array([1, 22]), 2)
-    request = routes.push(meta, {}, Step(), rows=[RowsGiven(cut, np.zeros(2 * DIM))])
-    near = NearRoute(request.route, ways)
-    assert near.try_step(request.step, {}, request.rows) == ([(1, 7), (0, 5)], [])
+    split = IdSplit.of(layout.tables[0], np.array([1, 22]), 2)
+    request = routes.push(meta, {}, Step(), rows=[RowBatch(split, np.zeros(2 * DIM))])
+    local = LocalRoute(request.route, carriers)
+    assert local.try_step(request.step, {}, request.rows) == ([(1, 7), (0, 5)], [])
     assert said == [(0, 0.0), (1, 0.0), (0, SOON_SECONDS)]

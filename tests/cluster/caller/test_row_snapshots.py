@@ -1,4 +1,4 @@
-"""Snapshots of tables of any ids, that others push to."""
+"""Snapshots of unbounded tables, that others push to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dask.base import compute
 import daskps
 from daskps import RowGrad, TableSpec
 from daskps.cluster.caller import snapshots
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from tests.seams import shards_of
 from tests.support import PATIENCE, store, until
 

@@ -28,8 +28,8 @@ from daskps.cluster.host import cuts, snapshot_copies
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.snapshot_copies import GROUP_NBYTES, CopyGroup, groups_of
 from daskps.cluster.keys import copy_key
-from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.packing import unpack_reply
+from daskps.cluster.protocol.deadline import Deadline
+from daskps.cluster.protocol.packing import unpack_reply
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.frozen import FrozenShard
 from daskps.shards.memory.segment import Segment
@@ -361,7 +361,7 @@ def half_pushed(s, client, value=1.0):
     )
 
     def send(shard):
-        shards.far.send(request, [shard], Deadline(PATIENCE, "half a push")).result()
+        shards.remote.send(request, [shard], Deadline(PATIENCE, "half a push")).result()
 
     send(0)
     return source.id, lambda: send(1)
@@ -438,7 +438,7 @@ def test_push_that_was_given_up_blocks_no_snapshot(client):
     """Its producer says so on its own: no later push of it says it."""
     s = store(client)
     owner, _ = half_pushed(s, client)
-    shards_of(s).settle(owner, 1)
+    shards_of(s).acknowledge(owner, 1)
     snapshot = s.snapshot(timeout=PATIENCE)
     assert snapshot.version.pairs == ((0, 1), (1, 0))
 
@@ -471,19 +471,19 @@ def test_producer_announces_what_it_gave_up():
 def test_timed_out_push_blocks_no_snapshot(client):
     """A real one: the second host does not get it, and its caller gives up."""
     s = store(client)
-    far = shards_of(s).far
-    send, second = far._send, s.placement[1]
+    remote = shards_of(s).remote
+    send, second = remote._send, s.placement[1]
 
     async def lose(worker, request, shards, seconds):
         if worker == second:
             await asyncio.wait_for(asyncio.Event().wait(), seconds)
         return await send(worker, request, shards, seconds)
 
-    far._send = lose
+    remote._send = lose
     with pytest.raises(TimeoutError):
         s.push({"w": np.ones(10, "f4")}, timeout=0.3)
     assert s.snapshot(timeout=PATIENCE).version.pairs == ((0, 1), (1, 0))
-    far._send = send
+    remote._send = send
     s.push({"w": np.ones(10, "f4")})
     assert s.snapshot(timeout=PATIENCE).version.pairs == ((0, 2), (1, 1))
 
@@ -632,7 +632,7 @@ def test_lost_worker_is_named(monkeypatch):
     # Who is slow to kill it would find its push let go, and applied, in between.
     monkeypatch.setattr("daskps.cluster.directory.cuts.HOLD_SECONDS", 2 * PATIENCE)
     with local_cluster(n_workers=2, threads=1) as client:
-        with dask.config.set({"daskps.ways.machine": False}):
+        with dask.config.set({"daskps.carriers.machine": False}):
             # In private memory: nobody can adopt it.
             s = store(client)
         snapshot = s.snapshot()

@@ -23,7 +23,7 @@ SHARD = {
     "segment_nbytes",
     "tables",
     "locked_reads",
-    "lane_calls",
+    "socket_calls",
     "plain_reads",
     "pushes",
     "dropped",
@@ -33,7 +33,7 @@ SHARD = {
     "calls",
 }
 HANDLE = {
-    "ways",
+    "carriers",
     "why",
     "messages",
     "local_calls",
@@ -41,9 +41,9 @@ HANDLE = {
     "retries",
     "rows_pulled",
     "rows_pushed",
-    "lanes",
-    "lane_calls",
-    "lane_nbytes",
+    "sockets",
+    "socket_calls",
+    "socket_nbytes",
     "fallbacks",
 }
 
@@ -61,7 +61,7 @@ def test_from_a_client_all_goes_by_message(client):
         assert set(before["handle"]) == HANDLE
         assert [row["nbytes"] for row in before["shards"]] == [20, 20]
         assert not any(row["locked_reads"] for row in before["shards"])
-        assert before["handle"]["ways"] == dict.fromkeys(s.placement, "message")
+        assert before["handle"]["carriers"] == dict.fromkeys(s.placement, "message")
         s.push({"w": np.ones(10, "f4")})
         s.pull()
         after = s.stats()["handle"]
@@ -70,22 +70,22 @@ def test_from_a_client_all_goes_by_message(client):
         assert (after["local_calls"], after["retries"]) == (0, 0)
 
 
-def test_from_a_task_the_own_worker_is_near(client):
+def test_from_a_task_the_own_worker_is_local(client):
     with store(client, params={"w": np.zeros(10, "f4")}) as s:
-        near, far = s.placement
-        where, handle = client.submit(in_task, s, workers=[near]).result()
-        assert where == near
-        assert handle["ways"] == {near: "process", far: "message"}
-        assert handle["why"] == {far: "daskps.ways.machine is false"}
+        local_route, remote = s.placement
+        where, handle = client.submit(in_task, s, workers=[local_route]).result()
+        assert where == local_route
+        assert handle["carriers"] == {local_route: "process", remote: "message"}
+        assert handle["why"] == {remote: "daskps.carriers.machine is false"}
         assert (handle["local_calls"], handle["messages"]) == (1, 1)
         assert handle["nbytes"] == 20  # of the half that went by message
 
 
-def test_closed_way_is_shown(rpc_cluster):
+def test_closed_carrier_is_shown(rpc_cluster):
     with rpc_cluster.as_current(), store(rpc_cluster) as s:
-        near, far = s.placement
-        _, handle = rpc_cluster.submit(in_task, s, workers=[near]).result()
-        assert handle["ways"] == {near: "message", far: "message"}
+        local_route, remote = s.placement
+        _, handle = rpc_cluster.submit(in_task, s, workers=[local_route]).result()
+        assert handle["carriers"] == {local_route: "message", remote: "message"}
         assert (handle["local_calls"], handle["messages"]) == (0, 2)
 
 
@@ -98,8 +98,8 @@ def test_handle_that_has_only_just_met_its_store(client):
 @gen_cluster(client=True)
 async def test_on_the_loop_of_the_hosts(c, s, a, b):
     async with await daskps.create({"w": np.zeros(4)}, client=c) as x:
-        ways = (await x.stats())["handle"]["ways"]
-        assert ways == {a.address: "process", b.address: "process"}
+        carriers = (await x.stats())["handle"]["carriers"]
+        assert carriers == {a.address: "process", b.address: "process"}
 
 
 def test_on_another_loop_than_that_of_the_hosts():
@@ -107,18 +107,18 @@ def test_on_another_loop_than_that_of_the_hosts():
     with Client(processes=False, n_workers=1, dashboard_address="127.0.0.1:0") as local:
         x = daskps.create({"w": np.zeros(4)}, name="both", client=local)
 
-        async def ways():
+        async def carriers():
             address = local.cluster.scheduler_address
             async with Client(address, asynchronous=True) as other:
                 opened = await daskps.open("both", client=other)
                 found = (await opened.stats())["handle"]
                 await opened.pull()
                 assert "an event loop" in found["why"][x.placement[0]]
-                return found["ways"], (await opened.stats())["handle"]["messages"]
+                return found["carriers"], (await opened.stats())["handle"]["messages"]
 
-        assert list(x.stats()["handle"]["ways"].values()) == ["process"]
+        assert list(x.stats()["handle"]["carriers"].values()) == ["process"]
         assert x.stats()["handle"]["why"] == {}
-        found, messages = asyncio.run(ways())
+        found, messages = asyncio.run(carriers())
         assert list(found.values()) == ["message"]
         assert messages == 1
         x.delete()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps.cluster.caller.producer import HeldTurn, Producer
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import ProducerExpiredError
 from daskps.shards import producers
 from daskps.shards.memory.format import Record

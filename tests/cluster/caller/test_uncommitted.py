@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from daskps import codecs
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.cluster.caller.uncommitted import Uncommitted
-from daskps.cluster.wire import encoding
+from daskps.cluster.protocol import encoding
 from daskps.layout.arrays import Layout
 
 LAYOUT = Layout.build({"w": ((5,), "float32"), "h": ((3,), "float16")}, 2)
@@ -58,8 +58,8 @@ def test_rows_of_a_clock_go_one_after_the_other():
     kept = Uncommitted(meta, None, np.empty)
 
     def given(ids, data):
-        cut = RowCut.of(layout.tables[0], np.array(ids), 2)
-        return RowsGiven(cut, np.array(data, "f4"))
+        cut = IdSplit.of(layout.tables[0], np.array(ids), 2)
+        return RowBatch(cut, np.array(data, "f4"))
 
     first = given([3, 0], [1, 2])
     kept.add({}, [first])

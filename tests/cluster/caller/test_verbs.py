@@ -26,7 +26,7 @@ from daskps import config, optim
 from daskps.version import Version
 from tests.cluster.row_contracts import (
     ROW_CONTRACTS,
-    counts_rows_of_any_ids,
+    counts_unbounded_rows,
     pushes_rows_with_arrays,
     refuses_rows,
     says_what_tables_are,
@@ -35,7 +35,7 @@ from tests.cluster.row_contracts import (
 )
 from tests.cluster.view_contracts import VIEW_CONTRACTS, regions
 
-IN_PROCESS = {"daskps.ways.process": True}
+IN_PROCESS = {"daskps.carriers.process": True}
 QUIET = {"dashboard_address": "127.0.0.1:0", "silence_logs": 50}
 #: Exact in every dtype: the numbers below are small multiples of 1/4.
 LR = 0.5
@@ -367,7 +367,7 @@ async def attributes(s, get):
     assert set(s.layout.by_name) == set(expected)
     assert "w" in s
     assert "typo" not in s
-    # Rows of any ids are not counted: the shards would have to be asked.
+    # Unbounded rows are not counted: the shards would have to be asked.
     bounded = [s[name] for name in s.layout.table_by_name if s[name].rows is not None]
     tables = sum(table.nbytes for table in bounded)
     assert s.nbytes == sum(v.nbytes for v in expected.values()) + tables
@@ -398,7 +398,7 @@ async def counts(s, get):
     assert all(row["pushes"] == 1 and row["duplicates"] == 0 for row in rows)
     assert all(row["parked"] == 0 and row["nbytes"] > 0 for row in rows)
     assert found["handle"]["retries"] == 0
-    calls = [found["handle"][n] for n in ("messages", "local_calls", "lane_calls")]
+    calls = [found["handle"][n] for n in ("messages", "local_calls", "socket_calls")]
     assert sum(calls) >= 1
 
 
@@ -468,21 +468,21 @@ def drive(contract, store):
     raise AssertionError(f"{contract} waits on an event loop")
 
 
-def by_lane_already(store):
-    """Call until a lane answers, as they open beside the calls; return what was used."""
+def by_socket_already(store):
+    """Call until a socket answers, as they open beside the calls; return what was used."""
     until = time.monotonic() + 30
     while not used(store)[2]:
         store.pull()
-        assert time.monotonic() < until, "no lane has opened"
+        assert time.monotonic() < until, "no socket has opened"
     return used(store)
 
 
 def used(store):
-    """Return how often this handle called in the process, by message and by lane."""
+    """Return how often this handle called in the process, by message and by socket."""
     if (shards := store._shards) is None:
         return 0, 0, 0
     c = shards.counters
-    return c.local_calls, c.messages, c.lane_calls
+    return c.local_calls, c.messages, c.socket_calls
 
 
 def in_task(contract, store):
@@ -534,17 +534,17 @@ def calls_without(contract):
 
 def check_way(contract, used, name):
     """Tell that a contract went the way it was meant to go."""
-    local, messages, by_lane = used
+    local, messages, by_socket = used
     if calls_without(contract) or contract in (aggregates, attributes):
         return
     if contract in ROW_CONTRACTS:
         check_way_of_rows(contract, used, name)
         return
-    if name == "lane" and contract is not futures:
+    if name == "socket" and contract is not futures:
         assert local == 0
-        assert by_lane > 0
+        assert by_socket > 0
         return
-    assert by_lane == 0
+    assert by_socket == 0
     if name == "machine" and contract is regions:
         # Steps that are not meant for all shards are their owners'.
         assert local > 0
@@ -562,28 +562,31 @@ def check_way(contract, used, name):
 
 def check_way_of_rows(contract, used, name):
     """Tell it of rows."""
-    local, messages, by_lane = used
-    beside = (says_what_tables_are, refuses_rows, counts_rows_of_any_ids)
+    local, messages, by_socket = used
+    beside = (says_what_tables_are, refuses_rows, counts_unbounded_rows)
     if contract in (pushes_rows_with_arrays, *beside):
         return
-    if name == "lane" and contract is tells_changes:  # which go by message
+    if name == "socket" and contract is tells_changes:  # which go by message
         return
-    if name == "lane":
+    if name == "socket":
         assert local == 0
-        assert by_lane > 0
+        assert by_socket > 0
         return
     assert local > 0 if name in ("process", "machine") else messages > 0
     assert messages == 0 or name != "process"
 
 
-@pytest.mark.parametrize("name", ["process", "rpc", "lane"])
+@pytest.mark.parametrize("name", ["process", "rpc", "socket"])
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_from_client(contract, name, request):
     which = "threads_cluster" if name == "process" else f"{name}_cluster"
     client = request.getfixturevalue(which)
-    ways = {"daskps.ways.process": True, "daskps.ways.lane": name == "lane"}
-    with dask.config.set(ways), client.as_current(), new(client) as s:
-        before = by_lane_already(s) if name == "lane" else (0, 0, 0)
+    carriers = {
+        "daskps.carriers.process": True,
+        "daskps.carriers.socket": name == "socket",
+    }
+    with dask.config.set(carriers), client.as_current(), new(client) as s:
+        before = by_socket_already(s) if name == "socket" else (0, 0, 0)
         after = drive(contract, s)
         check_way(contract, [b - a for a, b in zip(before, after, strict=True)], name)
 
@@ -600,7 +603,7 @@ def test_from_task(contract, where, way, request):
 
 
 @pytest.mark.parametrize("contract", [pulls, pushes, futures, slices, *ROW_CONTRACTS])
-def test_from_task_with_shards_near_and_far(contract, cluster):
+def test_from_task_with_local_and_remote_shards(contract, cluster):
     """Some shards in the process of the task, some on another worker."""
     with cluster.as_current(), new(cluster) as s:
         local, messages, _ = cluster.submit(in_task, contract, s).result(timeout=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.wire.reports import pack_report
+from daskps.cluster.protocol.reports import pack_report
 from daskps.layout.arrays import Layout
 from daskps.shards.cuts.cut import ShardReport
 from tests import virtual

@@ -273,7 +273,7 @@ def test_lost_at_once_where_its_memory_was_private(running: bool) -> None:
     assert (at, what) == (0.0, "lost")
     assert more["reason"].startswith("died")
     [(_, error)] = cluster.ended
-    assert ("daskps.ways.machine is false" in str(error)) is running
+    assert ("daskps.carriers.machine is false" in str(error)) is running
     assert not cluster.asked
 
 

@@ -24,7 +24,7 @@ from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.host import runs
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.wire.handlers import HOST
+from daskps.cluster.protocol.handlers import HOST
 from daskps.consistency import BSP
 from daskps.errors import (
     IllegalStateError,
@@ -34,8 +34,8 @@ from daskps.errors import (
     StoreClosedError,
 )
 from daskps.shards.shard import Shard
-from daskps.shards.steps import READ, Standing, Ticket
-from tests.cluster.directory.test_beginning import in_no_time
+from daskps.shards.steps import READ, RunPosition, Ticket
+from tests.cluster.directory.test_run_start import in_no_time
 from tests.invariants import validate
 from tests.seams import rules_of
 from tests.shards.making import RUN, failed, held, make, step
@@ -370,13 +370,13 @@ def test_shard_that_cannot_go_back_ends_as_it_is(monkeypatch):
 
 
 def test_what_shards_agree_on():
-    behind, ahead = Standing(2, 7), Standing(3, 8, has_last=True)
+    behind, ahead = RunPosition(2, 7), RunPosition(3, 8, has_last=True)
     assert agree([behind, ahead]) == Settlement(2, 9)
     assert agree([ahead, ahead]) == Settlement(3, 0)
     # One that never began it, or has ended it, has no say but in the version.
-    assert agree([ahead, behind, Standing(-1, 12)]) == Settlement(2, 13)
-    assert agree([]) == agree([Standing(-1, 3)]) == Settlement()
+    assert agree([ahead, behind, RunPosition(-1, 12)]) == Settlement(2, 13)
+    assert agree([]) == agree([RunPosition(-1, 3)]) == Settlement()
     assert goal([behind, ahead]) == 3
-    assert goal([Standing(2, 7, is_stuck=True), ahead, Standing(1, 6)]) == 2
+    assert goal([RunPosition(2, 7, is_stuck=True), ahead, RunPosition(1, 6)]) == 2
     with pytest.raises(IllegalStateError):
         make().end_run(0, "no run", rounds=5)

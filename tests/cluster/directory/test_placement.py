@@ -10,7 +10,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.placement import check_hosts
-from daskps.cluster.wire.messages import PROTOCOL
+from daskps.cluster.protocol.messages import PROTOCOL
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
 

@@ -25,7 +25,7 @@ from daskps.cluster.directory.entry import (
     StoreEntry,
 )
 from daskps.cluster.keys import anchor_key, label_of
-from daskps.cluster.wire.messages import identity
+from daskps.cluster.protocol.messages import identity
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
@@ -131,7 +131,7 @@ class Book:
             "session": True,
             "params": params or [("w", [8], "float64")],
             "tables": [],
-            "any_ids": [],
+            "unbounded": [],
             "shards": None,
             "servers": "auto",
             "rules": b"",

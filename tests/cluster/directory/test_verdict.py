@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from daskps.cluster.directory.candidates import Due, Verdict
-from daskps.cluster.wire.reports import Sight
+from daskps.cluster.protocol.reports import Sight
 
 
 def verdict(lost_after: float = 10.0, runs_end_after: float | None = None) -> Verdict:

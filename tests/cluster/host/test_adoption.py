@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from daskps.cluster.host import adoption
-from daskps.cluster.host.adoption import _Taker
+from daskps.cluster.host.adoption import _Adopter
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine.membership import Membership
 from daskps.errors import StoreClosedError
@@ -82,9 +82,9 @@ def rows(hosted: HostedShard) -> list[Any]:
 
 
 def take(heir: Any, hosted: HostedShard) -> tuple[list[HostedShard], Any]:
-    taker = _Taker(heir.members("a"), "tcp://heir", ABOUT, None)
-    hosted_shards = taker.take_all(heir, "s", rows(hosted))
-    [found] = taker.found
+    adopter = _Adopter(heir.members("a"), "tcp://heir", ABOUT, None)
+    hosted_shards = adopter.take_all(heir, "s", rows(hosted))
+    [found] = adopter.found
     return hosted_shards, found
 
 

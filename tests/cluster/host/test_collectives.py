@@ -11,8 +11,8 @@ import pytest
 from daskps import errors
 from daskps.cluster.host import reductions
 from daskps.cluster.host.collectives import (
+    Collective,
     Collectives,
-    Gathering,
     Offered,
     PartPlace,
     WholeResult,
@@ -44,7 +44,7 @@ def test_who_finishes_while_a_host_looks_is_left_out():
 def gathered(size, arrays, order, op="sum"):
     """Bring arrays by rank in an order; the ranks without one have finished."""
     dtype = next(iter(arrays.values())).dtype.name
-    part = Gathering(size, brought(op, dtype=dtype), order[0], 0)
+    part = Collective(size, brought(op, dtype=dtype), order[0], 0)
     held = 0
     for rank in order:
         if rank in arrays:
@@ -83,7 +83,7 @@ def test_float16_is_summed_in_float32_and_rounded_once():
 
 
 def test_what_a_rank_brings_again_counts_once():
-    part = Gathering(2, brought(), 0, 0)
+    part = Collective(2, brought(), 0, 0)
     for value in (1.0, 5.0):
         part.bring(0, [np.full(5, value, "f4")])
     part.bring(1, [np.full(5, 2.0, "f4")])

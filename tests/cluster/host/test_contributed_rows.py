@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskps.cluster.caller.row_routes import RowCut
+from daskps.cluster.caller.row_routes import IdSplit
 from daskps.cluster.host.contributions import Contribution, Contributions, RoundId
-from daskps.cluster.host.partial_sums import SumsAsked, check_ids, keep_rows, reduced
+from daskps.cluster.host.partial_sums import SumsRequest, check_ids, keep_rows, reduced
 from daskps.cluster.host.reductions import sums_here
-from daskps.cluster.runs.graph.tasks import rows_given
+from daskps.cluster.runs.graph.tasks import row_batches
 from daskps.errors import ProtocolError
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.reduction import cover
 from daskps.shards.arrays.row_planning import each_once
 from daskps.shards.rounds.arena import Arena, RankRows
@@ -30,7 +30,7 @@ PLACE = RoundId(1, 0, 7)
 def layout_of(n_shards: int) -> Layout:
     tables: Any = {
         "known": (ROWS, DIM, "float32"),
-        "any": (0, DIM, "float64", AnyIds(constant(0.0), 5)),
+        "any": (0, DIM, "float64", UnboundedIds(constant(0.0), 5)),
     }
     return Layout.build({"w": ((5,), "float32")}, n_shards, tables=tables)
 
@@ -65,7 +65,7 @@ def contributed(
     rows = {}
     for index, (ids, data) in given.items():
         table = layout.tables[index - 1]
-        cut = RowCut.of(table, ids, layout.n_shards)
+        cut = IdSplit.of(table, ids, layout.n_shards)
         item = Item(0, 0, data.reshape(-1), cut.ids, cut.at)
         rows[index] = keep_rows(table, item, cut.starts, scale=scale)
     return Contribution(layout, weight_of(rank), {}, rows=rows)
@@ -85,7 +85,7 @@ def in_an_arena(
             if table.index not in given:
                 continue
             ids, data = given[table.index]
-            cut = RowCut.of(table, ids, layout.n_shards)
+            cut = IdSplit.of(table, ids, layout.n_shards)
             at = cut.at_of(shard)
             a, b = cut.starts[shard : shard + 2]
             rows = data[a:b] if at is None else data[at]
@@ -124,7 +124,7 @@ def test_sums_have_the_bits_of_an_arena(size, n_shards, mean):
             # Asked again it says the same, and it holds more than it sends.
             again = sums_here(host, place=(1, 0, 7), **about)[1]
             assert [a.tobytes() for a in again] == [a.tobytes() for a in arrays]
-            asked = SumsAsked(layout, str(worker), shards, nodes, mine, held.nbytes)
+            asked = SumsRequest(layout, str(worker), shards, nodes, mine, held.nbytes)
             sizes = [(str(a.dtype), len(a)) for a in arrays]
             assert asked.sizes(said) == sizes
             for shard, row in zip(shards, asked.sums(said, arrays), strict=True):
@@ -133,16 +133,16 @@ def test_sums_have_the_bits_of_an_arena(size, n_shards, mean):
         by_shard = {
             s: reduced(n, layout.pieces[s], size, reduce=how) for s, n in opened.items()
         }
-        for given in rows_given(layout, by_shard):
-            table = given.cut.table
+        for given in row_batches(layout, by_shard):
+            table = given.split.table
             for shard in range(n_shards):
                 item = given.item(layout, shard, sent=False)
                 assert item.ids is not None
                 expected = in_an_arena(layout, of, size, shard, mean)[table.index]
-                # Also in this order: so rows of any ids are numbered alike.
+                # Also in this order: so unbounded rows are numbered alike.
                 assert (item.ids.tolist(), item.data.tobytes()) == expected
         named = {index for given in of.values() for index in given}
-        assert {g.cut.table.index for g in rows_given(layout, by_shard)} == named
+        assert {g.split.table.index for g in row_batches(layout, by_shard)} == named
 
 
 def said_of(*sums: Any, codec: str = "") -> Any:
@@ -168,7 +168,7 @@ def said_of(*sums: Any, codec: str = "") -> Any:
     ],
 )
 def test_sums_that_were_not_asked_for_take_no_memory(said):
-    asked = SumsAsked(layout_of(1), "w", [0], [(0, 2)], [0, 1], row_nbytes=100)
+    asked = SumsRequest(layout_of(1), "w", [0], [(0, 2)], [0, 1], row_nbytes=100)
     with pytest.raises(ProtocolError):
         asked.sizes(said)
     assert asked.sizes(said_of((1, 1.0, 5)))[-1] == ("float32", 15)

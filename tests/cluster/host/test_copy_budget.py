@@ -18,27 +18,27 @@ from daskps.cluster.host.copy_budget import (
     CopyBudget,
     kept,
 )
-from daskps.cluster.host.lane_calls import LaneCalls
-from daskps.cluster.lane import connection, serving
-from daskps.cluster.lane.connection import Connection
-from daskps.cluster.lane.forms import say_form
-from daskps.cluster.lane.frames import (
-    FORM,
+from daskps.cluster.host.socket_calls import SocketCalls
+from daskps.cluster.machine.leases import BufferPool
+from daskps.cluster.protocol.messages import Call, Part
+from daskps.cluster.sockets import connection, serving
+from daskps.cluster.sockets.connection import Connection
+from daskps.cluster.sockets.frames import (
     HEAD_NBYTES,
     REFUSAL,
+    TEMPLATE,
     pack_text,
     unpack_head,
 )
-from daskps.cluster.lane.served import ServedChannel
-from daskps.cluster.lane.serving import LaneServer
-from daskps.cluster.machine.leases import BufferPool
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.sockets.served import ServedChannel
+from daskps.cluster.sockets.serving import SocketServer
+from daskps.cluster.sockets.templates import pack_template
 from daskps.errors import DaskPSError
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import READ, Step
 from tests import support
+from tests.cluster.by_socket import RefusedError, calling, hosted_shards, pack_frame
 from tests.cluster.hosted import bare_host
-from tests.cluster.laned import RefusedError, calling, hosted_shards, pack_frame
 from tests.seams import leave_no_room
 
 MANY = LITTLE_NBYTES + 1
@@ -264,7 +264,7 @@ def test_a_read_by_message_waits_for_room(how):
     asyncio.run(run())
 
 
-def test_a_read_by_lane_is_left_to_messages_where_there_is_no_room():
+def test_a_read_by_socket_is_left_to_messages_where_there_is_no_room():
     with bare_host(None, *hosted_shards(LAYOUT, None)) as host, calling(host) as caller:
         held = host.budget.answer(10**10)
         with pytest.raises(RefusedError, match="no room for an answer: 10,000,000,000"):
@@ -277,30 +277,32 @@ def test_a_read_by_lane_is_left_to_messages_where_there_is_no_room():
         assert host.budget.nbytes == 0
 
 
-def test_lanes_whose_other_ends_read_nothing_have_little_memory_and_not_for_long(
+def test_sockets_whose_other_ends_read_nothing_have_little_memory_and_not_for_long(
     monkeypatch,
 ):
     """Of twelve four are answered; these end, and the others have been told."""
     call, peers, ended = reads(1), list[socket.socket](), list[Connection]()
     with bare_host(None, *hosted_shards(LAYOUT, None)) as host:
-        server = LaneServer(ended.append)
+        server = SocketServer(ended.append)
         leave_no_room(host)
-        lanes = []
+        sockets = []
         for _ in range(12):
             here, there = socket.socketpair()
             peers.append(there)
-            lanes.append(Connection(ServedChannel(here, 0.01), LaneCalls(host)))
-            server.add(lanes[-1])
-            form = pack_text(FORM, say_form(call), 1, 0)
-            there.sendall(b"".join([*form, *pack_frame(call, 0, 2)]))
-        support.until(lambda: [lane.n_frames for lane in lanes] == [2] * 12)
+            sockets.append(Connection(ServedChannel(here, 0.01), SocketCalls(host)))
+            server.add(sockets[-1])
+            template = pack_text(TEMPLATE, pack_template(call), 1, 0)
+            there.sendall(b"".join([*template, *pack_frame(call, 0, 2)]))
+        support.until(
+            lambda: [call_socket.n_frames for call_socket in sockets] == [2] * 12
+        )
         assert host.budget.nbytes == 4 * 4_000_000
         monkeypatch.setattr(connection, "TAKE_SECONDS", 0.0)
         monkeypatch.setattr(serving, "SWEEP_SECONDS", 0.0)
         support.until(lambda: host.budget.nbytes == 0)
         assert len(ended) == 4
-        for lane, peer in zip(lanes, peers, strict=True):
-            if lane not in ended:
+        for call_socket, peer in zip(sockets, peers, strict=True):
+            if call_socket not in ended:
                 said = peer.recv(2 * HEAD_NBYTES, socket.MSG_WAITALL)
                 assert unpack_head(said[HEAD_NBYTES:]).kind == REFUSAL
             peer.close()

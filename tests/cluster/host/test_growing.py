@@ -17,13 +17,15 @@ from daskps.cluster.machine.membership import Membership
 from daskps.errors import LayoutError, PushRejectedError
 from daskps.init import constant
 from daskps.layout.arrays import Layout
-from daskps.layout.tables import AnyIds
+from daskps.layout.tables import UnboundedIds
 from daskps.shards.memory.format import NONCE
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, Item, Step, Ticket
 
-LAYOUT = Layout.build({}, 1, {"emb": (0, 64, "float32", AnyIds(constant(3.0), 5))})
+LAYOUT = Layout.build(
+    {}, 1, {"emb": (0, 64, "float32", UnboundedIds(constant(3.0), 5))}
+)
 MIB = 2**20
 
 

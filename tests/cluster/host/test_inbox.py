@@ -11,7 +11,7 @@ import pytest
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.protocol.messages import Call, Part
 from daskps.consistency import BSP
 from daskps.errors import ShardBusyError, ShardLostError, StoreClosedError
 from daskps.layout.arrays import Layout

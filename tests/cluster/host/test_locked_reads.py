@@ -28,7 +28,7 @@ from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store
 
 RANGES = (("float64", 0, 1000),)
-LOCKED = {"daskps.ways.locked-reads": True, "daskps.ways.process": False}
+LOCKED = {"daskps.carriers.locked-reads": True, "daskps.carriers.process": False}
 
 
 @pytest.mark.parametrize(("ordered", "locked"), [(True, False), (False, True)])
@@ -60,8 +60,8 @@ def test_a_read_waits_for_whoever_has_the_lock(hosted, seconds):
     out, writer = np.empty(1000), hosted.block.lock()
     writer.acquire(1)
     # Looking without the lock is not possible at all.
-    ways: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
-    assert PreparedRead.of(ways, ALL) is None
+    carriers: Any = SimpleNamespace(run=0, find_shard=lambda _: (None, hosted))
+    assert PreparedRead.of(carriers, ALL) is None
     with pytest.raises(ShardBusyError, match=r"its turn|stayed locked"):
         copy_out(hosted, asks(hosted), RANGES, [out], seconds=seconds)
     publish(hosted, 3.0)
@@ -123,8 +123,8 @@ def test_every_verb_with_locked_reads(contract, locked):
         locked.submit(in_task, contract, s, workers=[worker]).result(60)
 
 
-def ways(s):
-    return set(s.stats()["handle"]["ways"].values())
+def carriers(s):
+    return set(s.stats()["handle"]["carriers"].values())
 
 
 def shares(trainer, part):
@@ -138,7 +138,7 @@ def test_a_read_that_gets_no_turn_ends_with_its_timeout(locked):
     worker = next(iter(locked.nthreads()))
     with store(locked, servers=[worker], shards=2) as s:
         s.pull()
-        mapped = shards_of(s).ways.serving(worker)
+        mapped = shards_of(s).carriers.serving(worker)
         first, second = (hosted.block.lock() for hosted in mapped.shards.values())
         first.acquire(1)
         second.acquire(1)
@@ -189,7 +189,7 @@ def same_runs(client, other, sync):
 def test_trainers_read_the_same_bits(locked, machine_cluster, sync):
     same_runs(locked, machine_cluster, sync)
     with locked.as_current(), store(locked) as s:
-        assert locked.submit(ways, s, pure=False).result(30) == {"machine"}
+        assert locked.submit(carriers, s, pure=False).result(30) == {"machine"}
         assert all(row["locked_reads"] for row in s.stats()["shards"])
 
 

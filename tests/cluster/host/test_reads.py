@@ -11,7 +11,7 @@ import pytest
 
 from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.copying_out import copy_out
-from daskps.cluster.wire.messages import Call, Part
+from daskps.cluster.protocol.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError
 from daskps.shards.arrays.operations import PieceUpdate

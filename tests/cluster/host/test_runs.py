@@ -47,7 +47,7 @@ async def test_run_whose_mailboxes_do_not_fit_is_refused(c, s, a):
 async def test_a_host_that_dies_while_a_run_begins(c, s, a, b, monkeypatch):
     """Tried again; where its shards are lost or it is silent, a typed error says so."""
     # Private memory: what a worker leaves nobody takes over.
-    with dask.config.set({"daskps.ways.machine": False}):
+    with dask.config.set({"daskps.carriers.machine": False}):
         store = await daskps.create({"w": np.zeros(4)}, client=c)
     hosts = s.extensions["daskps-directory"].hosts
     control, failing = hosts.control, list[Any]()

@@ -19,7 +19,7 @@ import pytest
 from daskps.cluster.machine import registry as registries
 from daskps.cluster.machine import warnings
 from daskps.cluster.machine.blocks import Block, BlockAddress
-from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.folder import CarrierClosed
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import HERE, Membership
 from daskps.errors import IllegalStateError, LayoutError
@@ -285,7 +285,7 @@ def test_what_is_not_the_segment_is_refused(
     def stranger(pipe: Connection) -> None:
         own = Membership.visit(Path(memory.path).parent, "a")
         before = FILES.nbytes(), len(os.listdir("/proc/self/fd"))
-        with pytest.raises(WayClosed, match=reason):
+        with pytest.raises(CarrierClosed, match=reason):
             own.attach(block.address)
         assert (FILES.nbytes(), len(os.listdir("/proc/self/fd"))) == before
 
@@ -313,7 +313,7 @@ def in_new_process(function: Callable[..., None], pipe: Connection) -> None:
     ],
 )
 def test_other_names_are_refused(memory: Membership, name: str) -> None:
-    with pytest.raises(WayClosed, match="no name of shared memory"):
+    with pytest.raises(CarrierClosed, match="no name of shared memory"):
         memory.attach(BlockAddress(name, N, 0))
 
 
@@ -325,7 +325,7 @@ def test_files_of_another_user_are_refused(
     uid = os.getuid()
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: uid + 1)
-        with pytest.raises(WayClosed, match=f"user {uid}, mode 600"):
+        with pytest.raises(CarrierClosed, match=f"user {uid}, mode 600"):
             memory.attach(block.address)
     block.free()
 
@@ -344,7 +344,7 @@ def test_adoption_of_what_a_dead_process_left(
     with child(owner, tmp_path) as other:
         name, nonce = other.receive()
         seen = memory.attach(BlockAddress(name, N, nonce))
-        with pytest.raises(WayClosed, match="an owner that lives"):
+        with pytest.raises(CarrierClosed, match="an owner that lives"):
             memory.adopt(BlockAddress(name, N, nonce))
         other.kill()
     assert FILES.nbytes(owned=True) == 0
@@ -353,7 +353,7 @@ def test_adoption_of_what_a_dead_process_left(
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
     assert memory.names() == [block.name]
     assert memory.orphans() == []
-    with pytest.raises(WayClosed, match="No such file"):
+    with pytest.raises(CarrierClosed, match="No such file"):
         memory.adopt(BlockAddress(name, N, nonce))
     block.buffer[200] = 43
     assert seen.buffer[200] == 43
@@ -425,7 +425,7 @@ def test_what_was_not_freed_goes_with_the_last_leave(tmp_path: Path) -> None:
     one, two = Membership.join(tmp_path, "a"), Membership.join(tmp_path, "a")
     block, other = one.make(N), two.make(N)
     one.leave()
-    with pytest.raises(WayClosed, match="no member"):
+    with pytest.raises(CarrierClosed, match="no member"):
         one.make(N)
     # The membership it came from was left, this process is still there.
     block.free()

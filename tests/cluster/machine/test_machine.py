@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from daskps.cluster.caller.mapped import MappedShards
-from daskps.cluster.machine.folder import WayClosed
+from daskps.cluster.machine.folder import CarrierClosed
 from daskps.cluster.machine.membership import HERE, Machine, Membership
 from tests.cluster.hosted import LAYOUT, bare_host, shared_shard
 
@@ -26,7 +26,7 @@ class Closed(Machine):
 
     def visit(self, cluster: str) -> Membership:
         self.asked.append(cluster)
-        raise WayClosed("this machine shares nothing")
+        raise CarrierClosed("this machine shares nothing")
 
 
 def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
@@ -37,17 +37,17 @@ def test_a_host_takes_memory_from_the_machine_it_was_given() -> None:
     assert closed.asked == ["a"]
 
 
-def test_a_lane_looks_for_shards_on_the_machine_it_was_given() -> None:
+def test_a_socket_looks_for_shards_on_the_machine_it_was_given() -> None:
     where = SimpleNamespace(hosts={"w": [0]}, segments={0: None})
     meta: Any = SimpleNamespace(where=where, cluster="a")
     closed = Closed()
-    with pytest.raises(WayClosed, match="shares nothing"):
+    with pytest.raises(CarrierClosed, match="shares nothing"):
         MappedShards(meta, "w", None, machine=closed)
     assert closed.asked == ["a"]
 
 
 def test_this_machine_has_no_visitors_where_nobody_is() -> None:
-    with pytest.raises(WayClosed):
+    with pytest.raises(CarrierClosed):
         HERE.visit("of no cluster at all")
 
 

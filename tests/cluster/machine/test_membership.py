@@ -25,7 +25,7 @@ from daskps.cluster.machine.blocks import (
     owner_of,
     pid_of,
 )
-from daskps.cluster.machine.folder import Inode, WayClosed, folder_of
+from daskps.cluster.machine.folder import CarrierClosed, Inode, folder_of
 from daskps.cluster.machine.membership import HERE, Membership
 from daskps.cluster.machine.registry import Role
 from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
@@ -75,7 +75,7 @@ def test_the_last_leave_removes_everything(tmp_path: Path) -> None:
     assert outer.names() == [name]
     outer.leave()
     assert left(tmp_path) == before
-    with pytest.raises(WayClosed, match="no member"):
+    with pytest.raises(CarrierClosed, match="no member"):
         outer.names()
 
 
@@ -101,7 +101,7 @@ def test_who_lives(tmp_path: Path) -> None:
         assert not here.lives(owner)
     here.leave()
     # Its descriptor may be another file's by now.
-    with pytest.raises(WayClosed, match="it has left"):
+    with pytest.raises(CarrierClosed, match="it has left"):
         here.lives(owner)
 
 
@@ -116,7 +116,7 @@ def test_blocks_leave_descriptors_to_the_rest_of_the_process(tmp_path: Path) -> 
             opened.callback(blocks[0].free)
         for _ in range(SPARED_DESCRIPTORS - 8):
             opened.enter_context(Path(os.devnull).open())
-        with pytest.raises(WayClosed, match="Too many open files"):
+        with pytest.raises(CarrierClosed, match="Too many open files"):
             here.attach(address)
         opened.close()
         here.map_block(address).free()
@@ -145,7 +145,7 @@ def test_sweep_removes_what_the_dead_left(tmp_path: Path) -> None:
 
 
 def test_a_visitor_makes_nothing_and_removes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(WayClosed, match="No such file"):
+    with pytest.raises(CarrierClosed, match="No such file"):
         Membership.visit(tmp_path, "a")
     assert not os.listdir(tmp_path)
     with child(member, tmp_path) as other:
@@ -154,7 +154,7 @@ def test_a_visitor_makes_nothing_and_removes_nothing(tmp_path: Path) -> None:
         assert guest.names() == names
         other.kill()
         # It has no place among the members for what it took.
-        with pytest.raises(WayClosed, match="leaving"):
+        with pytest.raises(CarrierClosed, match="leaving"):
             guest.rename(names[0])
         guest.leave()
     # Somebody may come and adopt it.
@@ -272,7 +272,7 @@ def test_what_waits_goes_though_no_other_cluster_begins(
 
 
 def test_a_keeper_leaves_the_folder_to_its_members(tmp_path: Path) -> None:
-    with pytest.raises(WayClosed, match="No such file"):
+    with pytest.raises(CarrierClosed, match="No such file"):
         Membership.keep(tmp_path, "a")
     with child(member, tmp_path) as worker:
         worker.receive()
@@ -302,35 +302,35 @@ def test_unsafe_directories_are_refused(
 ) -> None:
     path, before = Path(folder_of(tmp_path, "a")), left(tmp_path)[2]
     path.mkdir(0o755)
-    with pytest.raises(WayClosed, match="mode 755"):
+    with pytest.raises(CarrierClosed, match="mode 755"):
         Membership.join(tmp_path, "a")
     path.rmdir()
     (tmp_path / "elsewhere").mkdir(0o700)
     path.symlink_to(tmp_path / "elsewhere")
     for enter in (Membership.join, Membership.visit):
-        with pytest.raises(WayClosed):
+        with pytest.raises(CarrierClosed):
             enter(tmp_path, "a")
     path.unlink()
     path.touch(0o700)
-    with pytest.raises(WayClosed, match="no directory"):
+    with pytest.raises(CarrierClosed, match="no directory"):
         Membership.join(tmp_path, "a")
     path.unlink()
     path.mkdir(0o700)
     (path / "registry").touch(0o644)
-    with pytest.raises(WayClosed, match="mode 644"):
+    with pytest.raises(CarrierClosed, match="mode 644"):
         Membership.join(tmp_path, "a")
     # Whoever the files belong to, this user is another one.
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     path.rename(folder_of(tmp_path, "a"))
-    with pytest.raises(WayClosed, match=f"belongs to user {uid} "):
+    with pytest.raises(CarrierClosed, match=f"belongs to user {uid} "):
         Membership.join(tmp_path, "a")
     assert not sweep_abandoned(tmp_path, seconds=0).removed
     assert left(tmp_path)[2] == before
 
 
 def test_a_base_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(WayClosed, match=r"no shared memory in .*/nowhere"):
+    with pytest.raises(CarrierClosed, match=r"no shared memory in .*/nowhere"):
         Membership.join(tmp_path / "nowhere", "a")
 
 
@@ -339,7 +339,7 @@ def test_a_forked_child_is_no_member(tmp_path: Path) -> None:
 
     def forked(pipe: Connection) -> None:
         assert not here.is_open
-        with pytest.raises(WayClosed, match="forked"):
+        with pytest.raises(CarrierClosed, match="forked"):
             here.new_name()
         here.leave()
         own = Membership.join(tmp_path, "a")

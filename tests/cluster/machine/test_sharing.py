@@ -18,7 +18,7 @@ from tests.seams import shards_of
 from tests.support import cleaned, local_cluster, store, until
 
 #: What is not in memory that this process has goes by message.
-BY_MESSAGE = {"daskps.ways.lane": False}
+BY_MESSAGE = {"daskps.carriers.socket": False}
 
 
 def folder(client):
@@ -131,7 +131,7 @@ def test_without_shared_memory_all_goes_by_message(base):
         store(client) as s,
     ):
         assert uses(s) == pytest.approx(-1.0)
-        assert list(s.stats()["handle"]["ways"].values()) == ["message"]
+        assert list(s.stats()["handle"]["carriers"].values()) == ["message"]
         assert "private memory" in next(iter(s.stats()["handle"]["why"].values()))
         assert s.stats()["handle"]["local_calls"] == 0
 
@@ -155,7 +155,7 @@ def test_full_memory_in_the_middle_of_a_create_leaves_nothing_shared():
         with store(client, shards=3) as s:
             assert not files(client)
             assert uses(s) == pytest.approx(-1.0)
-            assert list(s.stats()["handle"]["ways"].values()) == ["message"]
+            assert list(s.stats()["handle"]["carriers"].values()) == ["message"]
 
 
 def test_two_clusters_of_one_user_do_not_meet(machine):
@@ -165,7 +165,7 @@ def test_two_clusters_of_one_user_do_not_meet(machine):
                 assert uses(a) == pytest.approx(-1.0)
             with other.as_current():
                 assert uses(b) == pytest.approx(-1.0)
-            assert set(b.stats()["handle"]["ways"].values()) == {"machine"}
+            assert set(b.stats()["handle"]["carriers"].values()) == {"machine"}
         address = other.scheduler.address
     del other
     assert address
@@ -198,14 +198,14 @@ def test_fork_in_user_code_is_refused_and_harms_nothing(machine):
 
 
 def test_client_of_another_configuration_sends_messages(machine):
-    closed = {"daskps.ways.machine": False, **BY_MESSAGE}
+    closed = {"daskps.carriers.machine": False, **BY_MESSAGE}
     with dask.config.set(closed), store(machine) as s:
         uses(s)
-        assert set(s.stats()["handle"]["ways"].values()) == {"message"}
+        assert set(s.stats()["handle"]["carriers"].values()) == {"message"}
         assert not shards_of(s).meta.where.segments
 
 
-def test_asynchronous_client_sends_messages_and_meets_the_lane(machine):
+def test_asynchronous_client_sends_messages_and_meets_the_socket(machine):
     import asyncio
 
     async def other(name):
@@ -213,11 +213,11 @@ def test_asynchronous_client_sends_messages_and_meets_the_lane(machine):
         async with Client(address, asynchronous=True) as client:
             x = await daskps.open(name, client=client)
             await x.push({"w": np.ones(10, "f4")})
-            return (await x.stats())["handle"]["ways"]
+            return (await x.stats())["handle"]["carriers"]
 
     with store(machine, name="shared") as s:
         uses(s)
-        ways = asyncio.run(other("shared"))
-        assert set(ways.values()) == {"message"}
+        carriers = asyncio.run(other("shared"))
+        assert set(carriers.values()) == {"message"}
         assert s.pull()["w"].sum() == pytest.approx(-2.0)
         s.delete()

@@ -228,7 +228,7 @@ def test_targets_of_settled_pushes_are_forgotten():
     store = Store()
     for n in range(100):
         store.send(0, push(n, 1.0, floor=n, touched=((0, 1),)))
-    assert len(list(store.shards[0].floors.touched())) == 1
+    assert len(list(store.shards[0].in_flight.touched())) == 1
     assert store.copies(store.take(store.begin())) == [100, 0]
 
 
@@ -244,9 +244,9 @@ def test_push_given_up_before_the_cut_is_not_waited_for():
 def test_push_given_up_during_the_cut_is_not_waited_for():
     """The producer says so itself, or with its next push, which is held."""
     for say in (
-        lambda store: cut_requests.settle_steps(store.shards[1], 0, 1, 1),
+        lambda store: cut_requests.acknowledge_steps(store.shards[1], 0, 1, 1),
         lambda store: store.send(1, push(1, floor=1)),
-        lambda store: cut_requests.excuse_owners(store.shards[1], CUT, [1]),
+        lambda store: cut_requests.mark_owners_lost(store.shards[1], CUT, [1]),
     ):
         store = Store()
         store.send(0, push(0))
@@ -260,7 +260,7 @@ def test_announcement_between_report_and_order_counts():
     store = Store()
     store.send(0, push(0))
     reports = store.begin()
-    cut_requests.settle_steps(store.shards[1], 0, 1, 1)
+    cut_requests.acknowledge_steps(store.shards[1], 0, 1, 1)
     assert store.copies(store.take(reports)) == [1, 0]
 
 
@@ -269,7 +269,7 @@ def test_excuse_is_for_this_cut_only():
     store = Store()
     store.send(0, push(0))
     store.take(store.begin())
-    cut_requests.excuse_owners(store.shards[1], CUT, [1])
+    cut_requests.mark_owners_lost(store.shards[1], CUT, [1])
     store.end(0)
     store.end(1)
     store.send(0, push(1))
@@ -297,7 +297,7 @@ def test_one_of_two_waits():
 def test_trainer_that_finished_or_gave_up_is_not_waited_for():
     for say in (
         lambda shard: shard.finish_rank(RUN, 0),
-        lambda shard: cut_requests.settle_steps(shard, RUN, -1, 1),
+        lambda shard: cut_requests.acknowledge_steps(shard, RUN, -1, 1),
     ):
         store = Store()
         for shard in store.shards:
@@ -314,7 +314,7 @@ def test_announcement_of_another_run_is_ignored():
         shard.begin_run(RUN, ASP(), 1)
     store.send(0, tick(0, 0))
     _, waiting = store.take(store.begin())
-    cut_requests.settle_steps(store.shards[1], RUN - 1, -1, 1)
+    cut_requests.acknowledge_steps(store.shards[1], RUN - 1, -1, 1)
     assert waits(waiting)
 
 
@@ -505,7 +505,7 @@ def test_heir_knows_what_was_given_up(owner, told):
         send(i, 0, 0)
     send(0, 1, 2 if told == "with a step" else 0)
     if told == "alone":
-        cut_requests.settle_steps(store.shards[0], run, owner, 2)
+        cut_requests.acknowledge_steps(store.shards[0], run, owner, 2)
     expected = [cut_requests.begin_cut(s, CUT, i) for i, s in enumerate(store.shards)]
     store.shards = [heir_of(shard) for shard in store.shards]
     reports = store.begin()

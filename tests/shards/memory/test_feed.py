@@ -17,9 +17,9 @@ from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept
-from tests.shards.any_rowing import EMB as ANY_EMB
-from tests.shards.any_rowing import layout_of, made
-from tests.shards.any_rowing import step as any_step
+from tests.shards.unbounded_rowing import EMB as UNBOUNDED_EMB
+from tests.shards.unbounded_rowing import layout_of, made
+from tests.shards.unbounded_rowing import step as any_step
 
 N = 400
 LAYOUT = Layout.build({"w": ((2,), "float32")}, 1, {"emb": (N, 1, "float32")})
@@ -180,7 +180,7 @@ def test_what_was_written_over_by_a_push_that_is_refused_is_gone():
     assert read(shard, 1) is not None
 
 
-def test_a_table_of_any_ids_tells_ids_and_its_feed_grows_with_it(monkeypatch):
+def test_an_unbounded_table_tells_ids_and_its_feed_grows_with_it(monkeypatch):
     monkeypatch.setattr(feed_, "_FEWEST_IDS", 4)
     monkeypatch.setattr(feed_, "FIRST_IDS", 4)
     shard = made(layout_of(room=64))
@@ -190,7 +190,7 @@ def test_a_table_of_any_ids_tells_ids_and_its_feed_grows_with_it(monkeypatch):
     ids = [-5, 2**62, 0, -(2**63)]
 
     def add(named: Any, sequence: int) -> None:
-        pairs = {ANY_EMB: [(i, 1) for i in named]}
+        pairs = {UNBOUNDED_EMB: [(i, 1) for i in named]}
         shard.submit([Ticket(any_step(shard, ADD, pairs, sequence))])
 
     add(ids, 0)
@@ -210,7 +210,7 @@ def test_a_table_of_any_ids_tells_ids_and_its_feed_grows_with_it(monkeypatch):
         assert read(shard, 2) == set()
     add([7, 8], 2)
     assert read(shard, 2) == {7, 8}
-    pairs = {ANY_EMB: [(i, 0) for i in (8, 1000)]}
+    pairs = {UNBOUNDED_EMB: [(i, 0) for i in (8, 1000)]}
     shard.submit([Ticket(any_step(shard, REMOVE, pairs, 3))])
     assert read(shard, 3) == {8}  # what there was of them
     assert read(shard, 3, by=1) == set()

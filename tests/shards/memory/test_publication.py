@@ -324,7 +324,7 @@ def test_a_publication_that_resets_may_update_too():
 class Formed:
     """An array that is formed two elements at a time, in the same memory."""
 
-    looks = False
+    checks = False
 
     def __init__(self, data: np.ndarray) -> None:
         self.data, self.step, self.tile = data, 2, np.empty(2)

@@ -22,7 +22,7 @@ from daskps.shards.memory.segment import Segment
 from daskps.shards.reads import flip_of_round
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, GRADIENT, Item, Standing, Step, Ticket
+from daskps.shards.steps import ADD, GRADIENT, Item, RunPosition, Step, Ticket
 from tests.invariants import validate
 from tests.shards.making import RUN, failed, held, send, slots_of, weights
 from tests.shards.rounds.test_mailbox import Killed, Watch, Words
@@ -156,7 +156,7 @@ def test_withdrawn_round_leaves_no_trace(bound, durable):
     """Weights, slots and steps are those of a shard that never had it, for ever."""
     shard, never = (after(Box(bound, durable=durable), n) for n in (3, 2))
     shard.hold_run(RUN)
-    assert shard.run_state.find_standing(RUN) == Standing(3, 4, has_last=True)
+    assert shard.run_state.find_position(RUN) == RunPosition(3, 4, has_last=True)
     had = held(shard.segment)[A].copy()
     shard.end_run(RUN, "over", rounds=2, version=5)
     never.end_run(RUN, "over", rounds=2, version=5)
@@ -164,7 +164,7 @@ def test_withdrawn_round_leaves_no_trace(bound, durable):
     assert state(shard) == state(never)
     assert shard.segment.current.version == 5
     assert (had != held(shard.segment)[A]).any()
-    assert shard.run_state.find_standing(RUN).rounds == shard.rounds_of(RUN) == -1
+    assert shard.run_state.find_position(RUN).rounds == shard.rounds_of(RUN) == -1
     assert failed(send(shard, tick(0, 3, A)), RunCancelledError)
     for one in (shard, never):
         go_on(one)
@@ -218,7 +218,7 @@ def test_no_further_back_than_one_round(bound):
     segment.writing += 1  # a process died in the next publication
     with pytest.raises(IllegalStateError, match="cannot go back"):
         shard.end_run(RUN, "over", rounds=2)
-    assert not shard.run_state.find_standing(RUN).has_last
+    assert not shard.run_state.find_position(RUN).has_last
     assert state(shard) == before
     shard.end_run(RUN, "over", rounds=3, version=9)
     assert state(shard) == (*before[:3], 9)
@@ -226,7 +226,7 @@ def test_no_further_back_than_one_round(bound):
 
 def test_first_round_of_a_run_goes_back_to_its_beginning(bound):
     shard, never = after(Box(bound), 1), Box(bound).begun()
-    assert not never.run_state.find_standing(RUN).has_last
+    assert not never.run_state.find_position(RUN).has_last
     shard.end_run(RUN, "over", rounds=0, version=3)
     never.end_run(RUN, "over", rounds=0, version=3)
     assert state(shard) == state(never)
@@ -239,7 +239,7 @@ def test_held_shard_that_is_told_why_waits_for_its_end(bound):
     assert shard.submit([early]) == []
     assert shard.hold_run(RUN, error=RunCancelledError("fenced")) == [early]
     assert failed([early, *send(shard, ROUNDS[2][1])], RunCancelledError)
-    assert shard.run_state.find_standing(RUN) == Standing(
+    assert shard.run_state.find_position(RUN) == RunPosition(
         2, 3, is_stuck=True, has_last=True
     )
     assert gate_of(shard.segment) == READING
@@ -292,7 +292,7 @@ def test_withdrawal_killed_after_any_store_is_done_again(bound):
         assert state(heir) in (before, wanted)
         if heir.run_state.is_bsp:
             # Steps that come meanwhile change nothing.
-            assert heir.run_state.find_standing(RUN).has_last
+            assert heir.run_state.find_position(RUN).has_last
             assert heir.segment.limit == 3
             send(heir, tick(0, 3, A), tick(1, 3, A))
         else:

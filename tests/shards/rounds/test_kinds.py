@@ -85,7 +85,7 @@ def test_trainers_that_mix_kinds_complete_no_round_on_any_shard(kinds):
             of(NOTHING, second, 0.0, sequence=1),
             of(kinds[first], 2, 1.0),
         )
-        assert shard.run_state.find_standing(RUN).is_stuck
+        assert shard.run_state.find_position(RUN).is_stuck
     assert failed(refused, ConsistencyError)
     assert "a round has one kind" in str(refused[0].outcome)
     assert [contents(shard) for shard in shards] == before
@@ -96,6 +96,6 @@ def test_a_trainer_that_mixes_kinds_itself_is_refused_alone():
     send(shard, of(GRADIENT, 0, 1.0, tick=False))
     (mixed,) = send(shard, of(ADD, 0, 1.0, sequence=1))
     assert failed([mixed], ConsistencyError)
-    assert not shard.run_state.find_standing(RUN).is_stuck
+    assert not shard.run_state.find_position(RUN).is_stuck
     send(shard, of(NOTHING, 0, 0.0, sequence=2), of(GRADIENT, 1, 1.0))
     assert weights(shard)[A] == [2.0] * 5

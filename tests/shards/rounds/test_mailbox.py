@@ -286,7 +286,7 @@ def test_round_that_fails_is_left_to_the_owner():
     np.testing.assert_array_equal(memory, kept)
     assert failed(send(owner, ticket.step), NoOptimizerError)
     assert owner.rounds_of(RUN) == deputy.rounds_of(RUN) == 0
-    assert owner.run_state.find_standing(RUN).is_stuck
+    assert owner.run_state.find_position(RUN).is_stuck
     assert failed(send(deputy, ticket.step), NotHereError)
     owner.end_run(RUN, "over")
     assert failed(send(deputy, ticket.step), NotHereError)

@@ -40,7 +40,7 @@ from daskps.shards.steps import (
 )
 from tests.invariants import validate
 from tests.kernels.compiling import kept
-from tests.shards import any_rowing, storing
+from tests.shards import storing, unbounded_rowing
 from tests.shards.rowing import EMB, AddingRows, W, contents, position, read
 
 RUN, ROWS, DIM = 7, 11, 2
@@ -309,18 +309,22 @@ def test_rows_beside_arrays_of_all_pieces():
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3])
-def test_rows_of_any_ids(n_shards):
+def test_unbounded_rows(n_shards):
     """A round gives rows to ids that have none; a round that is withdrawn takes them."""
-    layout, found = any_rowing.layout_of(n_shards, room=4096), dict[int, Any]()
+    layout, found = unbounded_rowing.layout_of(n_shards, room=4096), dict[int, Any]()
     adding: Any = {W: AddingRows(), EMB: AddingRows()}
     for index in range(n_shards):
-        owner = any_rowing.made(layout, index)
+        owner = unbounded_rowing.made(layout, index)
         pieces, tables = layout.pieces[index], layout.table_pieces[index]
         memory = np.zeros(Mailbox.nbytes_of(pieces, 3, "mean", tables), np.uint8)
         owner.begin_run(RUN, BSP(), 3, "mean", memory=memory)
         deputy = Shard.as_deputy(
             Segment(
-                layout, index, any_rowing.SLOTS, owner.segment.buffer, durable=True
+                layout,
+                index,
+                unbounded_rowing.SLOTS,
+                owner.segment.buffer,
+                durable=True,
             ),
             adding,
             cache_dir=kept(),
@@ -330,7 +334,9 @@ def test_rows_of_any_ids(n_shards):
         given = {0: [(i, 6) for i in ids[:500]], 1: [(-5, 3), (-5, 3), (9, 12)], 2: []}
         for clock in range(2):
             for rank, pairs in given.items():
-                one = any_rowing.item(owner, EMB, pairs if not clock else pairs[:1])
+                one = unbounded_rowing.item(
+                    owner, EMB, pairs if not clock else pairs[:1]
+                )
                 step = Step(GRADIENT, (one,), **told(rank, clock), weight=1.0 + rank)
                 (ticket,) = send(deputy, step)
                 if isinstance(ticket.outcome, NotHereError):
@@ -338,14 +344,14 @@ def test_rows_of_any_ids(n_shards):
                     (ticket,) = send(owner, step)
                 assert isinstance(ticket.outcome, Ready), ticket.outcome
             if not clock:
-                found |= any_rowing.read(owner, EMB, ids) or {}
+                found |= unbounded_rowing.read(owner, EMB, ids) or {}
                 flip = owner.segment.flip
         assert owner.rounds_of(RUN) == 2
-        before = any_rowing.read(owner, EMB, ids, flip)
+        before = unbounded_rowing.read(owner, EMB, ids, flip)
         owner.hold_run(RUN)
         owner.end_run(RUN, "over", rounds=1, version=9)
         validate(owner)
-        assert any_rowing.read(owner, EMB, ids) == before
+        assert unbounded_rowing.read(owner, EMB, ids) == before
     # First 3; from a third of the batch 6, from two thirds of it 6 and 12.
     wanted = {i: [4.0] * 2 for i in ids[:500]} | {-5: [6.0] * 2, 9: [8.0] * 2}
     assert found == wanted
@@ -353,27 +359,29 @@ def test_rows_of_any_ids(n_shards):
 
 def test_a_round_without_room_for_its_rows_changes_nothing():
     """All trainers hear of it, and what there was stays."""
-    layout = any_rowing.layout_of(1, room=20)
-    owner = any_rowing.made(layout)
+    layout = unbounded_rowing.layout_of(1, room=20)
+    owner = unbounded_rowing.made(layout)
     pieces, tables = layout.pieces[0], layout.table_pieces[0]
     memory = np.zeros(Mailbox.nbytes_of(pieces, 2, "mean", tables), np.uint8)
     owner.begin_run(RUN, BSP(), 2, "mean", memory=memory)
     for clock, n in enumerate((8, 30)):
         for rank in range(2):
             pairs = [(i, 2) for i in range(rank, n, 2)]
-            one = any_rowing.item(owner, EMB, pairs)
+            one = unbounded_rowing.item(owner, EMB, pairs)
             said = told(rank, clock)
             (ticket,) = send(owner, Step(GRADIENT, (one,), **said, weight=1.0))
     assert isinstance(ticket.outcome, PushRejectedError)
     assert "no room for a push of 30 rows of table 'emb', 22 of" in str(ticket.outcome)
     assert owner.rounds_of(RUN) == 1
-    assert any_rowing.read(owner, EMB, range(30)) == {i: [4.0] * 2 for i in range(8)}
+    assert unbounded_rowing.read(owner, EMB, range(30)) == {
+        i: [4.0] * 2 for i in range(8)
+    }
     validate(owner)
     (ticket,) = send(owner, Step(GRADIENT, (), **told(0, 2), weight=1.0))
     assert isinstance(ticket.outcome, PushRejectedError)
 
 
-# -- pushes before the tick --------------------------------------------------------------
+# -- pushes before the tick ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -426,7 +434,7 @@ def test_trainer_that_starts_again_pushes_its_rows_anew():
     assert read(owner, EMB, [1])[0] == pytest.approx([-0.3 * 1.175] * 2)
 
 
-# -- what is refused ---------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------
 
 
 def unchanged(store: Store, one: Step, error: type[Exception], match: str) -> None:
@@ -476,8 +484,8 @@ def test_functions_models_and_tables_without_a_rule_are_refused():
         twice = one._replace(items=(item, item))
         unchanged(store, twice, PushRejectedError, "twice")
         nan = item._replace(data=np.full(DIM, np.nan, "f4"))
-        unlooked = one._replace(items=(nan,), check=True)
-        unchanged(store, unlooked, PushRejectedError, "NaN")
+        unchecked = one._replace(items=(nan,), check=True)
+        unchanged(store, unchecked, PushRejectedError, "NaN")
         outside = item._replace(ids=np.array([ROWS], np.int64))
         bad = one._replace(items=(outside,))
         unchanged(store, bad, PushRejectedError, f"ids from {ROWS} to {ROWS}")
@@ -827,7 +835,7 @@ class Rounds(RuleBasedStateMachine):
         store, version = self.store, 1000 * self.round
         for owner in store.owners:
             owner.hold_run(RUN)
-            back = owner.run_state.find_standing(RUN).has_last
+            back = owner.run_state.find_position(RUN).has_last
             rounds = self.round - 1 if back else self.round
             owner.end_run(RUN, "over", rounds=rounds, version=version)
             validate(owner)

@@ -12,7 +12,7 @@ import pytest
 
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.trainer_step import TrainerStep
-from daskps.cluster.wire.deadline import Deadline
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import RunCancelledError
 from daskps.training.overlap.background import Background
 

@@ -23,17 +23,17 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.fetching import Fetch, Fetched, fetch_all
 from daskps.cluster.caller.link import task_link
 from daskps.cluster.caller.routes import whole
-from daskps.cluster.caller.row_routes import RowCut, RowsGiven
+from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.caller.targets import sizes_of
 from daskps.cluster.host.contributions import Contribution, Receipt, contribution
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.host.partial_sums import SumsAsked, keep_rows, reduced
+from daskps.cluster.host.partial_sums import SumsRequest, keep_rows, reduced
+from daskps.cluster.protocol.deadline import Deadline
+from daskps.cluster.protocol.encoding import round_read, rounded
+from daskps.cluster.protocol.packing import unpack_array
 from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.upstream import loads
-from daskps.cluster.wire.deadline import Deadline
-from daskps.cluster.wire.encoding import round_read, rounded
-from daskps.cluster.wire.packing import unpack_array
 from daskps.errors import ConsistencyError, ContributionLostError, StaleGenerationError
 from daskps.reduction import cover
 from daskps.shards.steps import NOTHING, Item, Step
@@ -172,7 +172,7 @@ def reduce_round(
         for shard, of in found.items()
     }
     request = routes.pieces(context.meta, arrays, step)
-    request = request._replace(rows=rows_given(context.meta.layout, found))
+    request = request._replace(rows=row_batches(context.meta.layout, found))
     if noted is not None:
         # Before the round is applied: of a round that is complete, they are there.
         noted.result()
@@ -195,7 +195,7 @@ def _reduce_sums(
     """Return the sums that a round comes to in some shards, from all workers."""
     size, layout, here = context.work.size, context.meta.layout, context.worker
     asked = [*_asked(context, shards, receipts)]
-    far = [one for one in asked if one.worker != here]
+    remote = [one for one in asked if one.worker != here]
     found: dict[str, list[list[NodeSums]]] = {}
 
     def sum_here() -> None:
@@ -206,15 +206,15 @@ def _reduce_sums(
             if one.worker == here
         )
 
-    way = context.shards.far
+    way = context.shards.remote
     came = fetch_all(
-        [_fetch_from(context, place, one) for one in far],
-        way.lanes,
+        [_fetch_from(context, place, one) for one in remote],
+        way.sockets,
         sum_here,
         counters=way.counters,
         store=context.meta.uid,
     )
-    for one, fetched in zip(far, came, strict=True):
+    for one, fetched in zip(remote, came, strict=True):
         found[one.worker] = one.sums(*fetched)
     sums, empty = {}, context.empty
     for i, shard in enumerate(shards):
@@ -235,7 +235,7 @@ def _reduce_sums(
 
 def _asked(
     context: TaskContext, shards: Sequence[int], receipts: Sequence[Receipt]
-) -> Iterator[SumsAsked]:
+) -> Iterator[SumsRequest]:
     """Give each worker that has contributions, and the nodes that it sums them to."""
     size = context.work.size
     absent = set(range(size)) - {receipt.rank for receipt in receipts}
@@ -248,10 +248,10 @@ def _asked(
         if not callable(context.reduce):
             nodes = cover(set(ranks), absent, size)
         nbytes = sum(receipt.row_nbytes for receipt in of)
-        yield SumsAsked(context.meta.layout, worker, shards, nodes, ranks, nbytes)
+        yield SumsRequest(context.meta.layout, worker, shards, nodes, ranks, nbytes)
 
 
-def _fetch_from(context: TaskContext, place: RoundId, asked: SumsAsked) -> Fetch:
+def _fetch_from(context: TaskContext, place: RoundId, asked: SumsRequest) -> Fetch:
     about = {
         "place": astuple(place),
         "shards": asked.shards,
@@ -263,7 +263,7 @@ def _fetch_from(context: TaskContext, place: RoundId, asked: SumsAsked) -> Fetch
     async def ask() -> Fetched:
         held = context.meta.hosts.get(worker, ())
         try:
-            async with context.shards.far.liveness.over(worker, held, place.run):
+            async with context.shards.remote.liveness.over(worker, held, place.run):
                 said, packed = await link.control(worker, "sums", **about)
         except (OSError, StaleGenerationError) as error:
             raise ContributionLostError(
@@ -283,9 +283,9 @@ def _fetch_from(context: TaskContext, place: RoundId, asked: SumsAsked) -> Fetch
     )
 
 
-def rows_given(
+def row_batches(
     layout: Layout, by_shard: Mapping[int, NodeSums]
-) -> tuple[RowsGiven, ...]:
+) -> tuple[RowBatch, ...]:
     """Return the rows that some shards get of each table that a rank has named.
 
     Parameters
@@ -311,9 +311,9 @@ def rows_given(
                 starts[-1] + (len(nodes[shard].data) if shard in nodes else 0)
             )
         one = len(nodes) == 1
-        cut = RowCut(table, ids[0] if one else np.concatenate(ids), None, starts)
+        cut = IdSplit(table, ids[0] if one else np.concatenate(ids), None, starts)
         data = rows[0] if one else np.concatenate(rows)
-        found.append(RowsGiven(cut, data.reshape(-1)))
+        found.append(RowBatch(cut, data.reshape(-1)))
     return tuple(found)
 
 

@@ -26,10 +26,10 @@ from daskps.cluster.caller.routes import whole
 from daskps.cluster.host import contributions
 from daskps.cluster.host.contributions import Contributions, RoundId, contribution
 from daskps.cluster.host.node import HOSTS
+from daskps.cluster.protocol.handlers import DIRECTORY, HOST
 from daskps.cluster.runs.graph.epochs import WINDOW, EpochLog, Schedule
 from daskps.cluster.runs.graph.tasks import GraphWork, TaskContext, Weights
 from daskps.cluster.upstream import dumps
-from daskps.cluster.wire.handlers import DIRECTORY, HOST
 from daskps.errors import (
     ConsistencyError,
     ContributionLostError,
@@ -617,7 +617,8 @@ class Kills:
             timer.join()
         found = [*self.generations.values()]
         until(lambda: [row["generation"] for row in self.rows()] == found)
-        # The scheduler may not have heard of its end yet; the next one has another port.
+        # The scheduler may not have heard of its end yet; the next one has another
+        # port.
         until(lambda: len({*self.client.nthreads()} - {self.victim}) == 3)
 
     def rows(self):
@@ -666,7 +667,7 @@ def test_worker_that_retires_in_a_window(undisturbed):
 
 def test_killed_owner_ends_the_run_with_shard_lost_error():
     with (
-        dask.config.set({"daskps.ways.machine": False}),
+        dask.config.set({"daskps.carriers.machine": False}),
         local_cluster(n_workers=2, threads=1) as client,
         a_store() as store,
     ):
@@ -819,8 +820,8 @@ def test_a_task_calls_for_its_run():
         store = daskps.create({"w": np.zeros(2)})
         work, found = GraphWork(store.uid, 7, 3, dumps("mean"), b""), Future[Any]()
         made.start(made.hosts[0].worker.address, TaskContext, [work], found)
-        ways = found.result(30).shards.ways
-    assert (ways.run, ways.rank) == (7, 0)
+        carriers = found.result(30).shards.carriers
+    assert (carriers.run, carriers.rank) == (7, 0)
 
 
 def test_a_round_is_read_once_for_all_threads():

@@ -1,0 +1,300 @@
+"""Templates of a socket at the shards of a host: looked up once, then used by each call.
+
+The host can serve nearly all frames at once: a step joins its round, a push is applied,
+weights and rows are read without a lock. The host tries that first, shard by shard. A
+part that has to wait becomes a ticket at its shard, and the call is parked with its
+tickets. A call asks only the shards that some of its arrays or ids belong to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from daskps.cluster.host.calls import answers_of
+from daskps.cluster.host.parked_calls import Parked
+from daskps.cluster.host.socket_answers import TemplateAnswers
+from daskps.cluster.protocol.encoding import check_words, widened
+from daskps.cluster.protocol.messages import Answer, Part, in_words
+from daskps.cluster.protocol.wellformed import refused
+from daskps.cluster.sockets.frames import (
+    Head,
+    pack_answers,
+    pack_refusal,
+)
+from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
+from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.cluster.host.calls import Started
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.sockets.templates import FrameTemplate
+
+logger = logging.getLogger(__name__)
+#: How long a call may wait here before its caller sends it as a message.
+MOST_WAIT_SECONDS = 20.0
+#: How long a simple step waits for a shard's lock before it becomes a ticket.
+SOON_SECONDS = 0.05
+
+
+class HostTemplate:
+    """A template at the shards of a host, and the calls of that template.
+
+    Parameters
+    ----------
+    host : ShardHost
+        The host.
+    template : FrameTemplate
+        The constant part of the calls.
+    """
+
+    def __init__(self, host: ShardHost, template: FrameTemplate) -> None:
+        self.template, self._host = template, host
+        parts, step = template.call.parts, template.call.step
+        self._run, self._step = step.run, step
+        self._shards = [part.shard for part in parts]
+        self._keys = [(template.call.store, shard) for shard in self._shards]
+        self._only_reads = not changes(step) and (
+            bool(template.read) or all(part.ranges for part in parts)
+        )
+        #: Whether its parts wait only for their reads, or not at all.
+        self._is_plain = (not step.run or step.rank >= 0) and all(
+            part.step.wait == (READ if part.ranges or self._only_reads else NO_WAIT)
+            for part in parts
+        )
+        #: Whether shards may take its steps without tickets.
+        self._steps = self._is_plain and _may_step(template)
+        self._all_asked = (ASK,) * len(parts)
+        self._answers = TemplateAnswers(parts, host.budget, template.read)
+        #: Whether the values read are sent as words of a codec.
+        self._is_coded = bool(template.call.read_codec)
+        self._may_read_now = self._only_reads and self._answers.may_read_now
+        #: Whether the rows that it reads, if any, are read without tickets.
+        self._reads_rows = not template.read or (
+            self._only_reads and not self._is_coded and not template.is_marked
+        )
+        #: The shards of the last lookup; none before the first call.
+        self._found: list[HostedShard] = []
+        #: Whether calls first try these shards without tickets.
+        self._tries = False
+
+    # -- the shards ------------------------------------------------------------
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether it keeps the memory of shards that have left this host."""
+        return bool(self._found) and not self._is_current()
+
+    def _is_current(self) -> bool:
+        """Return whether the shards of the last lookup are still the ones here."""
+        shards, found = self._host.shards, self._found
+        for key, hosted in zip(self._keys, found, strict=False):
+            if shards.get(key) is not hosted or hosted.is_released:
+                return False
+        return bool(found)
+
+    def _find(self) -> None:
+        """Look the shards up.
+
+        Raises
+        ------
+        StaleGenerationError
+            If one of them is not here.
+        """
+        self._found = []
+        found = [self._host.get_shard(*key) for key in self._keys]
+        self._answers.find(found)
+        self._tries = self._is_plain
+        for hosted, part in zip(found, self.template.call.parts, strict=True):
+            if (
+                hosted.locks_reads
+                or hosted.is_released
+                or hosted.shard.generation != part.step.generation
+            ):
+                self._tries = False
+        self._found = found
+
+    def read_now(self, number: int, clock: int) -> bytearray | None:
+        """Return the answer to a call that has only a clock; None if it needs more."""
+        if not (self._may_read_now and self._is_current() and self._tries):
+            return None
+        bound = clock + self._step.tick if self._run else 0
+        return self._answers.read_now(number, bound)
+
+    # -- a call ------------------------------------------------------------------
+
+    def begin(
+        self,
+        head: Head,
+        body: Sequence[Any],
+        seconds: float,
+    ) -> list[Any] | Parked:
+        """Return the frame that answers a call, or the call that waits.
+
+        Parameters
+        ----------
+        head : Head
+            Head of the frame.
+        body : sequence of buffers
+            FrameBody of the frame.
+        seconds : float
+            How long this thread waits for the lock of a shard, or for room at one.
+
+        Raises
+        ------
+        Exception
+            Any error for which the call is refused. No part of it waits then.
+        """
+        if self._run and head.weight < 0:
+            raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
+        if not self._is_current():
+            self._find()
+        said = self.template.read_body(head, body)
+        if self._run:
+            bounds: Iterable[int] = repeat(head.clock + self._step.tick)
+        else:
+            bounds = said.least or repeat(0)
+        versions: Sequence[int] = self._all_asked
+        parts: Sequence[Part] = ()
+        if self._tries:
+            if self._steps:
+                parts = self.template.parts(head, said)
+                versions = self._try_steps(parts, seconds)
+            if self._reads_rows and (self._only_reads or ASK not in versions):
+                asked = said.asked if self.template.read else ()
+                frame = self._answers.read(head.number, bounds, versions, asked)
+                if frame is not None:
+                    return frame
+        parts = self._left(head, parts or self.template.parts(head, said), versions)
+        answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
+        end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
+        return self._park(Parked(self._host, end, answer), parts, versions, seconds)
+
+    def _park(
+        self,
+        parked: Parked,
+        parts: Sequence[Part],
+        versions: Sequence[int],
+        seconds: float,
+    ) -> list[Any] | Parked:
+        """Give shards tickets for their parts; return the answer if all are done."""
+        # The others have nothing to do: no id that is read belongs to them.
+        asked = [
+            (hosted, part, version)
+            for hosted, part, version in zip(self._found, parts, versions, strict=True)
+            if part.reads or not self._only_reads
+        ]
+        if producer := self._step.producer:
+            for hosted, _, version in asked:
+                if version == ASK:
+                    self._host.make_room(hosted, producer, seconds)
+        try:
+            for hosted, part, version in asked:
+                parked.offer(hosted, part, version, seconds)
+        except BaseException:
+            parked.cancel()
+            raise
+        if parked.done:
+            # A read whose turn does not come waits too.
+            with contextlib.suppress(ShardBusyError):
+                return parked.finish(seconds)
+        return parked
+
+    def _left(
+        self, head: Head, parts: Sequence[Part], versions: Sequence[int]
+    ) -> list[Part]:
+        """Return what remains to be done: only reads where a shard took the step."""
+        template = self.template
+        if template.codec is not None:
+            layout = self._found[0].layout
+            check_words(parts, template.codec, layout)
+            call = template.call._replace(parts=tuple(parts))
+            parts = widened(call, layout, self._host.empty).parts
+        clock = head.clock + self._step.tick
+        return [
+            part
+            if version == ASK
+            else part._replace(
+                step=Step(
+                    run=self._run,
+                    rank=self._step.rank,
+                    clock=clock,
+                    sequence=head.sequence,
+                    generation=part.step.generation,
+                    wait=part.step.wait,
+                    at_least=0 if self._run else part.step.at_least,
+                    floor=head.floor,
+                )
+            )
+            for part, version in zip(parts, versions, strict=True)
+        ]
+
+    def _try_steps(self, parts: Sequence[Part], seconds: float) -> Sequence[int]:
+        """Have each shard take its step; return the versions, or ASK."""
+        soon, versions = min(seconds, SOON_SECONDS), []
+        for hosted, part in zip(self._found, parts, strict=True):
+            try:
+                versions.append(hosted.try_step(part.step, soon))
+            except ShardBusyError:
+                versions.append(ASK)
+        return versions
+
+    # -- its answer ----------------------------------------------------------------
+
+    def _answer(
+        self,
+        started: Sequence[Started],
+        seconds: float,
+        *,
+        number: int,
+        parts: Sequence[Part],
+        bounds: Iterable[int],
+    ) -> list[Any]:
+        """Return the frame that answers a call with tickets, done or not."""
+        versions = []
+        for _, _, ticket in started if self._tries and not self.template.read else ():
+            outcome = ticket.outcome
+            if type(outcome) is not Ready:
+                break
+            versions.append(ticket.version or outcome.version)
+        try:
+            if len(versions) == len(self._shards):
+                frame = self._answers.read(number, bounds, versions)
+                if frame is not None:
+                    return frame
+            nbytes = sum(part.read_nbytes for part in parts)
+            empty = self._host.budget.answer_now(nbytes)
+            found = answers_of(started, empty, seconds=seconds)
+            if self._is_coded:
+                found = in_words(found, parts, empty)
+            if len(found) < len(self._shards):
+                of = {answer.shard: answer for answer in found}
+                found = [of.get(shard) or Answer(shard) for shard in self._shards]
+            return pack_answers(found, number)
+        except ShardBusyError:
+            raise  # this thread may not wait
+        except Exception as error:  # noqa: BLE001 - its caller gets a refusal
+            return refusal_of(error, number)
+
+
+def refusal_of(error: Exception, number: int) -> list[Any]:
+    """Return the frame that refuses a call, after an error outside of its shards."""
+    if isinstance(error, (DaskPSError, ValueError, TypeError)):
+        return pack_refusal(error, number)
+    logger.error("a call by a socket failed", exc_info=error)
+    return pack_refusal(refused(error, "a call"), number)
+
+
+def _may_step(template: FrameTemplate) -> bool:
+    """Return whether shards may take a template's steps as they are, without tickets."""
+    step = template.call.step
+    takes = step.tick if step.run else step.producer
+    is_other = step.whole or template.codec or template.read
+    return bool(takes and changes(step) and not is_other)

@@ -1,0 +1,260 @@
+"""A host's part in a restore: it reads what its new shards need, and fills them.
+
+The host reads each file once, whole, and checks its digest, whichever part of it is
+needed; no caller has seen the shards by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.checkpoint.digests import digest
+from daskps.checkpoint.manifest import MANIFEST
+from daskps.checkpoint.plan import (
+    ChunkRead,
+    chunks_read,
+    hash_range,
+    rows_local,
+    rows_read,
+)
+from daskps.checkpoint.reading import read_file
+from daskps.checkpoint.texts import from_bytes
+from daskps.checkpoint.zarr import node_paths
+from daskps.cluster.host.saving import ThreadFiles
+from daskps.cluster.protocol.deadline import gather
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.options import unpack_options
+from daskps.epochs import Epochs
+from daskps.errors import (
+    CheckpointError,
+    DaskPSError,
+    LayoutError,
+    ProtocolError,
+    StoreClosedError,
+)
+from daskps.kernels.id_hash import hashes
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS
+from daskps.layout.tables import UnboundedTable
+from daskps.shards.installation import Counted, Installation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from daskps.checkpoint.arrays import StoredArray
+    from daskps.checkpoint.manifest import Manifest, StoredTable
+    from daskps.checkpoint.plan import ChunkPart
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.typing import Array
+
+#: Files that a host reads at the same time.
+_IN_FLIGHT = 2
+#: Areas of unbounded tables that define which rows exist.
+_WHICH = (IDS, CANDIDATES, COUNTS)
+
+
+@dataclass(eq=False)
+class _Installing:
+    """The new shards of one host, and the checkpoint that they are filled from."""
+
+    files: ThreadFiles
+    #: The digest of the manifest when the caller read it.
+    sealed: str
+    hosted: Mapping[int, HostedShard]
+    manifest: Manifest = field(init=False)
+    into: Mapping[int, Installation] = field(init=False)
+    #: For each file the shards that need it, and their parts of it.
+    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
+        default_factory=lambda: iter(())
+    )
+
+    def read_manifest(self) -> Manifest:
+        """Return the manifest, which must be the one that the caller has read.
+
+        Raises
+        ------
+        CheckpointError
+            If it is another one, or missing.
+        """
+        content = self.files.storage.read(MANIFEST)
+        if digest(content) != self.sealed:
+            raise CheckpointError(
+                f"{MANIFEST} is another one here than where the restore was asked for; "
+                f"this URL is not shared, or the checkpoint was replaced meanwhile",
+                MANIFEST,
+            )
+        return from_bytes(content)
+
+    def content(self, read: ChunkRead) -> Array:
+        """Return the elements of a file, after a check of its digest.
+
+        They are in memory that this thread's next file overwrites.
+        """
+        files, file = self.files, self.manifest.file_at[read.path]
+        if files.room.nbytes < file.nbytes:
+            files.room = np.empty(file.nbytes, np.uint8)
+        room = files.room[: file.nbytes]
+        content = read_file(files.storage, self.manifest, file, room)
+        return np.frombuffer(content, read.dtype)
+
+    def begin(self) -> None:
+        """Give rows to ids, and list the remaining files to read."""
+        self.manifest = self.read_manifest()
+        self.into = {
+            shard: Installation(hosted.shard.segment)
+            for shard, hosted in self.hosted.items()
+        }
+        wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
+        reads: dict[str, ChunkRead] = {}
+        nodes = sorted(node_paths(self.manifest.arrays))
+        for shard, hosted in self.hosted.items():
+            layout, arrays = hosted.layout, self.manifest.arrays
+            # No store needs these files, but a damaged one damages the checkpoint.
+            for path in nodes[shard :: layout.n_shards]:
+                nbytes = self.manifest.file_at[path].nbytes
+                reads[path] = ChunkRead(path, nbytes, "u1", ())
+                wanted[path] = []
+            for read in chunks_read(layout, arrays, shard):
+                reads[read.path] = read
+                wanted[read.path] += [(shard, part) for part in read.parts]
+            for table in layout.tables:
+                if isinstance(table, UnboundedTable):
+                    for read in self._begin_table(shard, table):
+                        reads[read.path] = read
+                        wanted[read.path] += [(shard, part) for part in read.parts]
+        self.jobs = iter([(reads[path], parts) for path, parts in wanted.items()])
+
+    def _begin_table(self, shard: int, table: UnboundedTable) -> Iterator[ChunkRead]:
+        """Give rows to the ids of a shard; yield the remaining reads of these rows."""
+        layout, manifest = self.hosted[shard].layout, self.manifest
+        position = layout.table_position(shard, table.index)
+        of: StoredTable = manifest.tables[table.index - len(layout.parameters)]
+        arrays = {
+            a.area: a for a in manifest.arrays if a.members[0].index == table.index
+        }
+        at, ids = self._own(shard, table, arrays[IDS], of.begins)
+        candidates = np.empty((2, 0), np.int64)
+        if CANDIDATES in arrays:
+            begins = of.candidate_begins
+            own, counted = self._own(shard, table, arrays[CANDIDATES], begins)
+            end = own + len(counted)
+            counts = self._rows(rows_read(arrays[COUNTS], position, own, end))
+            candidates = np.array([counted, counts])
+        self.into[shard].begin_table(position, ids, candidates)
+        for area, array in arrays.items():
+            if area not in _WHICH:
+                yield from rows_read(array, position, at, at + len(ids))
+
+    def _own(
+        self, shard: int, table: UnboundedTable, array: StoredArray, begins: Any
+    ) -> tuple[int, Array]:
+        """Return the ids of an array that are a shard's, and the place of the first."""
+        n_shards = self.hosted[shard].layout.n_shards
+        low, high = hash_range(table, n_shards, shard)
+        start, stop = rows_local(array, begins, low, high)
+        local = self._rows(rows_read(array, 0, start, stop))
+        if not len(local):
+            return start, local
+        found = hashes(local, table.hash_seed)
+        first = int(np.searchsorted(found, np.uint64(low)))
+        end = int(np.searchsorted(found, np.uint64(high - 1), "right"))
+        return start + first, local[first:end]
+
+    def _rows(self, reads: Iterable[ChunkRead]) -> Array:
+        parts = [np.empty(0, np.int64)]
+        for read in reads:
+            content = self.content(read)
+            parts += [np.array(content[p.start : p.stop]) for p in read.parts]
+        return np.concatenate(parts)
+
+    def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
+        """Read a file, and write the needed parts of it to their shards."""
+        content = self.content(read)
+        for shard, part in wanted:
+            self.into[shard].put(part.span, content[part.start : part.stop])
+
+    def count(self) -> None:
+        """Set the counters of the shards to their saved values."""
+        of = self.manifest
+        every = of.members
+        counted = Counted(
+            version=of.version,
+            steps={i: one.steps for i, one in enumerate(every)},
+            clocks=[table.clock for table in of.tables],
+            came=[(0, 0)] * len(of.tables),
+            epochs=Epochs(*of.epochs),
+            factors={i: one.lr_factor for i, one in enumerate(every)},
+        )
+        for shard, hosted in self.hosted.items():
+            mine = counted
+            if shard == 0:
+                # These count for all shards of a table together.
+                came = [(table.admitted, table.evicted) for table in of.tables]
+                mine = replace(counted, came=came)
+            mine.put(hosted.shard.segment)
+
+
+@HOST.handles("install")
+async def _install(
+    host: ShardHost, *, store: str, where: tuple[str, str], manifest: str
+) -> None:
+    """Fill the shards here of a store, before any caller sees it, from a checkpoint.
+
+    `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
+    the file of that name.
+    """
+    url, options = where
+    hosted = {one.index: one for one in host.of(store)}
+    for index, one in hosted.items():
+        run = one.shard.run_state.run
+        # A run that ended before its first round has changed nothing.
+        if run or one.shard.segment.current.version:
+            what = "is in a run" if run else "has been pushed to, or filled"
+            raise ProtocolError(
+                f"shard {index} of store {one.name!r} is to be filled from a checkpoint "
+                f"and {what} already; restore to a new store"
+            )
+    loop = asyncio.get_running_loop()
+    pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="daskps-restore")
+    files = ThreadFiles(url, unpack_options(options))
+    made = _Installing(files, manifest, hosted)
+
+    async def read() -> None:
+        for job in made.jobs:
+            if store in host.dropped:
+                raise StoreClosedError(f"store {store} was undone while it was filled")
+            await loop.run_in_executor(pool, made.put, *job)
+
+    try:
+        await loop.run_in_executor(pool, made.begin)
+        await gather(*(read() for _ in range(_IN_FLIGHT)))
+        await _has_memory(hosted.values())
+        made.count()
+    except DaskPSError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(
+            f"the checkpoint at its URL has what no store of daskps has: {error}; "
+            f"nothing was loaded, restore another one",
+            MANIFEST,
+        ) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
+    """Wait until shards have all of their memory, before any caller can push."""
+    taken = [one.has_memory for one in hosted_shards if one.has_memory is not None]
+    if taken:
+        await asyncio.wait(taken)
+    # A new error: shards refer to the futures, whose errors would have frames that
+    # refer to the shards, and keep their memory until such cycles are collected.
+    said = [str(error) for of in taken if (error := of.exception()) is not None]
+    if said:
+        raise LayoutError(said[0])

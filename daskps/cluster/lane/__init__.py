@@ -1,1 +1,0 @@
-"""A lane: one socket between a caller and a host, and what travels on it."""
