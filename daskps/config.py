@@ -31,6 +31,18 @@ with Path(__file__).with_name("daskps.yaml").open(encoding="utf-8") as _file:
     _DEFAULTS: dict[str, Any] = yaml.safe_load(_file)
 dask.config.update_defaults(_DEFAULTS)
 
+#: Old names of settings, which hold for one release beside those of today.
+_RENAMED = {
+    "daskps.ways.process": "daskps.carriers.process",
+    "daskps.ways.machine": "daskps.carriers.machine",
+    "daskps.ways.lane": "daskps.carriers.socket",
+    "daskps.ways.locked-reads": "daskps.carriers.locked-reads",
+}
+# In files and environments, and by `dask.config.set` from now on, which warns itself.
+for _old in dask.config.rename(_RENAMED):
+    logger.warning("the setting %s is called %s now", _old, _RENAMED[_old])
+dask.config.deprecations.update(_RENAMED)
+
 #: Whether other processors see the stores of one in their order, which reading without
 #: a lock relies on.
 _ORDERED = platform.machine() in {"x86_64", "AMD64", "i386", "i686"}

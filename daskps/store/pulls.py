@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.store.arguments import least_version
 from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.picture import draw, node_link
+from daskps.store.renamed import Renamed
 from daskps.store.repr import counted_tables
 from daskps.store.targets import pulled, reading
 from daskps.tracebacks import entrance, hide
@@ -321,7 +322,9 @@ class Readable(Handle):
             them and the bytes of their arrays ("socket_calls", "socket_nbytes"), and
             "fallbacks", how often a message went instead and why. "tables", by name:
             "rows", "dim", "dtype", bytes of all rows ("nbytes"), and "steps", how many
-            updates the optimizer has made of it.
+            updates the optimizer has made of it. Counters of carriers and sockets have
+            the names "ways", "lanes", "lane_calls" and "lane_nbytes" too, for one
+            release.
 
         Raises
         ------
@@ -341,8 +344,9 @@ class Readable(Handle):
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
             handle: dict[str, Any] = {}
             if (shards := self._shards) is not None:
-                handle = shards.stats(on_loop)
+                handle = Renamed(shards.stats(on_loop))
             tables = counted_tables(self.layout, found)
+            found = [Renamed(row) for row in found]
             return {"shards": found, "handle": handle, "tables": tables}
 
         return self._ask("stats", finish, timeout)

@@ -413,13 +413,15 @@ class ShardHost(ReachableShards):
         """Return the numbers that the worker shows of this host."""
         hosted_shards, kept = list(self.shards.values()), self.contributions
         nbytes = sum(hosted.nbytes for hosted in hosted_shards)
+        sockets = 0 if self.sockets is None else len(self.sockets)
         return {
             "shards": len(hosted_shards),
             "nbytes": nbytes + kept.nbytes + self.collectives.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
             "answers": self.budget.nbytes,
-            "sockets": 0 if self.sockets is None else len(self.sockets),
+            "sockets": sockets,
+            "lanes": sockets,  # its old name, for one release
         }
 
     def leaves(self) -> bool:

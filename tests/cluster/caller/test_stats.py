@@ -31,6 +31,7 @@ SHARD = {
     "duplicates",
     "parked",
     "calls",
+    "lane_calls",
 }
 HANDLE = {
     "carriers",
@@ -45,6 +46,10 @@ HANDLE = {
     "socket_calls",
     "socket_nbytes",
     "fallbacks",
+    "ways",
+    "lanes",
+    "lane_calls",
+    "lane_nbytes",
 }
 
 
