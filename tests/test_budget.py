@@ -38,6 +38,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     (".", 47, 50, "sums along the rank tree came here from hosts and graph rounds"),
     ("layout", 17, 3, "a layout knows its growing tables and its runs of elements"),
     ("kernels", 10, 14, "loops that know which arrays they have checked need no look"),
+    (".", 11, 4, "longer names of the field; old ones hold for a release"),
+    ("checkpoint", 1, 5, "names of the field are longer"),
+    ("cluster", 96, 1, "names of the field are longer"),
+    ("layout", 8, 0, "names of the field are longer"),
+    ("shards", 29, 0, "names of the field are longer"),
+    ("store", 25, 23, "longer names of the field; old ones hold for a release"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
