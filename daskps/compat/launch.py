@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
-from daskps.cluster.caller.link import current_link
+from daskps.cluster.caller.link import blocking_link
 from daskps.errors import DaskPSError, RunCancelledError, SchedulerLostError
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def launch(
     Exception
         The error of a program, with its rank in a note.
     """
-    refuse_asynchronous(f"{system}.launch waits for its trainers", client)
+    blocking_link(f"{system}.launch waits for its trainers", client)
     name = f"{system}-{uuid.uuid4().hex}"
     clock, has_scheduler = store, True
     if clock is None:
@@ -334,18 +334,6 @@ def launch(
         if has_scheduler:
             _free(name, client)
     return found
-
-
-def refuse_asynchronous(what: str, client: Any = None) -> None:
-    """Refuse a client whose calls return awaitables.
-
-    Raises
-    ------
-    TypeError
-        With what waits for what.
-    """
-    if current_link(client).asynchronous:
-        raise TypeError(f"{what}: give it a client that is not asynchronous")
 
 
 def _run(

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes
@@ -291,6 +292,8 @@ def restore(  # noqa: PLR0913 - the public contract
 
 async def _made(link: Link, plan: Blueprint, seconds: float | None) -> ParameterStore:
     """Make a store; return its first handle, which has the hold of a session store."""
+    ready = partial(ensure_directory, link)
+    await link.within(ready, seconds, creation.CREATION)
     meta = await creation.create(link, plan, seconds)
     return ParameterStore._of(meta, link, hold=link.holds.pop(meta.uid, None))
 

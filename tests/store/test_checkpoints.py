@@ -308,7 +308,7 @@ def test_first_rows_may_be_others(tmp_path):
     store.save(tmp_path)
     again = daskps.restore(tmp_path, init={"t": 3.0})
     assert again["t"].pull([5, 6]).tolist() == [[7.0, 8.0], [3.0, 3.0]]
-    with pytest.raises(UnknownParameterError, match="'w', which is no table"):
+    with pytest.raises(UnknownParameterError, match="'w', which is no unbounded table"):
         daskps.restore(tmp_path, init={"w": 3.0})
     with pytest.raises(LayoutError, match="unbounded rows"):
         daskps.restore(tmp_path, init={"t": lambda shape, dtype, rng: 0})

@@ -17,7 +17,6 @@ from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage, shown
 from daskps.cluster import upstream
-from daskps.cluster.caller.finding import ensure_directory
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.liveness import Liveness
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 
 #: Dask's books charge at most this much for one anchor.
 _ANCHOR_NBYTES = 64 * 2**20
+#: What a call that is late waited for.
+CREATION = "the creation of the store, which was undone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Blueprint:
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
     """Make a store; where anything fails, nothing of it stays.
 
-    The link has the hold of a session store until a handle takes it.
+    The scheduler has its directory by then. The link has the hold of a session store
+    until a handle takes it.
 
     Raises
     ------
@@ -112,10 +114,9 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
         When it takes longer than `seconds`.
     """
     uid = uuid.uuid4().hex
-    what = "the creation of the store, which was undone"
     try:
         work = partial(_create, link, plan, uid, seconds)
-        return await link.within(work, seconds, what)
+        return await link.within(work, seconds, CREATION)
     except BaseException:
         link.holds.pop(uid, None)
         # A cancelled create must not leave its half behind.
@@ -126,7 +127,6 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
 async def _create(
     link: Link, plan: Blueprint, uid: str, seconds: float | None
 ) -> StoreMap:
-    await ensure_directory(link)
     settings = config.load()
     client = link.client
     wait = min(settings.register_timeout_seconds, MOST_SECONDS)

@@ -406,3 +406,17 @@ def current_link(client: Client | None = None) -> Link:
             "is gone has closed; make one with client = distributed.Client(), or "
             "Client(address) for a cluster that runs already"
         ) from None
+
+
+def blocking_link(what: str, client: Client | None = None) -> Link:
+    """Return the link of :func:`current_link`; refuse one that returns awaitables.
+
+    Raises
+    ------
+    TypeError
+        With what waits for what.
+    """
+    link = current_link(client)
+    if link.asynchronous:
+        raise TypeError(f"{what}: give it a client that is not asynchronous")
+    return link

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster import upstream
-from daskps.cluster.caller.link import current_link
-from daskps.compat.launch import refuse_asynchronous
+from daskps.cluster.caller.link import blocking_link
 from daskps.compat.mxnet import executors
 from daskps.errors import NotEnoughWorkersError
 
@@ -30,8 +29,8 @@ class ExecutorStates:
     """
 
     def __init__(self, contexts: Sequence[str], client: Any) -> None:
-        refuse_asynchronous("a group of executors waits for its workers", client)
-        self.client: Any = current_link(client).client
+        link = blocking_link("a group of executors waits for its workers", client)
+        self.client: Any = link.client
         self.contexts = list(contexts)
         there = self._workers()
         unknown = [context for context in self.contexts if context not in there]

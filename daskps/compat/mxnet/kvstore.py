@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps import optim
+from daskps.cluster.caller.link import blocking_link
 from daskps.codecs import TwoBit
-from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.mxnet.keys import (
     arrays_of,
     copied,
@@ -85,7 +85,7 @@ def create(name: str = "local", *, client: Any = None) -> KVStore:
     if name not in TYPES:
         raise ValueError(f"name is one of {', '.join(TYPES)}, found {name!r:.60}")
     if not name.startswith("dist"):
-        refuse_asynchronous("a kvstore waits for its store", client)
+        blocking_link("a kvstore waits for its store", client)
         return KVStore(name, Solo(), client)
     if client is not None:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
+from daskps.cluster.caller.link import blocking_link
 from daskps.compat import launch as base
 from daskps.compat.singa.group import WorkerGroup
 from daskps.compat.singa.grouped import SYSTEM
@@ -83,7 +84,7 @@ def launch(
     several = not isinstance(groups, WorkerGroup)
     listed = list(groups) if not isinstance(groups, WorkerGroup) else [groups]
     _check(main, listed)
-    base.refuse_asynchronous("singa.launch waits for its trainers", client)
+    blocking_link("singa.launch waits for its trainers", client)
     how = {"servers": servers, "shards": shards, "client": client}
     with ExitStack() as stack:
         stores = [_store(listed[0], stack, optimizer=updater, **how) for _ in listed]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import daskps
-from daskps.cluster.caller.link import current_link
+from daskps.cluster.caller.link import blocking_link, current_link
 from daskps.cluster.runs.parts import threads_of
-from daskps.compat.launch import refuse_asynchronous
 from daskps.compat.systemml import arguments
 from daskps.compat.systemml.structure import Structure
 from daskps.compat.systemml.worker import MODEL, Aggregate, Plan
@@ -142,7 +141,7 @@ def paramserv(  # noqa: PLR0913 - their contract
     >>> found
     {'w': array([18.])}
     """
-    refuse_asynchronous("paramserv waits for its workers")
+    blocking_link("paramserv waits for its workers")
     chosen = arguments.check_choice
     chosen("mode", mode)
     kind, often = chosen("utype", utype), chosen("freq", freq)
