@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Dask's books charge at most this much for one anchor.
 _ANCHOR_NBYTES = 64 * 2**20
-#: What a call that is late waited for.
+#: The text of the error of a creation that is late.
 CREATION = "the creation of the store, which was undone"
 
 

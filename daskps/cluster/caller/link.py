@@ -414,7 +414,7 @@ def blocking_link(what: str, client: Client | None = None) -> Link:
     Raises
     ------
     TypeError
-        With what waits for what.
+        With the text, for a client whose calls return awaitables.
     """
     link = current_link(client)
     if link.asynchronous:
