@@ -153,7 +153,7 @@ def test_rounds_by_socket_are_counted(
     given = ["--workers", "2", "--kib", "1", "--pairs", "1", "--seconds", "1e-9"]
     command.main(["scaling", "--sockets", *given, "--json", str(file)])
     (row,) = json.loads(file.read_text("utf-8"))["resident"]
-    assert row["shape"]["socket"]
+    assert row["shape"]["by_socket"]
     # A socket leaves a call to messages where the machine is slow: then there are more.
     assert 0 < row["replies"] <= row["requests"]
     assert row["steps"] * 4 <= row["requests"]

@@ -41,7 +41,12 @@ def test_a_number_or_a_distribution_is_sent_as_plain_numbers(given, dtype, first
 @pytest.mark.parametrize(
     ("given", "dtype", "error", "said"),
     [
-        (init.fan_in(), "f4", LayoutError, "unbounded, which cannot begin with fan_in"),
+        (
+            init.fan_in(),
+            "f4",
+            LayoutError,
+            "unbounded rows, which cannot begin with fan_in",
+        ),
         (init.fan_avg(), "f4", LayoutError, "give a number, daskps.init.normal or"),
         (lambda shape, dtype, rng: 0, "f4", LayoutError, "each process that reads"),
         ("x", "f4", TypeError, "'x' is no initializer"),

@@ -257,7 +257,7 @@ def test_who_wants_a_socket_while_the_last_one_opens_opens_no_other(monkeypatch)
         return CallSocket(*args)
 
     monkeypatch.setattr(connections, "ask_for_socket", ask_for_socket)
-    monkeypatch.setattr(socket_pool, "Socket", call_socket)
+    monkeypatch.setattr(socket_pool, "CallSocket", call_socket)
     of.take("a", "store")
     asyncio.run(started[0]())
     assert len(started) == 1
