@@ -34,7 +34,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.reads import find_outcome
 from daskps.shards.rounds.words import FREE
-from daskps.shards.run_record import CODES
+from daskps.shards.run_record import POLICY_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,7 +152,7 @@ def _run(
     segment: Segment, rounds: Round | None, cut: Cut | None, stopped: bool
 ) -> Iterator[str]:
     fixed, n_ranks = segment.current.fixed, int(segment.current.fixed[N_RANKS])
-    if (rounds is not None) != (fixed[POLICY] == CODES["bsp"]) and not stopped:
+    if (rounds is not None) != (fixed[POLICY] == POLICY_CODES["bsp"]) and not stopped:
         yield "rounds without a BSP run, or the reverse"
     if bool(fixed[RUN]) != bool(fixed[POLICY]) or bool(fixed[RUN]) != bool(n_ranks):
         yield "half a run"

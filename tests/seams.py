@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import ParameterStore
 from daskps.cluster.caller.producer import Producer
-from daskps.shards.reader import ASK as REFERRED
+from daskps.shards.reader import REFER
 
 if TYPE_CHECKING:
     import threading
@@ -103,7 +103,7 @@ def room_of_sums(open_round: Round) -> list[Any]:
 
 def refer_readers(shard: Shard) -> None:
     """Have a shard decide of each reader that waits as of one that is no plain one."""
-    shard.parked._find_flip = lambda *_: REFERRED  # type: ignore[method-assign]
+    shard.parked._find_flip = lambda *_: REFER  # type: ignore[method-assign]
 
 
 def members_of(host: ShardHost) -> Any:

@@ -67,7 +67,7 @@ def in_blocks(
     *,
     cache_dir: str | None = None,
 ) -> None:
-    """RowChange rows some thousand elements at a time, as no compiled loop can.
+    """Change rows some thousand elements at a time, as no compiled loop can.
 
     Parameters
     ----------

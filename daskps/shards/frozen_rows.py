@@ -16,7 +16,7 @@ from daskps.kernels.id_hash import hashes
 from daskps.kernels.row_moves import gather
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
 from daskps.shards.memory.areas import untouched
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.reader import RowsAtRest, not_any, table_at
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _copy_all(segment: Segment, wanted: FrozenRows) -> FrozenRows:
 
 def all_ids(segment: Segment, position: int) -> Array:
     """Return the ids of an unbounded table that have rows, ascending; under the lock."""
-    recover(segment)
+    roll_back(segment)
     table, unbounded = unbounded_table_at(segment, position)
     ids, _ = unbounded.ids(table.since(segment.current))
     return ids

@@ -18,7 +18,7 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.reader import ASK, BSP
+from daskps.shards.reader import BSP, REFER
 from daskps.shards.reads import find_outcome
 from daskps.shards.steps import READ, Ready, changes
 
@@ -65,9 +65,9 @@ class ParkedTickets:
         return True
 
     def _find_flip(self, ticket: Ticket, generation: int) -> int:
-        """Return the flip that a trainer in rounds may read, or ASK.
+        """Return the flip that a trainer in rounds may read, or REFER.
 
-        That is what :func:`find_outcome` says of nearly all tickets that wait. ASK where
+        That is what :func:`find_outcome` says of nearly all tickets that wait. REFER where
         it has to wait on, where there is more to it than to read, or there may be
         something against it.
         """
@@ -85,8 +85,8 @@ class ParkedTickets:
             or not header[GENERATION] == generation == step.generation
             or not (ticket.applied or not changes(step))
         ):
-            return ASK
-        return flip if step.clock + step.tick == words[ROUNDS] else ASK
+            return REFER
+        return flip if step.clock + step.tick == words[ROUNDS] else REFER
 
     def settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Finish tickets that need not wait, park the rest; return those finished."""

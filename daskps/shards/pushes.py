@@ -26,7 +26,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.growth import OwnerOnlyError, make_room
 from daskps.shards.memory.publication import Publication, checks, is_large
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.steps import GRADIENT, NOTHING, SCALE, Step, Ticket
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Pushes:
         try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
-            recover(self._segment)
+            roll_back(self._segment)
             for ticket in new:
                 ticket.outcome = error
             return

@@ -45,8 +45,8 @@ from daskps.shards.memory.format import (
     WRITING,
 )
 from daskps.shards.memory.sides import runs
-from daskps.shards.memory.undo import LOGGED, is_logged, recover
-from daskps.shards.run_record import CODES
+from daskps.shards.memory.undo import LOGGED, is_logged, roll_back
+from daskps.shards.run_record import POLICY_CODES
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     #: their place in it.
     PartRead: TypeAlias = tuple[tuple[str, int, int], int, slice]
 
-#: Said instead of a flip: wait, or leave it to the shard.
-NOT_YET, ASK = -1, -2
-BSP, SSP = CODES["bsp"], CODES["ssp"]
+#: Said instead of a flip: wait, or have the shard itself asked, by a call.
+NOT_YET, REFER = -1, -2
+BSP, SSP = POLICY_CODES["bsp"], POLICY_CODES["ssp"]
 #: The clocks of more ranks than this are for NumPy to look at.
 MOST_RANKS = 64
 #: Said instead of a version: rows are being changed, or updates ran into the copy.
@@ -114,7 +114,7 @@ class Visibility:
         self.lag = 0
 
     def find_flip(self, bound: int) -> int:
-        """Return the flip that may be read; or NOT_YET, or ASK.
+        """Return the flip that may be read; or NOT_YET, or REFER.
 
         The bound is the clock of the trainer; for a handle the least version.
         """
@@ -122,15 +122,15 @@ class Visibility:
         flip = header[FLIP]
         words = self._records[flip & 1]
         if header[GATE] == CLOSED or header[GENERATION] != self._generation:
-            return ASK
+            return REFER
         if not self._run:
-            return flip if words[VERSION] >= bound else ASK
-        return self.find_bound(flip, bound) if words[RUN] == self._run else ASK
+            return flip if words[VERSION] >= bound else REFER
+        return self.find_bound(flip, bound) if words[RUN] == self._run else REFER
 
     def find_bound(self, flip: int, clock: int) -> int:
-        """Return `flip` where its record lets the trainer read; or NOT_YET, or ASK.
+        """Return `flip` where its record lets the trainer read; or NOT_YET, or REFER.
 
-        ASK is for what is not at this flip: the round before the last one, and what a
+        REFER is for what is not at this flip: the round before the last one, and what a
         trainer reads that has finished.
         """
         words = self._records[flip & 1]
@@ -138,7 +138,7 @@ class Visibility:
             ahead = clock - words[ROUNDS]
             if ahead > 0:
                 return NOT_YET
-            return flip if ahead == 0 and words[self._live_at] else ASK
+            return flip if ahead == 0 and words[self._live_at] else REFER
         lag = clock - self.find_slowest(flip, clock)
         if words[POLICY] == SSP and lag > words[STALENESS]:
             return NOT_YET
@@ -217,7 +217,7 @@ class ShardReader(Visibility):
         Returns
         -------
         int
-            The version that was read; below 0 NOT_YET, BUSY, or ASK where the shard
+            The version that was read; below 0 NOT_YET, BUSY, or REFER where the shard
             must be asked.
 
         Raises
@@ -261,7 +261,7 @@ class ShardReader(Visibility):
         """
         if rows:
             if locked:
-                recover(self._segment)
+                roll_back(self._segment)
             try:
                 if not self._copy_rows(flip, rows, locked=locked):
                     return False
@@ -284,7 +284,7 @@ class ShardReader(Visibility):
     def show(self, bound: int) -> tuple[int, int, list[Array]]:
         """Return a flip, its version, and its elements themselves, as long as it `holds`.
 
-        Instead of a flip NOT_YET, or ASK, where nothing may be read.
+        Instead of a flip NOT_YET, or REFER, where nothing may be read.
         """
         flip = self.find_flip(bound)
         if flip < 0:
@@ -312,7 +312,7 @@ class ShardReader(Visibility):
         return buffers
 
     def find_side(self, position: int, bound: int) -> int:
-        """Return which buffer has a piece as it may be read now; else NOT_YET, or ASK."""
+        """Return which buffer has a piece as it may be read now; else NOT_YET, or REFER."""
         flip = self.find_flip(bound)
         return flip if flip < 0 else self._segment.record(flip).weight_sides[position]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from daskps.errors import ClockError
 from daskps.shards.memory.format import LIVE, POLICY, ROUNDS, RUN
-from daskps.shards.reader import ASK, BSP, NOT_YET, Visibility
+from daskps.shards.reader import BSP, NOT_YET, REFER, Visibility
 from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _outcome_in_run(
     found = reads.find_bound(flip, clock)
     if found == NOT_YET:
         return None
-    if found == ASK and record.ranks[step.rank, LIVE]:
+    if found == REFER and record.ranks[step.rank, LIVE]:
         # A trainer that starts again needs the round before the last one.
         earlier = flip_of_round(segment, step.run, clock)
         if earlier is None:
@@ -52,7 +52,7 @@ def _outcome_in_run(
         version = segment.record(earlier).version
         return Ready(earlier, version, ticket.duplicate, exact=True)
     # The latest, for a trainer that has finished.
-    exact = in_rounds and found != ASK
+    exact = in_rounds and found != REFER
     return Ready(flip, ready.version, ticket.duplicate, reads.lag, exact)
 
 

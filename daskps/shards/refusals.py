@@ -8,7 +8,7 @@ from daskps.errors import ClockError, ConsistencyError, StaleGenerationError
 from daskps.shards import producers
 from daskps.shards.deputy import CLOSED, OPEN, RELEASED, gate_of
 from daskps.shards.memory.format import GENERATION, N_RANKS, POLICY, RUN
-from daskps.shards.run_record import CODES
+from daskps.shards.run_record import POLICY_CODES
 from daskps.shards.steps import SCALE, changes
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _find_misplacement(step: Step, record: Record) -> Exception | None:
             return ClockError(
                 f"rank {step.rank} is none of the {n_ranks} trainers of run {run}"
             )
-    elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:
+    elif changes(step) and record.fixed[POLICY] == POLICY_CODES["bsp"]:
         if step.kind == SCALE and step.clock == run:
             return None  # its trainers wait for it
         article = "an" if step.kind.startswith("a") else "a"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.reader import RowsAtRest, RowsRead, ShardReader, table_at
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def changes(segment: Segment, asked: ChangesRequest) -> Changed | None:
 
 def changes_locked(segment: Segment, asked: ChangesRequest) -> Changed:
     """Return what has changed, or all rows; under the lock, as the owner of the shard."""
-    recover(segment)
+    roll_back(segment)
     table, record = table_at(segment, asked.position), segment.current
     ids = _changed(table, record, asked)
     complete, unbounded = ids is not None, table.unbounded

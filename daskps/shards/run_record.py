@@ -43,10 +43,10 @@ REPEAT: Final = "repeat"
 EARLY: Final = "early"
 #: Codes of the policies in a record; 0 is no run at all. MEASURED is an ASP whose
 #: trainers say with a push what they have read.
-CODES = {"bsp": 1, "ssp": 2, "asp": 3}
+POLICY_CODES = {"bsp": 1, "ssp": 2, "asp": 3}
 MEASURED: Final = 4
 #: Policies under which each step that is new is applied as it comes.
-_SIMPLE: Final = (CODES["ssp"], CODES["asp"])
+_SIMPLE: Final = (POLICY_CODES["ssp"], POLICY_CODES["asp"])
 
 
 #: Bits of a step's number that one trainer of a rank counts with. Above them stands
@@ -74,7 +74,7 @@ def begin_run(
 ) -> None:
     """Write a run into a record, and where in its epochs it begins."""
     name, bound, damping = encoded(policy)
-    code = MEASURED if measures_delay(policy) else CODES[name]
+    code = MEASURED if measures_delay(policy) else POLICY_CODES[name]
     record.fixed[[RUN, POLICY, STALENESS, ROUNDS, N_RANKS]] = (
         run,
         code,
@@ -100,7 +100,7 @@ def epochs_of(record: Record) -> Epochs:
     epochs = Epochs(words[EPOCH], words[PER_EPOCH], words[TICKS])
     if not (words[RUN] and epochs.per_epoch):
         return epochs
-    if words[POLICY] == CODES["bsp"]:
+    if words[POLICY] == POLICY_CODES["bsp"]:
         return epochs._replace(clock=epochs.clock + words[ROUNDS])
     ranks, live = record.ranks[: words[N_RANKS], CLOCK], record.live[:, CLOCK]
     # A rank that has finished is at the end of the last epoch, or had no data.
@@ -139,7 +139,7 @@ def repeats(record: Record, step: Step) -> bool:
     ClockError
         When it was not, and the rank has finished.
     """
-    if record.fixed[POLICY] == CODES["bsp"]:
+    if record.fixed[POLICY] == POLICY_CODES["bsp"]:
         raise IllegalStateError(
             f"a step of run {step.run} reached a shard without its mailboxes; attach "
             f"them first"

@@ -35,7 +35,7 @@ from daskps.shards.memory.format import (
     RUN,
 )
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.round import Round
@@ -96,7 +96,7 @@ class ShardRun:
     @property
     def is_bsp(self) -> bool:
         """Whether the run in progress has rounds."""
-        return self._segment.current.plain[POLICY] == run_record.CODES["bsp"]
+        return self._segment.current.plain[POLICY] == run_record.POLICY_CODES["bsp"]
 
     @property
     def round(self) -> Round | None:
@@ -161,7 +161,7 @@ class ShardRun:
         Raises ConsistencyError where it would begin with an epoch that there was
         already.
         """
-        recover(self._segment)
+        roll_back(self._segment)
         if self.run == run:
             return False
         if run == self._segment.header[ENDED]:
@@ -335,7 +335,7 @@ class ShardRun:
             When it cannot go back so far; nothing was changed.
         """
         # Else what was begun here and not ended would come after its end.
-        recover(self._segment)
+        roll_back(self._segment)
         if self.run != run:
             if not self.run and run != self._segment.header[ENDED]:
                 # Its beginning may still be on the way, and must not come after.

@@ -30,13 +30,13 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.parked import ParkedTickets
 from daskps.shards.planning import UpdatePlanner
 from daskps.shards.pushes import Pushes
 from daskps.shards.reads import round_gone
 from daskps.shards.refusals import find_refusal, is_for_owner
-from daskps.shards.run_record import CODES, EARLY, NEW, REPEAT
+from daskps.shards.run_record import EARLY, NEW, POLICY_CODES, REPEAT
 from daskps.shards.run_state import ShardRun
 from daskps.shards.steps import ASK, NOTHING, Ticket, changes
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-_BSP = CODES["bsp"]
+_BSP = POLICY_CODES["bsp"]
 
 
 class Shard:
@@ -119,7 +119,7 @@ class Shard:
         batch: list[Ticket] = []
         done: list[Ticket] = []
         if self._header[ROWS_SEQUENCE] & 1:
-            recover(self.segment)
+            roll_back(self.segment)
         for ticket in tickets:
             if self._refused(ticket):
                 done.append(ticket)
@@ -152,7 +152,7 @@ class Shard:
             has to wait, or gets the reason.
         """
         header, run, open_round = self._header, step.run, self.run_state.attached
-        words = self._heads[header[FLIP] & 1]
+        record = self._heads[header[FLIP] & 1]
         joins = open_round is not None and open_round.run == run
         if (
             # No cut and no fence holds steps back while it is open.
@@ -160,9 +160,9 @@ class Shard:
             or not header[GENERATION] == self.generation == step.generation
             or self._abandoned is not None
             or (alone and self.parked.tickets)
-            or words[RUN] != run != 0
-            or (run and not 0 <= step.rank < words[N_RANKS])
-            or joins != (words[POLICY] == _BSP)
+            or record[RUN] != run != 0
+            or (run and not 0 <= step.rank < record[N_RANKS])
+            or joins != (record[POLICY] == _BSP)
             or not (step.tick if run else step.kind != NOTHING)
             # Only its owner keeps where such a step goes.
             or (step.touched is not None and self.run_state.is_deputy)
@@ -335,7 +335,7 @@ class Shard:
         In a run in rounds :meth:`ShardRun.attach_rounds` comes first.
         """
         # Else nobody reads rows without the lock until somebody has taken it.
-        recover(self.segment)
+        roll_back(self.segment)
         self.set_gate()
         self._apply_complete()
         return self._wake()
@@ -402,7 +402,7 @@ class Shard:
         ahead of the rest meanwhile, and those that are behind can catch up. With
         `error` that is over: steps get it from here on, and parked ones now.
         """
-        recover(self.segment)
+        roll_back(self.segment)
         if self.run_state.run != run:
             return []
         # A fence settles in less time than a cut may take. A round that the cut

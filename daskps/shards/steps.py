@@ -79,7 +79,7 @@ class Step(NamedTuple):
     #: Steps of this producer that its caller has given up, in order, until each shard
     #: that they were meant for has heard of it.
     given_up: tuple[int, ...] = ()
-    # From here on what a way to a shard adds to the items, see `LocalRoute.try_step`.
+    # From here on what a way to a shard adds to the items, see `SplitRoute.try_step`.
     generation: int = 1
     #: Whether nobody has looked for NaN and infinity in the gradients yet.
     check: bool = False

@@ -108,7 +108,7 @@ class Trainer(Verbs):
             return self._viewed(names, rows, out, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
-            seconds = self._settled(timeout, "a pull")
+            seconds = self._wait_background(timeout, "a pull")
         if self._prefetch is not None:
             ahead = self._prefetch.take(names, rows, out, self.clock)
             if ahead is not None:
@@ -138,7 +138,7 @@ class Trainer(Verbs):
             raise ValueError(
                 "copy=False avoids the copy that out= asks for; give one of the two"
             )
-        seconds = self._settled(timeout, "a pull")
+        seconds = self._wait_background(timeout, "a pull")
         session = self._session
         chosen = chosen_names(session.meta, names)
         seen = session.reads.views(chosen, session.clock)
@@ -272,12 +272,12 @@ class Trainer(Verbs):
     ) -> Any:
         # Under BSP gradients are looked at before they are added to others.
         if self._session.bsp:
-            given = self._checked(grads, weight)
+            given = self._checked_step(grads, weight)
         else:
             given = self._to_deliver(grads, weight, tick, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
-            seconds = self._settled(timeout, "a push")
+            seconds = self._wait_background(timeout, "a push")
         if self._prefetch is not None:
             self._overtaken()
         return self._session.deliver(given, seconds, tick=tick, target=target)
@@ -319,7 +319,7 @@ class Trainer(Verbs):
         {'w': array([-1., -1.]), 'b': array(-1.)}
         """
         session = self._live()
-        seconds = self._settled(timeout, "a tick")
+        seconds = self._wait_background(timeout, "a tick")
         self._overtaken()
         version: Version = session.deliver(NO_MORE, seconds)
         return version
@@ -364,7 +364,7 @@ class Trainer(Verbs):
         [array([-4.]), array([-4.])]
         """
         session = self._live()
-        seconds = self._settled(timeout, "a barrier")
+        seconds = self._wait_background(timeout, "a barrier")
         self._overtaken()
         session.barrier(seconds)
 
@@ -391,7 +391,7 @@ class Trainer(Verbs):
         [1, 3]
         """
         if not self._finished:
-            self._settled(None, "its end")
+            self._wait_background(None, "its end")
             self._overtaken()
             self._session.finish()
             self._finished = True

@@ -141,7 +141,7 @@ class Verbs(Ahead):
     def _end_step(self, verb: str, step: TrainerStep, timeout: Any) -> Version:
         """Deliver what is no gradient, with the tick."""
         session = self._session
-        seconds = self._settled(timeout, f"an {verb}")
+        seconds = self._wait_background(timeout, f"an {verb}")
         if session.bsp and session.has_unticked:
             raise ConsistencyError(
                 f"gradients were pushed at this clock without a tick, and {verb} is "
@@ -222,7 +222,7 @@ class Verbs(Ahead):
         """
         brought, flats = brought_by(arrays, op)
         session = self._live()
-        seconds = self._settled(timeout, "an allreduce")
+        seconds = self._wait_background(timeout, "an allreduce")
         found = session.allreduce(brought, flats, seconds)
         named: dict[str, Array] = {
             name: flat.reshape(shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from daskps.cluster.caller.counters import Counters
-from daskps.cluster.caller.local import LocalRoute
+from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
@@ -103,7 +103,7 @@ class RemoteShards:
 def call(carriers: Any, request: Request) -> tuple[Reply, RemoteShards]:
     """Make a call; return its reply, and what was sent for it."""
     remote: Any = RemoteShards()
-    local = LocalRoute(request.route, carriers)
+    local = SplitRoute(request.route, carriers)
     return local_call(remote, request, local, Deadline(60, "a call")).run(), remote
 
 

@@ -114,7 +114,7 @@ def test_a_push_that_has_reached_some_shards_only_is_no_obstacle(here, tmp_path)
     (one,) = [h.shards[at] for h in here.hosts if at in h.shards]
     gone = Step(GRADIENT, (Item(0, 0, np.ones(10)),), producer=77, sequence=1)
     ticket = Ticket(gone)
-    one.run(lambda shard: shard.submit([ticket]) and None)
+    one.enqueue(lambda shard: shard.submit([ticket]) and None)
     one.serve()
     assert isinstance(ticket.outcome, Ready)
     folder, manifest = save(store, tmp_path)

@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "step-to-the-memory-of-the-dead",
-        "daskps.cluster.caller.local:LocalRoute.is_live",
+        "daskps.cluster.caller.local:SplitRoute.is_live",
         "if not all(serving.is_live() for serving in self._mapped):",
         "if not self._mapped:",
         (

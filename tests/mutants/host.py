@@ -18,7 +18,7 @@ MUTANTS = (
     ),
     Mutant(
         "released-shard-serves-on",
-        "daskps.cluster.host.hosted:HostedShard.run.call",
+        "daskps.cluster.host.hosted:HostedShard.enqueue.call",
         "if self._released is not None:",
         "if self._released is None and self.shard is None:",
         (

@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "push-without-a-ticket-into-rounds",
         "daskps.shards.shard:Shard.step",
-        "or joins != (words[POLICY] == _BSP)",
+        "or joins != (record[POLICY] == _BSP)",
         "or False",
         ("tests/shards/test_try_step.py::test_shard_decides_about_a_push_after",),
     ),
@@ -193,8 +193,8 @@ MUTANTS = (
     Mutant(
         "push-from-outside-into-rounds",
         "daskps.shards.refusals:_find_misplacement",
-        'elif changes(step) and record.fixed[POLICY] == CODES["bsp"]:',
-        'elif changes(step) and record.fixed[POLICY] == CODES["ssp"]:',
+        'elif changes(step) and record.fixed[POLICY] == POLICY_CODES["bsp"]:',
+        'elif changes(step) and record.fixed[POLICY] == POLICY_CODES["ssp"]:',
         (
             "tests/shards/test_shard.py::test_a_run_in_rounds_has_the_store_to_itself[gradient]",
         ),

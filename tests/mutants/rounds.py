@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "step-without-a-ticket-of-a-run-that-is-over",
         "daskps.shards.shard:Shard.step",
-        "or words[RUN] != run != 0",
+        "or record[RUN] != run != 0",
         "or False",
         (
             "tests/shards/test_try_step.py"
@@ -213,8 +213,8 @@ MUTANTS = (
     Mutant(
         "reader-is-told-of-the-round-before",
         "daskps.shards.parked:ParkedTickets._find_flip",
-        "return flip if step.clock + step.tick == words[ROUNDS] else ASK",
-        "return flip if step.clock == words[ROUNDS] else ASK",
+        "return flip if step.clock + step.tick == words[ROUNDS] else REFER",
+        "return flip if step.clock == words[ROUNDS] else REFER",
         (
             "tests/shards/test_try_step.py"
             "::test_readers_that_wait_are_told_as_others_are",
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "step-of-a-rank-that-is-none",
         "daskps.shards.shard:Shard.step",
-        "or (run and not 0 <= step.rank < words[N_RANKS])",
+        "or (run and not 0 <= step.rank < record[N_RANKS])",
         "or False",
         ("tests/shards/test_try_step.py::test_rank_that_is_none_joins_no_round",),
     ),

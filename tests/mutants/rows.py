@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     Mutant(
         "what-was-begun-is-not-gone-on-with",
-        "daskps.shards.memory.undo:recover",
+        "daskps.shards.memory.undo:roll_back",
         "if word >> _KIND_BITS == flip + 1:",
         "if word >> _KIND_BITS == flip + 2:",
         (f"{_CRASHES}::test_killed_while_slots_get_their_first_values",),
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "end-of-a-run-before-its-beginning-is-settled",
         "daskps.shards.run_state:ShardRun.end",
-        "recover(self._segment)",
+        "roll_back(self._segment)",
         "pass",
         (f"{_CRASHES}::test_the_end_of_a_run_does_not_come_before_its_beginning",),
     ),
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "rows-that-were-refused-stay",
         "daskps.shards.pushes:Pushes._commit",
-        "recover(self._segment)",
+        "roll_back(self._segment)",
         "pass",
         (f"{_ROWS}::test_rows_that_are_not_finite_change_nothing",),
     ),
@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-that-were-taken-back-are-in-the-log",
-        "daskps.shards.memory.undo:recover",
+        "daskps.shards.memory.undo:roll_back",
         "further = 4 if sequence & UNTOLD == UNTOLD else 0",
         "further = 0",
         (f"{_ROWS}::test_what_a_writer_has_changed_is_read_as_it_was",),
@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "rows-that-are-not-finite-stay-without-a-ticket",
         "daskps.shards.pushes:Pushes._commit",
-        "recover(self._segment)",
+        "roll_back(self._segment)",
         "pass",
         (
             "tests/shards/test_row_steps.py"

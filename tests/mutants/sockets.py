@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-answer-is-success",
-        "daskps.cluster.caller.socket_carrier:Sockets._fall_back",
+        "daskps.cluster.caller.socket_carrier:SocketCarrier._fall_back",
         "self.left.append((self._make(), frame.asked))",
         "self.left.append((self._make().waiting(), frame.asked))",
         (f"{SOCKETS}::test_a_socket_that_is_cut_anywhere_applies_each_push_once",),

@@ -25,7 +25,7 @@ from daskps.shards.memory import feed
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, Step, Ticket
 from tests.invariants import validate
@@ -162,7 +162,7 @@ def main() -> None:
         version = shard.segment.current.plain[VERSION]
         found["half-way"] += shard.segment.header[ROWS_SEQUENCE] & 1
         found["torn before"] += not is_right(shard, version)
-        recover(shard.segment)
+        roll_back(shard.segment)
         validate(shard)
         right = (
             is_right(shard, version) and shard.segment.current.steps[0] == version // 2

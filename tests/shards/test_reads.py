@@ -13,7 +13,7 @@ from daskps.consistency import ASP, SSP
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory.format import CLOCK, GENERATION
 from daskps.shards.memory.publication import Publication
-from daskps.shards.reader import ASK, NOT_YET, ShardReader, Visibility
+from daskps.shards.reader import NOT_YET, REFER, ShardReader, Visibility
 from daskps.shards.reads import find_outcome
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
@@ -31,7 +31,7 @@ def test_in_rounds_it_is_exactly_that_of_the_clock():
     send(shard, step(0, 0), step(1, 0))
     assert reads.find_flip(1) == shard.segment.flip
     # The one before is there too, but for the shard to find.
-    assert reads.find_flip(0) == ASK
+    assert reads.find_flip(0) == REFER
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -79,7 +79,7 @@ def test_a_rank_that_has_finished_asks_the_shard():
     one, other = (Visibility(shard.segment, RUN, rank) for rank in (0, 1))
     shard.finish_rank(RUN, 0)
     send(shard, step(1, 0))
-    assert one.find_flip(1) == ASK
+    assert one.find_flip(1) == REFER
     assert other.find_flip(1) == shard.segment.flip
 
 
@@ -101,7 +101,7 @@ def test_the_shard_says_whatever_else_there_is_to_say(change: Callable[[Shard], 
     reads = Visibility(shard.segment, RUN, 0)
     assert reads.find_flip(0) >= 0
     change(shard)
-    assert reads.find_flip(0) == ASK
+    assert reads.find_flip(0) == REFER
 
 
 @pytest.mark.parametrize("change", [close, adopt])
@@ -109,9 +109,9 @@ def test_outside_runs_a_shard_that_is_gone_is_asked(change: Callable[[Shard], No
     shard = make()
     reads = Visibility(shard.segment, 0, -1)
     assert reads.find_flip(0) >= 0
-    assert reads.find_flip(1) == ASK
+    assert reads.find_flip(1) == REFER
     change(shard)
-    assert reads.find_flip(0) == ASK
+    assert reads.find_flip(0) == REFER
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def recovered_after_any_store(reference, buffer, n, batch):
     """Recovery is killed itself, after each of its stores."""
     segment = at(buffer.copy())
     with watched(segment) as stores:
-        undo.recover(segment)
+        undo.roll_back(segment)
     for _, left in stores.states:
         check(reference, left, n, batch)
 
@@ -249,14 +249,14 @@ def settled_by(buffer):
     segment = at(buffer.copy())
     with watched(segment) as stores:
         segment.payload = segment.payload._replace(fill=filling(stores))
-        undo.recover(segment)
+        undo.roll_back(segment)
     return stores.states
 
 
 def went_forward(label, buffer, before, after):
     """Which of two states somebody finds who comes next; then a push works."""
     shard = shard_of(at(buffer.copy()))
-    undo.recover(shard.segment)
+    undo.roll_back(shard.segment)
     validate(shard)
     state = contents(shard)
     assert state in (before, after)
@@ -340,7 +340,7 @@ def withdrawn(buffer, flip, now, before, rest):
     slots, told = rest
     shard = shard_of(at(buffer.copy()))
     segment = shard.segment
-    undo.recover(segment)
+    undo.roll_back(segment)
     assert segment.flip in (flip, flip + 1)
     if segment.flip == flip:
         assert tables_as_read(shard, flip) == now

@@ -360,10 +360,10 @@ def test_what_a_writer_has_changed_is_read_as_it_was(refused):
     assert copy_rows(segment, flip, wanted)
     np.testing.assert_array_equal(wanted[0].out.reshape(4, 3), old[[0, 4, 3, 3]])
     if refused:
-        undo.recover(segment)
+        undo.roll_back(segment)
     else:
         segment.flip = flip + 1
-        undo.recover(segment)
+        undo.roll_back(segment)
     for began in (sequence & ~1, sequence):
         now = segment.header[ROWS_SEQUENCE]
         assert undo.is_logged(began, now) == (not refused)
@@ -389,7 +389,7 @@ def test_a_reader_is_told_of_a_writer_that_is_being_taken_back(monkeypatch):
 
     really = row_log.restore
     monkeypatch.setattr("daskps.shards.arrays.row_operations.restore", read_meanwhile)
-    undo.recover(segment)
+    undo.roll_back(segment)
     assert seen == [False, False]
     assert copy_rows(segment, flip, wanted)
 
@@ -620,5 +620,5 @@ def test_copies_of_spans_have_rows_as_they_are(arrays):
     assert not segment.copy(segment.flip - 1, parts)
     segment.header[ROWS_SEQUENCE] += 1
     assert not segment.copy(segment.flip, parts)
-    undo.recover(segment)
+    undo.roll_back(segment)
     assert segment.copy(segment.flip, parts)

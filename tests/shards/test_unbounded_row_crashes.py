@@ -102,7 +102,7 @@ def check(reference: Reference, buffer: Any, n: int, batch: Sequence[int]) -> No
     assert done in (n, n + 1)
     if not segment.header[ROWS_SEQUENCE] & 1:
         assert all_read(shard) == reference.rows[done]
-    undo.recover(segment)
+    undo.roll_back(segment)
     validate(shard)
     assert in_force(shard) == reference.in_force[done]
     assert told(segment) == reference.told[done]
@@ -146,7 +146,7 @@ def recoveries(buffer: Any, layout: Layout = LAYOUT) -> Iterator[Any]:
     """The segment after each store of recovery."""
     segment = made(layout, 0, buffer.copy()).segment
     with watched_unbounded(segment) as stores:
-        undo.recover(segment)
+        undo.roll_back(segment)
     return (left for _, left in stores.states)
 
 
@@ -226,7 +226,7 @@ def test_killed_while_a_publication_that_gave_rows_is_withdrawn():
     for _, buffer in stores.states:
         for left in [*recoveries(buffer), buffer]:
             shard = made(LAYOUT, 0, left.copy())
-            undo.recover(shard.segment)
+            undo.roll_back(shard.segment)
             if shard.segment.flip == flip:
                 assert all_read(shard, flip) == now
                 _withdraw(shard)

@@ -17,7 +17,7 @@ from daskps.shards.frozen_rows import copy_all_rows, room_for
 from daskps.shards.memory.format import GENERATION, N_PRODUCERS
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step, Ticket
@@ -140,7 +140,7 @@ def slots_of(shard: Shard) -> dict[int, list[float]]:
 
 def all_rows(segment: Segment, position: int) -> tuple[Any, Any]:
     """The ids of an unbounded table, ascending, and their rows; under the lock."""
-    recover(segment)
+    roll_back(segment)
     copies = copy_all_rows(segment, segment.flip, [room_for(segment, position, 0)])
     assert copies is not None
     return copies[0].areas[IDS].reshape(-1), copies[0].areas[ROWS]

@@ -120,7 +120,7 @@ class CallSocket(Channel):
         found.register(self._socket, _HUNG_UP)
         return bool(found.poll(0))
 
-    def begin(self, patience: float, seconds: float) -> None:
+    def set_limits(self, patience: float, seconds: float) -> None:
         """Give the next frames a patience, and all of them together so many seconds."""
         if patience != self._patience:
             self._set_patience(patience)

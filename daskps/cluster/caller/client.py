@@ -14,14 +14,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller.carriers import Carriers
-from daskps.cluster.caller.local import LocalRoute
+from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.reads import Reads
 from daskps.cluster.caller.remote import RemoteShards
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.protocol.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.usercode import holding_interrupts
@@ -77,7 +77,7 @@ class ShardClient:
         #: The reads of rows alone, by a handle.
         self.rows = RowReads(meta, self.carriers, self.remote)
         #: The shards of a route that this process reaches.
-        self._local: Prepared[tuple[Route, bool], LocalRoute] = Prepared(meta)
+        self._local: Prepared[tuple[Route, bool], SplitRoute] = Prepared(meta)
 
     def pull(self, request: Request, deadline: Deadline) -> Reply:
         """Read from a thread that may wait, if possible without asking the shards.
@@ -121,7 +121,7 @@ class ShardClient:
         key = request.route, request.by_owner
         local = self._local.find(key)
         if local is None or time.monotonic() > local.until:
-            local = LocalRoute(request.route, self.carriers, by_owner=request.by_owner)
+            local = SplitRoute(request.route, self.carriers, by_owner=request.by_owner)
             self._local.keep(key, local, request.route.where)
         if not local.parts:
             if self.link.may_wait():
@@ -129,7 +129,7 @@ class ShardClient:
                 if route is not None:
                     if request.check is not None and not route.checks:
                         request.check()
-                    return Sockets.of(self.remote, route, request, deadline).run()
+                    return SocketCarrier.of(self.remote, route, request, deadline).run()
             request.checked()
             work = self.remote.call
             return self.link.run(lambda: work(request, local.remote, deadline))
@@ -322,7 +322,7 @@ def _is_simple(request: Request) -> bool:
 
 
 def _try_local(
-    request: Request, local: LocalRoute
+    request: Request, local: SplitRoute
 ) -> tuple[list[tuple[int, int]], Sequence[LocalPart]]:
     """Have local shards take a push that is simple, as nearly all are.
 

@@ -64,7 +64,7 @@ class Fetch:
         self._socket = socket
         try:
             slow = self.nbytes / SLOW_NBYTES
-            socket.begin(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
+            socket.set_limits(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
             socket.fetch(self.what, self.about)
         except (OSError, ProtocolError) as error:
             self._fall_back(sockets, socket, error)

@@ -43,7 +43,7 @@ class LocalPart(NamedTuple):
     slices: tuple[PieceSlice, ...]
 
 
-class LocalRoute:
+class SplitRoute:
     """The shards of a route that this process reaches, and those that it does not.
 
     Parameters
@@ -61,7 +61,7 @@ class LocalRoute:
     ) -> None:
         self.route = route
         parts: list[LocalPart] = []
-        #: Shards that are called by message.
+        #: The other shards of the route: they are called by socket, else by message.
         self.remote: list[int] = []
         for shard, slices in route.slices.items():
             found = carriers.find_shard(shard, by_owner=by_owner)
@@ -85,7 +85,7 @@ class LocalRoute:
         self.next_look = 0.0 if self._mapped else math.inf
         #: Routes over sockets of a trainer's steps to the remote shards, by kind of
         #: step and whether it reads.
-        self.sockets: dict[tuple[str, bool], SocketRoute] = {}
+        self.socket_routes: dict[tuple[str, bool], SocketRoute] = {}
 
     def is_live(self) -> bool:
         """Return whether all owners are there; for a moment they need no look then."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.caller.finite_check import FiniteCheck
-    from daskps.cluster.caller.local import LocalPart, LocalRoute
+    from daskps.cluster.caller.local import LocalPart, SplitRoute
     from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.thread_call import Left
@@ -51,7 +51,7 @@ HANDED_BACK = (NotHereError, StaleGenerationError)
 def local_call(
     remote: RemoteShards,
     request: Request,
-    local_route: LocalRoute,
+    split_route: SplitRoute,
     deadline: Deadline,
     *,
     taken: Sequence[tuple[int, int]] = (),
@@ -65,20 +65,20 @@ def local_call(
         Sends the messages.
     request : Request
         The call; its target has the values that were read afterwards.
-    local_route : LocalRoute
+    split_route : SplitRoute
         The shards of its route.
     deadline : Deadline
         Its end.
     taken : sequence of (int, int)
         Shards that have taken it before, with their versions.
     parts : sequence of LocalPart, optional
-        The shards of `local_route` that have not; all by default. The caller sees to
+        The shards of `split_route` that have not; all by default. The caller sees to
         its remote ones.
     """
-    local = LocalShards(remote, request, local_route, deadline)
+    local = LocalShards(remote, request, split_route, deadline)
     local.versions += taken
     if parts is None:
-        local.leave(request, local_route.remote)
+        local.leave(request, split_route.remote)
     else:
         local.parts = parts
     return ThreadCall(local, deadline, partial(start, remote))
@@ -89,7 +89,7 @@ class LocalShards:
 
     Parameters
     ----------
-    remote, request, local_route, deadline
+    remote, request, split_route, deadline
         As for :func:`local_call`.
     """
 
@@ -97,13 +97,13 @@ class LocalShards:
         self,
         remote: RemoteShards,
         request: Request,
-        local_route: LocalRoute,
+        split_route: SplitRoute,
         deadline: Deadline,
     ) -> None:
-        self._remote, self._request, self._local = remote, request, local_route
+        self._remote, self._request, self._local = remote, request, split_route
         self._deadline = deadline
         #: The shards among those of the route that get the call.
-        self.parts: Sequence[LocalPart] = local_route.parts
+        self.parts: Sequence[LocalPart] = split_route.parts
         self.versions: list[tuple[int, int]] = []
         self.lag = 0
         self.left: Left = []
@@ -139,9 +139,9 @@ class LocalShards:
 
     def begin(self) -> None:
         """Give all shards their part as a ticket."""
-        local_route, request, parts = self._local, self._request, self.parts
-        self._remote.counters.local_calls += local_route.n_hosts
-        if time.monotonic() > local_route.next_look and not local_route.is_live():
+        split_route, request, parts = self._local, self._request, self.parts
+        self._remote.counters.local_calls += split_route.n_hosts
+        if time.monotonic() > split_route.next_look and not split_route.is_live():
             # A deputy would acknowledge a push to a worker that is gone, and the push
             # would be lost.
             self._back = [p.shard for p in parts if not p.serving.is_live()]

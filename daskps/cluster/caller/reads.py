@@ -27,11 +27,11 @@ from daskps.cluster.caller.call_socket import SocketPayload
 from daskps.cluster.caller.local import AGAIN_SECONDS
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import Target, find_overlap
 from daskps.cluster.machine.pauses import Pause
 from daskps.cluster.protocol.deadline import Deadline
-from daskps.shards.reader import ASK, BUSY, NOT_YET, ShardReader
+from daskps.shards.reader import BUSY, NOT_YET, REFER, ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -192,7 +192,7 @@ class PreparedRead:
                         self._seen[source.shard] = version
                 # Asked after the try: a thread that the kernel suspends in a pause
                 # still tries once more.
-                elif version == ASK or (pause and pause.seconds > _PATIENCE[version]):
+                elif version == REFER or (pause and pause.seconds > _PATIENCE[version]):
                     return None
                 else:
                     # It reads the other shards meanwhile.
@@ -292,7 +292,7 @@ class NamedRead:
         """
         said = SocketPayload(clock, outs=outs)
         make = partial(self._request, route.slices, clock, outs)
-        call = Sockets(self._remote, route, said, make=make, deadline=deadline)
+        call = SocketCarrier(self._remote, route, said, make=make, deadline=deadline)
         lag: int | None = 0
         if not local.n_hosts:
             reply = call.run()

@@ -18,7 +18,7 @@ from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.caller.routes import Request, Route
 from daskps.cluster.caller.row_routes import IdSplit, RowSlice
 from daskps.cluster.caller.shard_map import Prepared
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import NO_SLICES, Target, find_overlap
 from daskps.cluster.protocol.row_messages import RowRequest, most_rows
 from daskps.config import cache_dir
@@ -214,7 +214,7 @@ class RowReads:
         request = Request(self._route, _READ, {}, target)
         route = self._remote.find_sockets(request, [*pending])
         if route is not None:
-            Sockets.of(self._remote, route, request, until()).run()
+            SocketCarrier.of(self._remote, route, request, until()).run()
         return route is not None
 
     def _asked(

@@ -15,12 +15,12 @@ from daskps.cluster.caller.allreduce import PEER_SECONDS, Allreduces, CallCount
 from daskps.cluster.caller.applied_shards import name_applied
 from daskps.cluster.caller.call_socket import SocketPayload
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.local import LocalRoute
+from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
 from daskps.cluster.caller.run_codecs import RunCodecs
 from daskps.cluster.caller.shard_map import MOST_ROUTES
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import Target
 from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
@@ -84,7 +84,7 @@ class Session:
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         self.barriers = CallCount()
         #: Steps that the trainer repeats, by the parameters that they bring.
-        self._step_routes: dict[tuple[int, ...], LocalRoute] = {}
+        self._step_routes: dict[tuple[int, ...], SplitRoute] = {}
         self._forever = Deadline(None, f"a call of trainer {rank}")
         self.clock = 0
         self.sequence = 0
@@ -248,7 +248,7 @@ class Session:
 
     def _step_remote(
         self,
-        step_route: LocalRoute,
+        step_route: SplitRoute,
         step: Step,
         given: TrainerStep,
         *,
@@ -266,19 +266,19 @@ class Session:
         if given.look is not None:
             given.look()
         key = step.kind, target is None
-        sockets = step_route.sockets.get(key)
-        if sockets is None or (target is not None and not sockets.reads_as(target)):
+        route = step_route.socket_routes.get(key)
+        if route is None or (target is not None and not route.reads_as(target)):
             request = make()
-            sockets = remote.find_sockets(request, step_route.remote)
-            if sockets is None:
+            route = remote.find_sockets(request, step_route.remote)
+            if route is None:
                 return self._send(request, timeout).versions, None
-            step_route.sockets[key] = sockets
+            step_route.socket_routes[key] = route
         outs, number = () if target is None else target.flats, step.sequence
         arrays = given.arrays if given.words is None else given.words
         said = SocketPayload(
             step.clock, number, number, step.weight, None, arrays, outs
         )
-        call = Sockets(remote, sockets, said, make=make, deadline=deadline)
+        call = SocketCarrier(remote, route, said, make=make, deadline=deadline)
         local = None
         if step_route.parts:  # they get their part while the remote ones answer
             local = partial(self._step_local, step_route, step, given, timeout)
@@ -288,10 +288,10 @@ class Session:
             return self._send_whole(make(), deadline).versions, None
         if reply.lag:
             self.reads.lag = max(self.reads.lag, reply.lag)
-        return reply.versions, sockets.rest
+        return reply.versions, route.rest
 
     def _step_local(
-        self, local: LocalRoute, step: Step, given: TrainerStep, timeout: float | None
+        self, local: SplitRoute, step: Step, given: TrainerStep, timeout: float | None
     ) -> list[tuple[int, int]]:
         """Deliver a step to local shards, which nearly always take it at once."""
         taken, look = list[tuple[int, int]](), given.look
@@ -322,7 +322,7 @@ class Session:
         codec: Codec | None,
         target: Target | None,
         timeout: float | None,
-    ) -> LocalRoute | None:
+    ) -> SplitRoute | None:
         """Return the route of a step that ticks; None where it is a general call."""
         has_rows = given.rows or (target is not None and target.rows)
         indices = tuple(given.arrays)
@@ -336,7 +336,7 @@ class Session:
                 routes.route_of(self.meta, indices, None),
                 self.shards.carriers,
             )
-            found = LocalRoute(route, carriers)
+            found = SplitRoute(route, carriers)
             while len(self._step_routes) >= MOST_ROUTES:
                 del self._step_routes[next(iter(self._step_routes))]
             self._step_routes[indices] = found

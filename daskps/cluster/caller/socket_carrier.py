@@ -47,7 +47,7 @@ WAIT_MS, SOON_MS = int(1000 * WAIT_SECONDS), 500
 _LEFT = (OSError, ProtocolError, SocketRefusedError)
 
 
-class Sockets:
+class SocketCarrier:
     """The frames of one call, and the sockets that carry them.
 
     Parameters
@@ -105,7 +105,7 @@ class Sockets:
         route: SocketRoute,
         request: Request,
         deadline: Deadline,
-    ) -> Sockets:
+    ) -> SocketCarrier:
         """Return the frames of a request along a route."""
         step, target = request.step, request.target
         arrays, outs = request.arrays, () if target is None else target.flats
@@ -249,7 +249,7 @@ class Sockets:
             frame.template.worker, frame.shards, self._route.run, socket.shut
         )
         try:
-            socket.begin(seconds, left)
+            socket.set_limits(seconds, left)
             return socket.answer(frame, self._said.outs)
         finally:
             watch.stop()
@@ -275,7 +275,7 @@ def start(
     if route is None:
         return remote.send(request, shards, deadline)
     call = ThreadCall(
-        Sockets.of(remote, route, request, deadline), deadline, remote.send
+        SocketCarrier.of(remote, route, request, deadline), deadline, remote.send
     )
     call.begin()
     return call

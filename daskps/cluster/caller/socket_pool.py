@@ -1,4 +1,4 @@
-"""Sockets of a process: its sockets to the hosts, for the calls of its threads.
+"""The sockets of a process to the hosts, for the calls of its threads.
 
 All handles and trainers of a client or worker share a few sockets to each host: a task
 that has just unpickled its handle takes a socket that is open. The event loop opens

@@ -26,7 +26,7 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
-from daskps.cluster.directory.run import rounds_lost
+from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
 from daskps.errors import DaskPSError, ProtocolError, ShardLostError
@@ -148,7 +148,7 @@ class ShardMoves:
     ) -> None:
         """Look for new owners of shards that other processes can map."""
         self.runs.fence_all(
-            entry, rounds_lost(left_by[0]), lambda run: not run.survives(shards)
+            entry, rounds_error(left_by[0]), lambda run: not run.survives(shards)
         )
         move = Move(self, entry, left_by, shards, in_order=in_order)
         self._open.append(move)
@@ -317,7 +317,7 @@ class Move:
                 entry.strays.discard(by)
             taken = [answer for answer in found if "name" in answer]
             if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
-                runs.fence_all(entry, rounds_lost(self.worker), lambda run: run.bsp)
+                runs.fence_all(entry, rounds_error(self.worker), lambda run: run.bsp)
             for run in {a["run"] for a in taken}:
                 if not await self._try_end_run(by, run):
                     self._hosts.spawn(self._end_run(by, run))

@@ -235,7 +235,7 @@ class RunState:
         return {row[0] for row in self.mailboxes_at}.issuperset(shards)
 
 
-def rounds_lost(worker: str) -> RunCancelledError:
+def rounds_error(worker: str) -> RunCancelledError:
     """Return what a run in rounds ends with whose open round went with a worker."""
     return RunCancelledError(
         f"worker {worker} died, and with it what trainers had sent it of the open "

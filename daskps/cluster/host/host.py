@@ -339,7 +339,7 @@ class ShardHost(ReachableShards):
 
     async def under(self, hosted: HostedShard, function: Callable[[Shard], T]) -> T:
         """Run a function of a shard under its mutex without blocking the loop."""
-        future = hosted.run(function)
+        future = hosted.enqueue(function)
         if self.is_small(hosted):
             hosted.serve()
         if not future.done():
@@ -364,7 +364,7 @@ class ShardHost(ReachableShards):
         error = StoreClosedError(
             f"store {hosted.name!r} was closed or deleted while a call waited for it"
         )
-        hosted.run(lambda shard: shard.abandon(error))
+        hosted.enqueue(lambda shard: shard.abandon(error))
         hosted.serve()
         hosted.close()
         if hosted.is_shared and hosted.waits:
@@ -399,7 +399,7 @@ class ShardHost(ReachableShards):
             self.sockets.close()
         for (_, index), hosted in list(self.shards.items()):
             error = ShardLostError(hosted.name, index, self.worker.address, reason)
-            hosted.run(partial(Shard.abandon, error=error))
+            hosted.enqueue(partial(Shard.abandon, error=error))
             hosted.serve()
             hosted.close()
         self.shards.clear()

@@ -143,7 +143,7 @@ class HostTemplate:
         head : Head
             Head of the frame.
         body : sequence of buffers
-            FrameBody of the frame.
+            Body of the frame.
         seconds : float
             How long this thread waits for the lock of a shard, or for room at one.
 

@@ -105,7 +105,7 @@ class HostedShard:
             return False
         return True
 
-    def run(self, function: Callable[[Shard], T]) -> Future[T]:
+    def enqueue(self, function: Callable[[Shard], T]) -> Future[T]:
         """Queue a function of the shard that runs under its mutex."""
         future: Future[T] = Future()
 
@@ -154,7 +154,7 @@ class HostedShard:
                 set_gate(segment, RELEASED)
             return done
 
-        return self.run(let_go)
+        return self.enqueue(let_go)
 
     @property
     def is_released(self) -> bool:
@@ -298,7 +298,7 @@ class HostedShard:
         """
         if ticket.outcome is not None or self.withdraw(ticket):
             return None
-        gone = self.run(partial(Shard.cancel, tickets=[ticket]))
+        gone = self.enqueue(partial(Shard.cancel, tickets=[ticket]))
         with contextlib.suppress(ShardBusyError):
             self.serve(seconds)
         wait([gone], seconds)

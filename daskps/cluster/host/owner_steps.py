@@ -298,7 +298,7 @@ class _Nobody:
 
 def _under(hosted: HostedShard, function: Callable[[Shard], Any]) -> Any:
     """Call a function of a shard in its turn; this thread waits for the turn."""
-    future = hosted.run(function)
+    future = hosted.enqueue(function)
     hosted.serve(LOCK_SECONDS)
     try:
         return future.result(LOCK_SECONDS)

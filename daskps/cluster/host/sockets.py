@@ -1,4 +1,4 @@
-"""Sockets of a host: the sockets given to callers, and the limit on their number.
+"""The sockets that a host has given to callers, and the limit on their number.
 
 Threads of the sockets, instead of the event loop, serve the calls that come by socket.
 They serve them like calls by message: with the same tickets, in the same inboxes.

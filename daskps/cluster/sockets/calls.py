@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from daskps.cluster.sockets.frames import Head
 
 
-class Waiting(Protocol):
+class ParkedCall(Protocol):
     """A call that waits for other callers; its owner finishes or cancels it, once."""
 
     #: The latest time to finish it, by `time.monotonic`.
@@ -53,5 +53,5 @@ class Calls(Protocol):
 
     def begin(
         self, head: Head, body: Sequence[Any], seconds: float
-    ) -> list[Any] | Waiting:
+    ) -> list[Any] | ParkedCall:
         """Return the frame that answers one, or the call that waits."""

@@ -65,7 +65,7 @@ class Channel:
         self._ending = threading.Lock()
         _OPEN.add(self)
 
-    def begin(self, patience: float, seconds: float) -> None:
+    def set_limits(self, patience: float, seconds: float) -> None:
         """Set the patience for the next frames, and the seconds for all of them."""
         if patience != self._patience:
             self._patience = patience

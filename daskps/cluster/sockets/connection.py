@@ -24,7 +24,7 @@ from daskps.cluster.sockets.served import ServedChannel, views_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from daskps.cluster.sockets.calls import Calls, Waiting
+    from daskps.cluster.sockets.calls import Calls, ParkedCall
     from daskps.cluster.sockets.frames import Head
     from daskps.cluster.sockets.tail import Tail
 
@@ -84,7 +84,7 @@ class Connection:
         self._wanted: deque[memoryview] = deque()
         self._unsent: deque[memoryview | Tail] = deque()
         #: The call that is parked.
-        self.waiting: Waiting | None = None
+        self.waiting: ParkedCall | None = None
         #: Guards the owner, and the event registered in the epoll set: 0 once the event
         #: has come, None before the first.
         self.lock = threading.Lock()
@@ -100,7 +100,7 @@ class Connection:
             is_free, self.is_owned = not self.is_owned, True
         return is_free
 
-    def claim(self, waiting: Waiting) -> bool:
+    def claim(self, waiting: ParkedCall) -> bool:
         """Own it to answer a parked call; return whether this thread may answer."""
         with self.lock:
             if self.is_owned or self.waiting is not waiting:
@@ -127,7 +127,7 @@ class Connection:
                 self._wait_for(events, event)
         return is_within
 
-    def hand_over(self, events: select.epoll, waiting: Waiting) -> None:
+    def hand_over(self, events: select.epoll, waiting: ParkedCall) -> None:
         """Let a thread of the set answer a parked call, unless one has answered it."""
         with self.lock:
             if self.waiting is waiting and not self.is_owned:

@@ -27,7 +27,7 @@ from daskps.errors import ProtocolError, ShardBusyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.sockets.calls import Waiting
+    from daskps.cluster.sockets.calls import ParkedCall
     from daskps.cluster.sockets.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Thread:
         self.leads = False
         self.buffer = memoryview(bytearray(BUFFER_NBYTES))
         #: Calls that this thread has completed.
-        self.done: deque[tuple[Connection, Waiting]] = deque()
+        self.done: deque[tuple[Connection, ParkedCall]] = deque()
         self.let_lead = partial(let_lead, self)
 
 
@@ -314,7 +314,7 @@ class SocketServer:
 
     # -- parked calls ----------------------------------------------------------
 
-    def _done(self, connection: Connection, waiting: Waiting) -> None:
+    def _done(self, connection: Connection, waiting: ParkedCall) -> None:
         """Have the answer of a completed call sent; any thread may call this."""
         mine = self._mine.thread
         if not connection.is_long:
@@ -329,17 +329,17 @@ class SocketServer:
                 return
         self._hand_over(connection, waiting)
 
-    def _hand_over(self, connection: Connection, waiting: Waiting) -> None:
+    def _hand_over(self, connection: Connection, waiting: ParkedCall) -> None:
         """Let a thread of the set answer a call."""
         with contextlib.suppress(ValueError):  # the set is closed, and the sockets too
             connection.hand_over(self._events, waiting)
 
-    def _finish(self, connection: Connection, waiting: Waiting) -> None:
+    def _finish(self, connection: Connection, waiting: ParkedCall) -> None:
         """Answer a parked call, unless another thread answers it."""
         if connection.claim(waiting):
             self._answer(connection, waiting)
 
-    def _answer(self, connection: Connection, waiting: Waiting) -> None:
+    def _answer(self, connection: Connection, waiting: ParkedCall) -> None:
         """Answer the call of a connection, which this thread owns."""
         connection.waiting = None
         try:

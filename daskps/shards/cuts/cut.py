@@ -41,7 +41,7 @@ from daskps.shards.memory.format import (
 from daskps.shards.memory.format import FLOOR as SETTLED
 from daskps.shards.producers import WINDOW
 from daskps.shards.reads import flip_of_round
-from daskps.shards.run_record import CODES
+from daskps.shards.run_record import POLICY_CODES
 from daskps.shards.steps import Intervals, Ready, Ticket, changes
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def report(shard: int, segment: Segment, in_flight: InFlight) -> ShardReport:
     """Return what a shard has applied, as far as it can be in doubt."""
     record = segment.current
     run, rounds = int(record.fixed[RUN]), int(record.fixed[ROUNDS])
-    if record.fixed[POLICY] == CODES["bsp"]:
+    if record.fixed[POLICY] == POLICY_CODES["bsp"]:
         return ShardReport(shard, run, rounds)
     rows = np.concatenate([_producer_rows(record), _rank_rows(record)])
     return ShardReport(shard, run, -1, rows, (*_newest(record), *in_flight.touched()))
@@ -216,7 +216,7 @@ class Cut:
     def holds(self, ticket: Ticket, segment: Segment) -> bool:
         """Keep a step that must wait for the cut; return whether it must."""
         step, record = ticket.step, segment.current
-        if not changes(step) or record.fixed[POLICY] == CODES["bsp"]:
+        if not changes(step) or record.fixed[POLICY] == POLICY_CODES["bsp"]:
             return False
         owner = owner_of(step)
         if (owner, step.sequence) in self.missing:

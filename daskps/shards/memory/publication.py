@@ -60,7 +60,7 @@ class Publication:
         #: Whether what is applied are sums of what others have looked at.
         self._of_sums = of_sums
         if segment.header[ROWS_SEQUENCE] & 1:
-            undo.recover(segment)
+            undo.roll_back(segment)
         self.segment, flip = segment, segment.header[FLIP]
         self.flip = flip + 1
         self.old: Record = segment.records[flip & 1]

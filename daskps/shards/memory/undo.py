@@ -1,9 +1,9 @@
-"""Changes of rows in place: the marks of a writer, and the recovery from a dead one.
+"""Changes of rows in place: the marks of a writer, and the roll back of a dead one.
 
 Rows and slots have one buffer and are changed in place, under the undo log of
 :mod:`daskps.shards.arrays.row_operations`. A publication that changes rows
 
-1. 1. stores its flip, with no entries yet, in the undo words of *all* tables that it
+1. stores its flip, with no entries yet, in the undo words of *all* tables that it
    changes;
 2. sets the lowest bit of the *row sequence*, which is odd from there on;
 3. logs and changes rows, a few at a time;
@@ -75,7 +75,7 @@ def go_forward(segment: Segment, flip: int, kind: int) -> None:
     """Change tables and flip, as the last thing of a publication whose record is whole."""
     segment.header[FORWARD] = flip << _KIND_BITS | kind
     segment.header[ROWS_SEQUENCE] |= UNTOLD
-    recover(segment)
+    roll_back(segment)
 
 
 def done(header: memoryview[int]) -> None:
@@ -84,7 +84,7 @@ def done(header: memoryview[int]) -> None:
         header[ROWS_SEQUENCE] = (header[ROWS_SEQUENCE] | UNTOLD) + 1
 
 
-def recover(segment: Segment) -> None:
+def roll_back(segment: Segment) -> None:
     """Say that no rows are being changed any more; under the shard's lock.
 
     A publication that stopped half-way is rolled back, or done.

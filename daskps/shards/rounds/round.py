@@ -31,10 +31,10 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.memory.growth import make_room
 from daskps.shards.memory.publication import Publication
-from daskps.shards.memory.undo import recover
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.rounds import sums, words
-from daskps.shards.rounds.mailbox import TURN
-from daskps.shards.rounds.sums import CODES, KINDS, Delivery, forms_of
+from daskps.shards.rounds.mailbox import TURNS
+from daskps.shards.rounds.sums import KIND_CODES, KINDS, Delivery, forms_of
 from daskps.shards.rounds.unticked import (
     Pushed,
     Unticked,
@@ -139,13 +139,13 @@ class Round:
     def find_table(self) -> MailboxTable:
         """Return the table of the open round, after emptying it where that is due."""
         side, mailbox = self._header[FLIP] & 1, self.mailbox
-        turn = mailbox.words[TURN] & 1
+        turn = mailbox.words[TURNS] & 1
         table = mailbox.tables[turn]
         if table.words[words.ROUND] != self._heads[side][ROUNDS]:
             table = mailbox.tables[1 - turn]
             record, at = self._records[side], self._ranks_at
             self.work.empty(table.array, record, at, self.size, mailbox.n_slices)
-            mailbox.words[TURN] += 1
+            mailbox.words[TURNS] += 1
         self._table = table
         return table
 
@@ -167,7 +167,7 @@ class Round:
         """
         table = self.find_table()
         arrays: dict[int, Array] = {}
-        code = CODES.get(step.kind, words.FREE) if step.items else 0
+        code = KIND_CODES.get(step.kind, words.FREE) if step.items else 0
         joins = step.tick and may_apply and takes_ticks and not self._unticked
         if joins and code >= 0 and 0 <= step.rank < self.size:
             n_pieces, wanted = len(self._wanted), self._wanted
@@ -195,8 +195,8 @@ class Round:
         pushed before the tick. All else that it finds is in :attr:`found`.
         """
         said = step.rank, brings, step.clock, step.sequence, code
-        path = self._paths.get(step.rank)
-        to = self._find_path(step.rank) if path is None else path, self._found
+        nodes = self._paths.get(step.rank)
+        to = self._find_path(step.rank) if nodes is None else nodes, self._found
         n: int = self.work.look(self._table.array, *self._sizes, *said, *to)
         return n
 
@@ -230,7 +230,7 @@ class Round:
         Of `rows`, by the number of their table, sums are formed when the round is
         applied.
         """
-        code = CODES[step.kind] if arrays or rows else 0
+        code = KIND_CODES[step.kind] if arrays or rows else 0
         if not step.weight:
             arrays, rows = {}, {}
         slices = self._slices(n) if n else ()
@@ -269,7 +269,7 @@ class Round:
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
         if came.spans:
             other.note_rows(step.rank, step.weight, came.spans)
-        mailbox.words[TURN] += 1
+        mailbox.words[TURNS] += 1
         self._unticked.pop(step.rank, None)
 
     def _apply(self, came: Delivery) -> None:
@@ -277,7 +277,7 @@ class Round:
         try:
             n_pushes = self._publish(came)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
-            recover(self._segment)
+            roll_back(self._segment)
             if (fail := self._fail()) is not None:
                 fail(self.run, error)
             return
@@ -290,7 +290,7 @@ class Round:
         said = self._said[KINDS[came.code or table.words[words.KIND]]]
         has_rows = bool(came.spans or table.words[words.N_BROUGHT])
         if has_rows and segment.has_unbounded:
-            recover(segment)
+            roll_back(segment)
         if callable(self.reduce):
             reduced = self._reduce(came, said.kind)
         else:
@@ -365,8 +365,8 @@ class Round:
             bool(word & words.TICKED),
             bool(word & words.FINISHED),
         )
-        following = self._unticked.find_next(rank, table)
-        verdict = judge_step(step, state, table.next[rank], following)
+        uncommitted = self._unticked.find_next(rank, table)
+        verdict = judge_step(step, state, table.next[rank], uncommitted)
         if verdict != NEW:
             return verdict
         if step.tick and not takes_ticks:
@@ -410,7 +410,7 @@ class Round:
         if other is not None:
             kind, rank = other
             error = run_record.other_kind(step, kind)
-            is_own = rank == step.rank or step.kind not in CODES
+            is_own = rank == step.rank or step.kind not in KIND_CODES
             if not is_own and (fail := self._fail()) is not None:
                 fail(self.run, error)
             raise error

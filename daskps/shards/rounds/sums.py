@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TILE_NBYTES = 512 * 1024
 #: Kinds of a round, and their words in a table.
 KINDS: Final = (NOTHING, GRADIENT, MODEL, ADD)
-CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+KIND_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class Delivery(NamedTuple):

@@ -267,7 +267,7 @@ class Ahead:
         [{'w1': array([-1., -1.]), 'w2': array([0., 0.])}]
         """
         deadline, ends = self._deadline(timeout, "a push"), flag(tick, "tick")
-        given = self._checked(grads, weight)
+        given = self._checked_step(grads, weight)
         first = whole(priority, "priority")
         if copy is True or flag(copy, "copy"):
             given = given.copied()
@@ -336,7 +336,7 @@ class Ahead:
 
     # -- for the verbs that wait ---------------------------------------------
 
-    def _settled(self, timeout: Any, what: str) -> float | None:
+    def _wait_background(self, timeout: Any, what: str) -> float | None:
         """Wait for all that was issued before; return the seconds that are left."""
         seconds = None if timeout is None else config.deadline(timeout)
         return self._background.settle(seconds, what)
@@ -346,7 +346,7 @@ class Ahead:
         if self._prefetch is not None and not self._session.bsp:
             self._prefetch.drop()
 
-    def _checked(self, grads: Mapping[str, Any], weight: float) -> TrainerStep:
+    def _checked_step(self, grads: Mapping[str, Any], weight: float) -> TrainerStep:
         """Return gradients as they are sent, or refuse them."""
         if self._finished:
             self._live()
@@ -363,7 +363,7 @@ class Ahead:
     def _to_deliver(
         self, grads: Mapping[str, Any], weight: float, tick: bool, timeout: Any
     ) -> TrainerStep:
-        """As :meth:`_checked`; the owner may look at the numbers of large gradients.
+        """As :meth:`_checked_step`; the owner may look at the numbers of large gradients.
 
         Only where nothing comes between that a refused push would leave undone.
         """
@@ -379,14 +379,14 @@ class Ahead:
             and self._background.quiet
             and not self._finished
         ):
-            return self._checked(grads, weight)
+            return self._checked_step(grads, weight)
         layout, optimizers = session.meta.layout, session.meta.optimizers
         if layout.tables and intake.parted(layout, grads)[1]:
-            return self._checked(grads, weight)
+            return self._checked_step(grads, weight)
         try:
             found = intake.gradients(layout, optimizers, grads, finite=False)
         except Exception:  # noqa: BLE001  (an array before it may have NaN)
-            return self._checked(grads, weight)
+            return self._checked_step(grads, weight)
         look = FiniteCheck(partial(intake.look, layout, found))
         if sum(array.nbytes for array in found.values()) < LOOK_LATER_NBYTES:
             look()

@@ -99,7 +99,7 @@ def test_an_event_loop_of_the_main_thread_ends_its_turn_first(carriers, lockers)
         signal.raise_signal(signal.SIGINT)
         turns.append(shard)
 
-    futures = [hosted.run(interrupted), hosted.run(turns.append)]
+    futures = [hosted.enqueue(interrupted), hosted.enqueue(turns.append)]
     with pytest.raises(KeyboardInterrupt):
         hosted.serve()
     assert turns == [hosted.shard] * 2

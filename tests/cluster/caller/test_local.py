@@ -12,7 +12,7 @@ import pytest
 
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.counters import Counters
-from daskps.cluster.caller.local import LocalRoute
+from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.reads import PreparedRead, Reads
 from daskps.cluster.caller.routes import push, read, route_of
@@ -213,7 +213,7 @@ def test_a_step_joins_a_round_only_where_nothing_is_in_its_way(
     carriers: Any = Carriers(hosted, RUN + 1)
     hosted.shard.begin_run(RUN + 1, BSP(), 2)
     hosted.shard.segment.words[GENERATION] = hosted.shard.generation
-    local = LocalRoute(route_of(carriers.meta, (0,), None), carriers)
+    local = SplitRoute(route_of(carriers.meta, (0,), None), carriers)
     if why == "gone":
         carriers.serving.lives = False
     elif why == "queued":
@@ -238,7 +238,7 @@ def test_a_call_goes_only_to_the_shards_that_have_not_taken_it(
 ) -> None:
     carriers: Any = Carriers(hosted)
     request = push(carriers.meta, {0: np.ones(1000)}, Step(kind=ADD, producer=1))
-    local, remote = LocalRoute(request.route, carriers), cast("Any", RemoteShards())
+    local, remote = SplitRoute(request.route, carriers), cast("Any", RemoteShards())
     deadline = Deadline(None, "a push")
     call = local_call(remote, request, local, deadline, taken=[(0, 8)], parts=[])
     assert call.run().versions == [(0, 8)]
@@ -257,7 +257,7 @@ def test_no_message_object_is_made_near(hosted: HostedShard) -> None:
             made.append(frame.f_locals["_cls"].__name__)
 
     local, remote = (
-        LocalRoute(request.route, cast("Any", carriers)),
+        SplitRoute(request.route, cast("Any", carriers)),
         cast("Any", RemoteShards()),
     )
     one = local_call(remote, request, local, Deadline(None, "a push"))

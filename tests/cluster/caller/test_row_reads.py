@@ -24,7 +24,7 @@ from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
 from daskps.shards.memory.withdrawal import Withdrawal
-from daskps.shards.reader import ASK, BUSY, NOT_YET, RowsRead
+from daskps.shards.reader import BUSY, NOT_YET, REFER, RowsRead
 from daskps.shards.steps import ADD, ASSIGN, REMOVE, Step, Ticket
 from tests.cluster.callers import Carriers, counted
 from tests.shards import unbounded_rowing
@@ -152,7 +152,7 @@ def test_what_one_update_has_changed_meanwhile_comes_from_its_log(
         done = really(self, *args)
         if not under_way:
             segment.flip = flip + 1
-            undo.recover(segment)
+            undo.roll_back(segment)
         return done
 
     with monkeypatch.context() as patched:
@@ -219,7 +219,7 @@ def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones() -> No
         assert asked(2, [answer]) == ([2, 0, 1, 1], 0)
         assert asked(-1, []) == ([0, 1, 2], 0)
         assert asked(0, [answer] * 1000_000)[1] is None
-    assert asked(0, [ASK]) == ([0, 1], None)
+    assert asked(0, [REFER]) == ([0, 1], None)
 
 
 def test_a_read_of_rows_takes_few_calls() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.local import SOON_SECONDS, LocalRoute
+from daskps.cluster.caller.local import SOON_SECONDS, SplitRoute
 from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch, slices_of
 from daskps.cluster.caller.shard_map import StoreMap
@@ -156,6 +156,6 @@ def test_of_several_shards_those_that_others_are_at_come_last():
     )
     split = IdSplit.of(layout.tables[0], np.array([1, 22]), 2)
     request = routes.push(meta, {}, Step(), rows=[RowBatch(split, np.zeros(2 * DIM))])
-    local = LocalRoute(request.route, carriers)
+    local = SplitRoute(request.route, carriers)
     assert local.try_step(request.step, {}, request.rows) == ([(1, 7), (0, 5)], [])
     assert said == [(0, 0.0), (1, 0.0), (0, SOON_SECONDS)]

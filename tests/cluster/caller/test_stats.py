@@ -77,10 +77,10 @@ def test_from_a_client_all_goes_by_message(client):
 
 def test_from_a_task_the_own_worker_is_local(client):
     with store(client, params={"w": np.zeros(10, "f4")}) as s:
-        local_route, remote = s.placement
-        where, handle = client.submit(in_task, s, workers=[local_route]).result()
-        assert where == local_route
-        assert handle["carriers"] == {local_route: "process", remote: "message"}
+        local, remote = s.placement
+        where, handle = client.submit(in_task, s, workers=[local]).result()
+        assert where == local
+        assert handle["carriers"] == {local: "process", remote: "message"}
         assert handle["why"] == {remote: "daskps.carriers.machine is false"}
         assert (handle["local_calls"], handle["messages"]) == (1, 1)
         assert handle["nbytes"] == 20  # of the half that went by message
@@ -88,9 +88,9 @@ def test_from_a_task_the_own_worker_is_local(client):
 
 def test_closed_carrier_is_shown(rpc_cluster):
     with rpc_cluster.as_current(), store(rpc_cluster) as s:
-        local_route, remote = s.placement
-        _, handle = rpc_cluster.submit(in_task, s, workers=[local_route]).result()
-        assert handle["carriers"] == {local_route: "message", remote: "message"}
+        local, remote = s.placement
+        _, handle = rpc_cluster.submit(in_task, s, workers=[local]).result()
+        assert handle["carriers"] == {local: "message", remote: "message"}
         assert (handle["local_calls"], handle["messages"]) == (0, 2)
 
 

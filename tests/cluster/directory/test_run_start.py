@@ -10,7 +10,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.entry import StoreEntry
-from daskps.cluster.directory.run import RunState, rounds_lost
+from daskps.cluster.directory.run import RunState, rounds_error
 from daskps.cluster.directory.runs import OPEN_SECONDS, Runs
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.errors import (
@@ -280,7 +280,7 @@ def test_run_whose_shards_move_while_it_begins_begins_again():
 
     async def check():
         async def moving():
-            runs.fence_all(entry, rounds_lost("tcp://a"))
+            runs.fence_all(entry, rounds_error("tcp://a"))
             return []
 
         hosts = FakeHosts(moving, fine)

@@ -66,7 +66,7 @@ def test_a_released_shard_serves_nobody_until_it_is_adopted(tmp_path):
     assert gate_of(segment) == RELEASED
     assert ask(hosted.shard, hosted) is error
     # Not what the directory asks meanwhile, either: an adopter has it perhaps.
-    asked = hosted.run(lambda shard: shard.set_gate())
+    asked = hosted.enqueue(lambda shard: shard.set_gate())
     hosted.serve()
     assert asked.exception() is error
     assert gate_of(segment) == RELEASED

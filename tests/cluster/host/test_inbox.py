@@ -83,7 +83,7 @@ def test_what_came_before_a_control_call_is_applied_before_it():
     owner = Owner()
     first, second, *_ = queued = tickets(owner)
     hosted.put(first)
-    seen = hosted.run(lambda shard: shard.segment.current.version)
+    seen = hosted.enqueue(lambda shard: shard.segment.current.version)
     hosted.put(second)
     hosted.serve()
     assert seen.result(0) == 1
@@ -179,7 +179,7 @@ def test_a_call_that_waits_hears_why_its_host_closes():
             waiting = asyncio.ensure_future(host.call(Call("s", (part,))))
             while not host.waiting:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
-            hosted.run(lambda shard: shard.abandon(error))
+            hosted.enqueue(lambda shard: shard.abandon(error))
             hosted.serve()
             host.shards.clear()
             host.close("was closed")

@@ -202,7 +202,7 @@ def test_an_end_in_the_middle_of_a_frame(ends):
 def test_who_stops_within_a_frame_is_given_up(ends):
     mine, there = ends
     there.sendall(pack_head(Head(CALL, 7)) + b"abc")
-    mine.begin(0.001, 30.0)
+    mine.set_limits(0.001, 30.0)
     assert mine.receive_head().nbytes == 7
     with pytest.raises(TimeoutError):
         mine.receive_bytes(7)
@@ -210,7 +210,7 @@ def test_who_stops_within_a_frame_is_given_up(ends):
 
 def test_who_sends_a_byte_now_and_then_is_too_slow(ends):
     mine, there = ends
-    mine.begin(30.0, 0.0)
+    mine.set_limits(30.0, 0.0)
     there.sendall(b"a")
     with pytest.raises(TimeoutError, match="too slow"):
         mine.receive_bytes(2)
@@ -218,7 +218,7 @@ def test_who_sends_a_byte_now_and_then_is_too_slow(ends):
 
 def test_who_does_not_read_is_given_up(ends):
     mine, _ = ends
-    mine.begin(0.001, 30.0)
+    mine.set_limits(0.001, 30.0)
     with pytest.raises(TimeoutError):
         mine.send([bytes(10**7)])
 

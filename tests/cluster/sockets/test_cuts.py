@@ -24,7 +24,7 @@ from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
 from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch, slices_of
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.socket_route import SocketRoutes
 from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.caller.thread_call import ThreadCall
@@ -199,7 +199,7 @@ class Model:
         request = push(self.meta, {}, step, target=target, rows=[given])
         route = self.rows.find(request, [0, 1])
         assert route is not None
-        return self._made(call_socket, Sockets.of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
+        return self._made(call_socket, SocketCarrier.of(self, route, request, FOREVER))  # type: ignore[arg-type]  # a stand-in
 
     def call(self, call_socket: CallSocket, step: Step) -> Reply:
         """Make a call as a thread does that has this socket."""
@@ -230,7 +230,7 @@ class Model:
             arrays={"w": data},
             outs=[self.out] if step.wait == READ else [],
         )
-        made: Any = Sockets(
+        made: Any = SocketCarrier(
             self,  # type: ignore[arg-type]  # a stand-in
             route,
             said,
@@ -239,7 +239,7 @@ class Model:
         )
         return self._made(call_socket, made)
 
-    def _made(self, call_socket: CallSocket, made: Sockets) -> Reply:
+    def _made(self, call_socket: CallSocket, made: SocketCarrier) -> Reply:
         self.pool.take = lambda *_: call_socket
         # Not `run`: the loop of the messages is this thread's.
         whole = ThreadCall(made, FOREVER, self.send)

@@ -26,7 +26,7 @@ from daskps.cluster.caller.call_socket import (
 from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
 from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.routes import Reply
-from daskps.cluster.caller.socket_carrier import Sockets
+from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.socket_pool import SocketPool
 from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.protocol.deadline import Deadline
@@ -370,7 +370,7 @@ def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
         about: Any = {"sockets": pool, "frames": [template], "words": ()}
         route: Any = SimpleNamespace(**about, run=7, may_wait=True)
         host.send(pack_head(Head(ANSWER, number=1)))
-        call = Sockets(
+        call = SocketCarrier(
             remote,
             route,
             SocketPayload(outs=[np.zeros(3)]),

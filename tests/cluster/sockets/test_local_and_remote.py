@@ -165,7 +165,7 @@ def orders(trainer: Any, small: int) -> list[list[str]]:
         open_sockets(trainer)
         act["push"](), act["pull"]()
         who = {
-            "LocalRoute.try_step": "near",
+            "SplitRoute.try_step": "near",
             "PreparedRead.read": "near",
             "CallSocket.ask": "ask",
             "CallSocket.answer": "answer",

@@ -409,7 +409,7 @@ def test_what_is_done_at_once_is_what_tickets_do(host, routes, monkeypatch, arra
     monkeypatch.setattr(Parked, "offer", no_ticket)
     first = answers(host, routes, number, arrays)
     monkeypatch.undo()
-    monkeypatch.setattr(ShardReader, "read", lambda *_: reader.ASK)
+    monkeypatch.setattr(ShardReader, "read", lambda *_: reader.REFER)
     again = answers(host, routes, number, arrays)  # the same push: it counts once
     assert first[-2:] == again[-2:]
     monkeypatch.setattr(HostedShard, "try_step", lambda *_, **__: ASK)
@@ -430,7 +430,7 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
     version = segment.current.version
     assert read() == version
     assert out.tolist() == segment.tables[0].rows[[3, 0]].reshape(-1).tolist()
-    assert read(version + 1) == reader.ASK
+    assert read(version + 1) == reader.REFER
     header = segment.header
     before = out.copy()
     undo.begin(segment, segment.flip + 1, [0])
@@ -446,7 +446,7 @@ def test_a_read_that_an_update_runs_into_is_left_to_the_shard(host, monkeypatch)
     try:
         assert read() == BUSY
     finally:
-        undo.recover(segment)
+        undo.roll_back(segment)
     assert read() >= 0
 
     def gathered(*_: Any) -> bool:

@@ -157,7 +157,7 @@ def test_a_fence_ends_a_call_that_waits(host, caller):
     told = []
     parked.then(lambda: told.append("done"))
     hosted = host.get_shard("s", 0)
-    hosted.run(lambda shard: shard.end_run(RUN, "the test ends it"))
+    hosted.enqueue(lambda shard: shard.end_run(RUN, "the test ends it"))
     hosted.serve()
     assert told == ["done"]
     with pytest.raises(RefusedError, match="RunCancelledError"):
@@ -478,7 +478,7 @@ def test_a_shard_that_is_freed_is_not_read(host, caller):
     """While its host still has it: its memory may be another's a moment later."""
     hosted = host.get_shard("s", 0)
     caller.call(pull(0))
-    hosted.run(lambda shard: shard.abandon(StoreClosedError("it was deleted")))
+    hosted.enqueue(lambda shard: shard.abandon(StoreClosedError("it was deleted")))
     hosted.serve()
     hosted.close()
     for call in (pull(0), push(0, 1)):
@@ -508,7 +508,7 @@ def test_a_run_that_is_over_is_refused(host, caller):
     trainer = pull(0, run=RUN, rank=0, clock=0)
     caller.call(trainer)
     hosted = host.get_shard("s", 0)
-    hosted.run(lambda shard: shard.end_run(RUN, "the test ends it"))
+    hosted.enqueue(lambda shard: shard.end_run(RUN, "the test ends it"))
     hosted.serve()
     for call in (trainer, pushpull(0, 0, 0)):
         with pytest.raises(RefusedError, match="RunCancelledError"):

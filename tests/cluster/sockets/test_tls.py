@@ -214,13 +214,13 @@ def test_another_thread_wakes_who_waits(ends):
 def test_who_stops_within_a_frame_is_given_up(ends):
     ends.caller.send([pack_head(Head(CALL, 7)), b"abc"])
     assert ends.host.receive_head().nbytes == 7
-    ends.host.begin(0.001, 30.0)
+    ends.host.set_limits(0.001, 30.0)
     with pytest.raises(TimeoutError):
         ends.host.receive_bytes(7)
 
 
 def test_who_does_not_read_is_given_up(ends):
-    ends.caller.begin(0.05, 30.0)
+    ends.caller.set_limits(0.05, 30.0)
     with pytest.raises(TimeoutError):
         ends.caller.send([bytes(10**8)])
 
