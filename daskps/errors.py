@@ -244,7 +244,8 @@ class ClockError(ConsistencyError):
 class ContributionLostError(ConsistencyError):
     """A gradient that a round needs went with its worker.
 
-    Graph execution begins the round anew; a user does not see it.
+    Graph execution begins the round anew, and a resident trainer sends all pushes of its
+    clock again; a user does not see it.
 
     Examples
     --------
@@ -266,7 +267,7 @@ class ProducerExpiredError(ConsistencyError):
 
 
 class ShardBusyError(ConsistencyError):
-    """The shard has no room for one more producer.
+    """The shard was in use for too long, or has no room for one more producer.
 
     Examples
     --------

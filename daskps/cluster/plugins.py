@@ -1,4 +1,7 @@
-"""The hooks through which a scheduler gets its directory, and each worker its host."""
+"""The hooks through which a scheduler gets its directory, and each worker its host.
+
+The docstring of :mod:`daskps.cluster` has the words, and the path of a push.
+"""
 
 from __future__ import annotations
 

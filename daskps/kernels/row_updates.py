@@ -101,7 +101,7 @@ class RowLoops:
             Gradients; contiguous. Like `ids` and `at` they may be read-only and start
             at any address.
         scalars : tuple of float
-            The result of the rule's `prepare`.
+            What `Bound.scalars` returns.
         log : UndoLog
             Takes k entries from `begin` on: the number of the row, which is its id
             less that of the first row, and copies of weights and slots.
@@ -177,6 +177,7 @@ class RowLoops:
         """
         dtype, dim, room = self.dtype, table.w.shape[1], len(log.rows)
         self._check_rows(table, NOWHERE, None, np.empty((0, dim), dtype), log)
+        # Compiled from the text that `kernels.rows.rows_source` builds.
         loop: Any = self.module.function("rows")
         w, slots, first, word = table.w, table.slots, table.first, log.word
         logs = log.rows, log.w, *log.slots
@@ -230,7 +231,7 @@ class RowLoops:
         Parameters
         ----------
         scalars : tuple of float
-            The result of the rule's `prepare`.
+            What `Bound.scalars` is about to return, from the rule's `prepare`.
 
         Raises
         ------

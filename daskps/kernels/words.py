@@ -103,6 +103,7 @@ def plain(
         _collect(function, used)
     text = _ALONE * alone + _HEAD.format(alone=alone, counts=not alone)
     for name, of in sorted(used.items(), key=lambda item: type(item[1]) is not int):
+        # By their own names: `Module.entry("look")` is the function `look` that was given.
         if type(of) is int:
             text += f"{name} = {of}\n"
         else:

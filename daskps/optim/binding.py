@@ -36,11 +36,9 @@ class Bound:
 
     def __init__(self, rule: Rule, kernel: Kernel) -> None:
         self.rule, self.kernel = rule, kernel
-        self.inplace, self.publish, self.fixed = (
-            kernel.inplace,
-            kernel.publish,
-            kernel.fixed,
-        )
+        # The methods of :class:`~daskps.kernels.dense.Kernel`, by the same names.
+        self.inplace, self.publish = kernel.inplace, kernel.publish
+        self.fixed = kernel.fixed
         self.rows, self.fixed_rows = kernel.rows, kernel.fixed_rows
         self.is_finite = kernel.is_finite
         #: The last request for scalars, and the answer: the parameters of a rule ask

@@ -18,12 +18,14 @@ from daskps.shards.memory.format import GATE
 if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
 
-#: Deputies may do anything; may only read; may do nothing any more, for the shard is being
-#: freed; may take no ticket, for its owner has let go of it and the next one has yet to
-#: come. Then reads that need no lock go on.
+#: Deputies may do anything.
 OPEN: Final = 0
+#: They may only read: a cut or a fence holds steps or rounds back.
 READING: Final = 1
+#: They may do nothing any more: the shard is being freed. It stays so.
 CLOSED: Final = 2
+#: They may take no ticket: its owner has let go of it, and the next one has yet to come.
+#: Reads that need no lock go on.
 RELEASED: Final = 3
 
 

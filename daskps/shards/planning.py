@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 
 class Bindings(Protocol):
-    """Update rules by parameter index: a mapping, or what makes them when asked."""
+    """Update rules by parameter index: a mapping, or what makes them when asked.
+
+    In a host and its deputies it is :class:`~daskps.cluster.host.rules.Rules`.
+    """
 
     def get(self, index: int, /) -> Bound | None:
         """Return the rule of a parameter, None where it has none."""

@@ -127,8 +127,8 @@ class Pushes:
         record = publication.record if publication else now
         ticket.version = record.plain[VERSION]
         try:
-            of = run_record if step.run else producers
-            row = ticket.row = of.find_new(record, step)
+            find_new = run_record.find_new if step.run else producers.find_new
+            row = ticket.row = find_new(record, step)
             if row < 0:
                 if _repeats(step, record):
                     ticket.duplicate = True

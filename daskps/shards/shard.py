@@ -1,4 +1,4 @@
-"""A shard of dense parameters: a state machine over one segment, without I/O.
+"""A shard of arrays and tables: a state machine over one segment, without I/O.
 
 Every race is a plain sequence of calls here. The owner of the segment's lock calls
 :meth:`Shard.submit` with tickets and gets back those that are done; a ticket that
@@ -157,12 +157,16 @@ class Shard:
         if (
             # No cut and no fence holds steps back while it is open.
             header[GATE] != OPEN
+            # Both the memory and the caller are at this generation of it.
             or not header[GENERATION] == self.generation == step.generation
             or self._abandoned is not None
             or (alone and self.parked.tickets)
+            # It is of a run, and not of the one in progress.
             or record[RUN] != run != 0
             or (run and not 0 <= step.rank < record[N_RANKS])
+            # The run has rounds whose mailboxes are not here, or that it is no part of.
             or joins != (record[POLICY] == _BSP)
+            # A push before its tick, or a mere read.
             or not (step.tick if run else step.kind != NOTHING)
             # Only its owner keeps where such a step goes.
             or (step.touched is not None and self.run_state.is_deputy)
@@ -177,6 +181,7 @@ class Shard:
             is_new = open_round.take_step(step) == NEW
         except Exception:  # noqa: BLE001  (nothing came of it; a ticket gets the reason)
             return ASK
+        # The round that it completed could not be applied: a ticket gets why.
         has_failed = header[GATE] > OPEN
         return self._heads[header[FLIP] & 1][VERSION] if is_new > has_failed else ASK
 

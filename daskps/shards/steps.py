@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,8 @@ class Step(NamedTuple):
     #: Steps of this producer that its caller has given up, in order, until each shard
     #: that they were meant for has heard of it.
     given_up: tuple[int, ...] = ()
-    # From here on what a way to a shard adds to the items, see `SplitRoute.try_step`.
+    # From here on what a way to a shard adds to the items. `SplitRoute.try_step` makes
+    # steps by position: these three stay the last, and `kind` and `items` the first.
     generation: int = 1
     #: Whether nobody has looked for NaN and infinity in the gradients yet.
     check: bool = False
@@ -123,11 +124,20 @@ class RunPosition(NamedTuple):
     finished: Sequence[int] = ()
 
 
+class TicketOwner(Protocol):
+    """The call that waits for a ticket: at its caller, by message, or by socket."""
+
+    def one_done(self) -> None:
+        """Hear that a ticket is done, in the thread that has served its shard."""
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A step under way in a shard; `outcome` is set when it is done."""
 
     step: Step
+    #: None while it is under way; also right after `Pushes.apply` has applied it, until
+    #: `ParkedTickets.settle` says what it may read.
     outcome: Ready | Exception | None = None
     applied: bool = False
     duplicate: bool = False
@@ -138,5 +148,5 @@ class Ticket:
     #: Updates since its trainer has pulled, -1 where nobody asks; whether too many.
     delay: int = -1
     dropped: bool = False
-    #: For the host: whom to tell. The shard never looks at it.
-    owner: Any = field(default=None, repr=False)
+    #: For the host: whom to tell, if anybody. The shard never looks at it.
+    owner: TicketOwner | Any = field(default=None, repr=False)

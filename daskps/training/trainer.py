@@ -163,6 +163,9 @@ class Trainer(Verbs):
     ) -> Version:
         """Deliver gradients; returns when they are accepted.
 
+        Under BSP the weights change when the last trainer has delivered to the round: until
+        then the version is still that of the round before.
+
         Parameters
         ----------
         grads : mapping
@@ -187,7 +190,9 @@ class Trainer(Verbs):
         PushRejectedError, UnknownParameterError, NoOptimizerError
             Nothing was changed and the clock stays.
         RunCancelledError, ShardLostError
-            For what its name says.
+            For what its name says. The death of a shard's worker is none where others can
+            map its memory: what was accepted stays, and pushes of a BSP step that has not
+            ticked are sent again.
         TimeoutError
             Each shard took it once or not at all, and the clock stays. Under BSP, push
             again: with a tick, a shard that took it keeps it and takes no other for
@@ -270,6 +275,7 @@ class Trainer(Verbs):
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
+        """Check a step and have the session deliver it; return the version."""
         # Under BSP gradients are looked at before they are added to others.
         if self._session.bsp:
             given = self._checked_step(grads, weight)

@@ -388,13 +388,13 @@ def test_push_whose_answer_was_lost_counts_once(machine, workers):
 
 def held_back(client, monkeypatch):
     """Have the directory ask nobody to adopt before an event is set."""
-    adopt, go_on = Move.adopt, asyncio.Event()
+    adopt, go_on = Move.ask_to_adopt, asyncio.Event()
 
     async def later(*args, **more):
         await go_on.wait()
         return await adopt(*args, **more)
 
-    monkeypatch.setattr(Move, "adopt", later)
+    monkeypatch.setattr(Move, "ask_to_adopt", later)
     return lambda: client.loop.add_callback(go_on.set)
 
 

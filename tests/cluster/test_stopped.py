@@ -172,7 +172,7 @@ def test_a_stopped_process_keeps_a_shard_away(machine, stopped):
     assert not entry.lost
 
 
-def hurry(patch, moves, question="look"):
+def hurry(patch, moves, question="ask_to_look"):
     """Have seconds pass between two questions in no time; return those that have."""
     ask, now, passed = getattr(Move, question), move.time_now, []
 
@@ -258,7 +258,7 @@ def test_an_owner_that_hangs_is_removed_and_lives(machine, workers):
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            passed = hurry(patch, book(machine).moves, "adopt")
+            passed = hurry(patch, book(machine).moves, "ask_to_adopt")
             removed(machine, a)
             until(lambda: sum(passed) > 2 * config.load().lost_after_seconds)
             why = rf"{a}, which died .*its owner, process {pid} of its machine, lives"
@@ -290,7 +290,7 @@ def test_an_owner_that_wakes_hands_its_shards_over(is_lost):
         os.kill(pid, signal.SIGSTOP)
         try:
             if is_lost:
-                patch.setattr(Move, "adopt", silent)
+                patch.setattr(Move, "ask_to_adopt", silent)
             with dask.config.set({"daskps.lost-after": "1ms" if is_lost else "10s"}):
                 removed(client, a)
                 until(lambda: entry.lost if is_lost else entry.away)

@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         "silent-adopter-is-not-asked-first",
-        "daskps.cluster.directory.candidates:_Poll.turn",
+        "daskps.cluster.directory.candidates:_Poll.priority",
         "return (1, 0, 2)[min(self.silent[worker], 2)]",
         "return (0, 1, 2)[min(self.silent[worker], 2)]",
         (
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "stray-is-forgotten",
-        "daskps.cluster.directory.move:Move.adopt",
+        "daskps.cluster.directory.move:Move.ask_to_adopt",
         'if not any(answer.get("silent") for answer in found):',
         "if found:",
         ("tests/cluster/directory/test_departures.py::test_who_broke_off_is_a_stray",),
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "generation-stays",
-        "daskps.cluster.directory.move:Move.adopt",
+        "daskps.cluster.directory.move:Move.ask_to_adopt",
         "rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]",
         "rows = [[*row, entry.generations[row[0]]] for row in entry.rows_of(shards)]",
         (
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-is-told-once-of-a-runs-end",
-        "daskps.cluster.directory.move:Move.adopt",
+        "daskps.cluster.directory.move:Move.ask_to_adopt",
         "self._hosts.spawn(self._end_run(by, run))",
         "pass",
         (

@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "memory-of-an-owner-that-lives",
-        "daskps.cluster.machine.membership:Membership.adopt",
+        "daskps.cluster.machine.membership:Membership.take_over",
         "if not released and self.lives(owner_of(name)):",
         "if released and self.lives(owner_of(name)):",
         (

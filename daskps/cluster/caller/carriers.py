@@ -3,8 +3,8 @@
 The first way is in the process, if the host lives here. The second is on the machine,
 if this process can map the shard's memory, and if Dask would charge no worker of this
 process for it: the proof is to open the memory and to find there the bytes that its
-owner has written, not the name of a machine. The last is a message, which `remote`
-sends.
+owner has written, not the name of a machine. All other shards get frames over a socket
+(`socket_carrier`) or, at last, a message, which `remote` sends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Calls and control messages to the shards of one store, each by the nearest way.
 
 The nearest way is the shard's mutex alone where its host lives in this process, its
-lock where its memory is mapped here, else a message. One call to a host is one message,
-for any number of shards.
+lock where its memory is mapped here, else a socket, and a message where that takes
+long or there is none. One call to a host is one frame or message, for any number of
+shards.
 """
 
 from __future__ import annotations

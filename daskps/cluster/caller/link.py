@@ -153,7 +153,12 @@ class Link(SyncMethodMixin):
         return await self.rpc(worker, "daskps_control", method=method, **kwargs)
 
     async def rpc(self, worker: str, op: str, **kwargs: Any) -> Any:
-        """Call a handler of a worker directly."""
+        """Call a handler of a worker directly.
+
+        `ShardHost` registers them by name: "daskps_call" is its `handle_call`,
+        "daskps_control" its `handle_control`. That one serves a method by the function
+        that `HOST.handles` has marked with its name.
+        """
         self._check_live()
         async with self.reaching(worker):
             return await getattr(self.pool(worker), op)(**kwargs)

@@ -44,7 +44,7 @@ class LocalPart(NamedTuple):
 
 
 class SplitRoute:
-    """The shards of a route that this process reaches, and those that it does not.
+    """A route split in two: the shards that this process reaches, and all others.
 
     Parameters
     ----------

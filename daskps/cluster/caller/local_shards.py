@@ -142,8 +142,8 @@ class LocalShards:
         split_route, request, parts = self._local, self._request, self.parts
         self._remote.counters.local_calls += split_route.n_hosts
         if time.monotonic() > split_route.next_look and not split_route.is_live():
-            # A deputy would acknowledge a push to a worker that is gone, and the push
-            # would be lost.
+            # A deputy would acknowledge a push into memory whose owner is gone. Where
+            # nobody adopts that memory, the push would be lost with it.
             self._back = [p.shard for p in parts if not p.serving.is_live()]
             parts = [p for p in parts if p.shard not in self._back]
         seconds = PATIENCE_SECONDS

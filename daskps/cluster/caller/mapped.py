@@ -92,7 +92,7 @@ class MappedShards(ReachableShards):
 
     @property
     def is_closed(self) -> bool:
-        """Whether a shard was freed or has moved."""
+        """Whether the owner has freed a shard; one that moved has another generation."""
         return any(gate_of(s.shard.segment) == CLOSED for s in self.shards.values())
 
     def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:

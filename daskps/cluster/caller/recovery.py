@@ -1,5 +1,7 @@
 """Checkpoints into stores: after the loss of a shard, and before the first push.
 
+A restore, no roll back: that of one update is :mod:`daskps.shards.memory.undo`.
+
 Stores that were made with a place to restore from are restored when they have lost a
 shard. Each process that hears of the loss asks the directory, which gives one of them
 the turn. That process makes the restored store, beside its other work; all of them wait

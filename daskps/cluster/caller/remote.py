@@ -236,6 +236,7 @@ class RemoteShards:
             self.counters.messages += 1
             self.counters.nbytes += call.nbytes
             try:
+                # At the host it is `ShardHost.handle_call`.
                 sent = self.link.rpc(worker, "daskps_call", **pack_call(call))
                 seconds = None if left == float("inf") else left
                 reply = await asyncio.wait_for(sent, seconds)
@@ -267,7 +268,8 @@ class RemoteShards:
         where, wait = self.meta.where, FIRST_SECONDS
         while True:
             left = deadline.left()
-            # For half of the time left at most: an answer says what keeps the shards.
+            # The directory answers once none is away, or after this time. For half of the
+            # time left at most: an answer says what keeps the shards.
             at_most = min(left / 2, wait)
             work = partial(self._locate, self._carriers.run, wait_seconds=at_most)
             seconds = None if left == float("inf") else left
@@ -280,7 +282,7 @@ class RemoteShards:
         logger.debug("%s: try %d: %r", deadline.what, tries + 2, error)
         self._carriers.moved(located)
         if self.meta.where != where:
-            return 0
+            return 0  # they have moved: no try was in vain there
         if isinstance(error, StaleGenerationError) and tries >= 3:
             logger.warning("%s gives up: %s", deadline.what, error)
             raise error
@@ -373,7 +375,7 @@ def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
 async def locate(
     link: Link, uid: str, run: int = 0, wait_seconds: float = 0.0
 ) -> dict[str, Any]:
-    """Ask the directory where the shards of a store are."""
+    """Ask the directory where the shards of a store are: its `Directory.on_locate`."""
     found: dict[str, Any] = await link.directory(
         "locate", uid=uid, run=run, wait_seconds=wait_seconds
     )

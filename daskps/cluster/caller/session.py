@@ -177,7 +177,11 @@ class Session:
         tick: bool = True,
         target: Target | None = None,
     ) -> Any:
-        """Send a step to its shards, with the tick to all, and read `target`."""
+        """Send a step to its shards, with the tick to all, and read `target`.
+
+        The life of a call is in :mod:`daskps.cluster.caller.thread_call`, the whole path
+        of a push in :mod:`daskps.cluster`.
+        """
         with self._lock:
             self._failed = True
             # Written out: each function called here would add a call to each step.
@@ -190,6 +194,8 @@ class Session:
                 step_route = self._find_step_route(given, codec, target, timeout)
             if codec is not None:
                 given = self._codecs.encoded(given, codec)
+            # By rank and number, in rounds by rank and clock, a shard knows a repeat: the
+            # step counts once, however often and on whatever way it comes.
             changes = tick or kind != NOTHING  # as `_next_number`
             number = self.sequence if changes else 0
             self.sequence += changes
@@ -199,6 +205,8 @@ class Session:
             make = partial(self._request, step, given, tick=tick, target=target)
             try:
                 unread: ReadSlices | None = None
+                # A call that may take all ways; a step of which some shards are reached by
+                # socket; one that meets local shards alone.
                 if step_route is None:
                     versions = self._send(make(), timeout).versions
                 elif step_route.remote:
@@ -293,7 +301,11 @@ class Session:
     def _step_local(
         self, local: SplitRoute, step: Step, given: TrainerStep, timeout: float | None
     ) -> list[tuple[int, int]]:
-        """Deliver a step to local shards, which nearly always take it at once."""
+        """Deliver a step to local shards, which nearly always take it at once.
+
+        Runs in the trainer's thread, which advances the shards itself; where some are
+        remote, while their hosts work on the call.
+        """
         taken, look = list[tuple[int, int]](), given.look
         parts: Sequence[LocalPart] = local.parts
         if look is None or look.done:
@@ -332,11 +344,8 @@ class Session:
             or found.route.where is not self.meta.where
             or time.monotonic() > found.until
         ):
-            route, carriers = (
-                routes.route_of(self.meta, indices, None),
-                self.shards.carriers,
-            )
-            found = SplitRoute(route, carriers)
+            route = routes.route_of(self.meta, indices, None)
+            found = SplitRoute(route, self.shards.carriers)
             while len(self._step_routes) >= MOST_ROUTES:
                 del self._step_routes[next(iter(self._step_routes))]
             self._step_routes[indices] = found
@@ -345,6 +354,8 @@ class Session:
         is_late = target is not None and timeout is not None
         if found.parts and (codec is not None or is_late):
             return None
+        # Its route over sockets is kept for arrays of fixed lengths. Rows differ from step
+        # to step, as do the words of some codecs: the general call makes a route for each.
         if found.remote and (has_rows or not (codec is None or codec.is_fixed)):
             return None
         return found
@@ -352,7 +363,11 @@ class Session:
     def _request(
         self, step: Step, given: TrainerStep, *, tick: bool, target: Target | None
     ) -> Request:
-        """Return a step as a request to the shards."""
+        """Return a step as a request to the shards.
+
+        A tick goes to all. So do rows, whichever shards have them: each shard counts the
+        steps of a table.
+        """
         what: Any = {"everywhere": tick, "target": target, "rows": given.rows}
         what["words"] = given.words
         return routes.push(self.meta, given.arrays, step, **what)._replace(
@@ -373,7 +388,12 @@ class Session:
         return self._send_whole(request, deadline)
 
     def _send_whole(self, request: Request, deadline: Deadline) -> Reply:
-        """Send a push with all pushes before it that have not ticked."""
+        """Send a push with all pushes before it that have not ticked.
+
+        Under a new number, and yet nothing counts twice: a shard where this clock has
+        ticked takes it for a repeat, and any other one forgets what the rank has pushed
+        at this clock, as the step is `whole`.
+        """
         asked = request.step
         tick = asked.tick
         arrays = self._uncommitted.with_last(request.arrays)

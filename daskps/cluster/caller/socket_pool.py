@@ -171,6 +171,7 @@ class SocketPool:
     async def _opened(self, worker: str, store: str) -> CallSocket | None:
         """Ask a worker for a socket; None, and a pause, where it gives none."""
         upstream.at_close(self.link.node, "daskps-sockets", self.close)
+        # It is `HostSockets.handle` (`cluster/host/sockets.py`) that serves it there.
         message = {
             "op": "daskps_socket",
             "protocol": PROTOCOL,

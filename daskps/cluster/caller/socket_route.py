@@ -451,7 +451,7 @@ def _checks_there(request: Request, shards: Sequence[int]) -> bool:
 
 
 def _without_check(call: Call) -> Call:
-    """Return a call whose gradients nobody has looked at."""
+    """Return a call with `check` set: nobody has looked at its gradients."""
     parts = [part._replace(step=part.step._replace(check=True)) for part in call.parts]
     return call._replace(parts=tuple(parts))
 

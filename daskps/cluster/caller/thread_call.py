@@ -1,5 +1,8 @@
 """One call to shards from a thread, over carriers.
 
+Steps of a trainer that ticks come here only where `Session._step_local` or the one frame
+of a socket was not enough. The whole path of a push is in :mod:`daskps.cluster`.
+
 The life of a call, step by step, all of it in the thread that makes the call:
 
 1. A carrier begins: sockets get frames, local shards get tickets. The thread waits for

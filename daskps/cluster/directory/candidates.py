@@ -57,14 +57,20 @@ class _Poll:
     silent: Counter[str] = field(default_factory=Counter)
 
     def askable(self, may: list[str], now: float) -> list[str]:
-        """Return the workers that can be asked to adopt it now."""
+        """Return the workers that can be asked to adopt it now.
+
+        None while one that was asked a moment ago has yet to answer.
+        """
         adopting = self.asking["adopt"]
         if any(now - at < ANSWER_SECONDS for at in adopting.values()):
             return []
         return [w for w in may if w not in adopting]
 
-    def turn(self, worker: str) -> int:
-        """Return the next worker: first one that may hold it, last one asked again."""
+    def priority(self, worker: str) -> int:
+        """Return 0 for a worker to ask first, which was silent once and may hold it.
+
+        1 for one that was never silent, 2 for one that was silent again.
+        """
         return (1, 0, 2)[min(self.silent[worker], 2)]
 
     def ask_the_silent(self) -> None:
@@ -76,6 +82,7 @@ class _Poll:
         self, by: str, answer: dict[str, Any], is_local: bool
     ) -> tuple[Sight, str]:
         """Take in what a worker says; return what that says of the shard, and why."""
+        # Where there is "silent", the move says it of a worker that has said nothing.
         if answer.get("silent"):
             self.silent[by] += 1
         else:
@@ -83,6 +90,7 @@ class _Poll:
             self.ask_the_silent()
         sight, why = Sight(answer["sight"]), answer["why"]
         if sight is not Sight.FOUND and "silent" not in answer:
+            # It has looked itself, and does not find the memory.
             self.refused.add(by)
             if not is_local:
                 # Perhaps it is not on that machine.
@@ -156,7 +164,7 @@ class Candidates:
                 except LayoutError as error:
                     wait_for(shard, str(error))
                 else:
-                    first = asked.turn(w), not local[w], asked.n[w], is_paused
+                    first = asked.priority(w), not local[w], asked.n[w], is_paused
                     rank[w] = *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)

@@ -68,7 +68,8 @@ class Directory:
         self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
-        # Any part may serve messages.
+        # Any part may serve messages: those with a method that `DIRECTORY.handles` marks
+        # are looked for among the attributes of this object, as they are now.
         self._owners = DIRECTORY.owners(self, *vars(self).values())
         upstream.add_handlers(scheduler, {"daskps_directory": self.handle})
 

@@ -155,7 +155,8 @@ class StoreEntry:
     asked_placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
     #: The turn to do that, which one client or worker has at a time.
     lease: _Lease = field(default_factory=_Lease)
-    #: Set while no shard is away.
+    #: Set while no shard is away. `Directory.on_locate` waits for it, for each caller that
+    #: asks where shards are; `Move._install` sets it, by `install`.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     #: Held by the cut in progress: a store takes one at a time.
     cutting: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -4,10 +4,10 @@ The memory of a shard outlives its process where other processes of the machine 
 it. `ShardMoves` hears of workers that die, leave or come, and begins a :class:`Move`
 for each store and worker that left. The move alone acts: it asks workers of that
 machine to adopt the shards, makes those that have them the owners, and says what is
-away or lost. `candidates` chooses the workers that it asks, `verdict` decides what is
-due; both are data, and send nothing. Also of a lost shard somebody is asked now and
-then. A shard's generation rises with its owner, so what was meant for the former one is
-refused and sent again.
+away or lost. `Candidates` chooses the workers that it asks, a `Verdict` for each shard
+decides what is due (both in `candidates`); they are data, and send nothing. Also of a
+lost shard somebody is asked now and then. A shard's generation rises with its owner, so
+what was meant for the former one is refused and sent again.
 
 Copies of shards and rebalancing will be moves, too: they differ in the worker that is
 asked, and in what it is asked for, where it now maps memory that is there. The rest
@@ -277,7 +277,7 @@ class Move:
     async def _ask(self, question: str, by: str, shards: list[int]) -> None:
         """Have a worker adopt shards, or look for them."""
         try:
-            put = self.adopt if question == "adopt" else self.look
+            put = self.ask_to_adopt if question == "adopt" else self.ask_to_look
             answers = await put(by, shards)
         finally:
             self._candidates.end_question(question, by, shards)
@@ -289,8 +289,12 @@ class Move:
         if taken := [answer for answer in answers if "name" in answer]:
             self._install(by, taken)
 
-    async def adopt(self, by: str, shards: Sequence[int]) -> list[dict[str, Any]]:
+    async def ask_to_adopt(
+        self, by: str, shards: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """Ask a worker to adopt shards; return what became of each.
+
+        It is `adopt` of :mod:`daskps.cluster.host.adoption` that does it there.
 
         Where it has them, and with them a run that cannot go on, it has ended that run
         or will be asked to until it has.
@@ -325,7 +329,7 @@ class Move:
         finally:
             entry.charge(by, -need)
 
-    async def look(self, by: str, shards: Sequence[int]) -> list[dict[str, Any]]:
+    async def ask_to_look(self, by: str, shards: Sequence[int]) -> list[dict[str, Any]]:
         """Ask a worker what it sees of the memory of shards."""
         about = {"cluster": self.entry.cluster, "rows": self.entry.rows_of(shards)}
         return await self._answers(by, "look", shards, **about)
@@ -373,7 +377,10 @@ class Move:
             self.entry.away[shard] = f"{self._reason}; {why}"
 
     def _install(self, by: str, taken: list[dict[str, Any]]) -> None:
-        """Make a worker the owner of the shards that it has adopted."""
+        """Make a worker the owner of the shards that it has adopted.
+
+        Callers that wait in `Directory.on_locate` go on: the entry is settled.
+        """
         entry, hosts = self.entry, self._hosts
         if not self._is_known():
             hosts.spawn(hosts.control(by, "drop", store=entry.uid))

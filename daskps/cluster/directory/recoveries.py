@@ -1,4 +1,6 @@
-"""Stores that have lost a shard: the turn to restore each, and what has its place.
+"""Stores that have lost a shard: the turn to restore each from its last checkpoint.
+
+No roll back: that of an update that was cut off is :mod:`daskps.shards.memory.undo`.
 
 The directory sees no files: it gives one of those who ask the turn to restore the store
 under another uid, by a lease, and the others wait. The restored store takes the place

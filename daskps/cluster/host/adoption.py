@@ -65,6 +65,8 @@ async def adopt(
 ) -> list[dict[str, Any]]:
     """Take shards of a dead worker over, together with their shared memory.
 
+    `Move.ask_to_adopt` of the directory asks.
+
     `about` is the store: its name, layout, rules and cluster.
     `rows` are shard, name, bytes and nonce of the memory, and the new generation.
     `rounds` is the run in rounds to continue: its number, mailboxes as rows of
@@ -248,7 +250,8 @@ class _Adopter:
             if gate_of(segment) == CLOSED:
                 raise CarrierClosed("its owner was about to free it")
             is_released = gate_of(segment) == RELEASED
-            block = members.adopt(seen.address, released=is_released)
+            # The rename in it decides: of hosts that come this far, one alone succeeds.
+            block = members.take_over(seen.address, released=is_released)
             grow_by(segment, block, self.ask)
             try:
                 segment.words[GENERATION] = generation
@@ -288,7 +291,7 @@ class _Adopter:
             reduce = loads(wire["reduce"])
             if address:
                 address = self._members.find(address)
-                block = self._members.adopt(address, released=is_released)
+                block = self._members.take_over(address, released=is_released)
             buffer = block.body if block else None
             mine.run_state.attach_rounds(run, n_ranks, reduce, buffer)
         except (CarrierClosed, ProtocolError) as error:

@@ -3,7 +3,8 @@
 The host can serve nearly all frames at once: a step joins its round, a push is applied,
 weights and rows are read without a lock. The host tries that first, shard by shard. A
 part that has to wait becomes a ticket at its shard, and the call is parked with its
-tickets. A call asks only the shards that some of its arrays or ids belong to.
+tickets. A read asks only the shards that some of its elements or ids belong to; a push
+of rows goes to all.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class HostTemplate:
         #: Whether the values read are sent as words of a codec.
         self._is_coded = bool(template.call.read_codec)
         self._may_read_now = self._only_reads and self._answers.may_read_now
-        #: Whether the rows that it reads, if any, are read without tickets.
+        #: Whether the rows that it reads are read without tickets; also where it reads none.
         self._reads_rows = not template.read or (
             self._only_reads and not self._is_coded and not template.is_marked
         )
@@ -168,6 +169,7 @@ class HostTemplate:
                 parts = self.template.parts(head, said)
                 versions = self._try_steps(parts, seconds)
             if self._reads_rows and (self._only_reads or ASK not in versions):
+                # The answer to a push as well, with what it reads, if anything.
                 asked = said.asked if self.template.read else ()
                 frame = self._answers.read(head.number, bounds, versions, asked)
                 if frame is not None:

@@ -1,8 +1,9 @@
 """One shard on its host: the mutex around the state machine, and calls that wait.
 
 A thread that brings a ticket puts it into the inbox. If no other thread has the mutex,
-it takes the mutex and serves the whole inbox; otherwise the holder serves it. No thread
-ever blocks on the mutex, and one pass over memory applies all pushes in the queue.
+it takes the mutex and serves the whole inbox; otherwise the holder serves it. So no
+thread that brings a ticket blocks on the mutex, only a reader in its
+:meth:`HostedShard.turn`; and one pass over memory applies all pushes in the queue.
 
 If the shard's memory is shared with other processes, the thread with the mutex also
 takes the lock between processes. It may have to wait for that: with no time to wait
@@ -106,7 +107,7 @@ class HostedShard:
         return True
 
     def enqueue(self, function: Callable[[Shard], T]) -> Future[T]:
-        """Queue a function of the shard that runs under its mutex."""
+        """Queue a function of the shard that runs under its mutex, at the next `serve`."""
         future: Future[T] = Future()
 
         def call() -> Sequence[Ticket]:
@@ -217,6 +218,9 @@ class HostedShard:
 
     def try_step(self, step: Step, seconds: float) -> int:
         """Have the shard take a step at once; see :meth:`Shard.step`.
+
+        Runs in the thread that calls: a trainer's (`SplitRoute.try_step`), in any process
+        that maps the shard, or one of sockets (`HostTemplate`), in that of the host.
 
         Returns
         -------

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: By worker address the hosts of this process, each a
 #: :class:`~daskps.cluster.host.host.ShardHost`: threads of the process call them
-#: directly.
+#: directly. Its module imports this one, so the type cannot be named here.
 HOSTS: dict[str, Any] = {}
 
 

@@ -41,7 +41,7 @@ COUNT_SECONDS = 1.0
 
 
 def give_sockets(host: ShardHost) -> None:
-    """Let a host give sockets to callers that ask for one."""
+    """Let a host give sockets to callers that ask for one, in `SocketPool._opened`."""
     host.sockets = sockets = HostSockets(host)
     host.worker.serve_comm("daskps_socket", sockets.handle)
 

@@ -292,8 +292,8 @@ class Membership:
         """Map whatever has that name and size; OSError where nothing has the name."""
         return open_block(address, at=self.folder_fd, path=self.path)
 
-    def adopt(self, address: BlockAddress, *, released: bool = False) -> Block:
-        """Take over a segment that has no owner any more, without a copy.
+    def take_over(self, address: BlockAddress, *, released: bool = False) -> Block:
+        """Take over a segment that has no owner any more, by renaming its file.
 
         Processes that have it attached keep it. Its name is this process's from here
         on.

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class ParkedCall(Protocol):
-    """A call that waits for other callers; its owner finishes or cancels it, once."""
+    """A call that waits for other callers; its owner finishes or cancels it, once.
+
+    It is `Parked` of :mod:`daskps.cluster.host.parked_calls`.
+    """
 
     #: The latest time to finish it, by `time.monotonic`.
     end: float
@@ -37,7 +40,7 @@ class ParkedCall(Protocol):
 
 
 class Calls(Protocol):
-    """The calls in the frames of one socket."""
+    """The calls in the frames of one socket: `SocketCalls`, and `HostTemplate` in it."""
 
     def read_now(self, data: memoryview) -> bytearray | None:
         """Return the answer to a frame without a body that only reads; None for others.

@@ -236,6 +236,7 @@ class Connection:
             self.channel.expect(math.inf)
         self.n_frames += 1
         assert head is not None  # for the types
+        # `SocketCalls.begin` (`cluster/host/socket_calls.py`), to `HostTemplate.begin`.
         found = self._calls.begin(head, body, seconds)
         if isinstance(found, list):
             return self.answer(found, waits=seconds > 0)

@@ -3,7 +3,8 @@
 One thread leads: it waits for the next event of the set, serves it and waits again. The
 set reports each event once; the thread that takes it owns the socket until it puts the
 socket back. Before long work the leader lets another thread lead, and may wait then; if
-no thread is left it goes on without waiting. So one thread is always at the set.
+no thread is left it goes on without waiting. So the set is left alone for work at most,
+never for a wait.
 """
 
 from __future__ import annotations

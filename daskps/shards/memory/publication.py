@@ -1,4 +1,8 @@
-"""The updates of a segment that become visible together, and the store that shows them."""
+"""The updates of a segment that become visible together, and the store that shows them.
+
+:mod:`daskps.shards.memory.format` says what the words mean that are written here, and
+why a reader without the lock has a whole copy.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,8 @@ _NONE = np.empty(0, np.int64)
 class Publication:
     """The updates that become visible together, by position of their piece.
 
-    Takes the record that is not in force for its own, so at most one is under way,
+    Making one starts writing: it says in the header which flip is coming, and copies the
+    record in force over the other one. So at most one is under way,
     and none is begun that may be given up: what can fail is planned before.
     """
 
@@ -162,6 +167,9 @@ class Publication:
             undo.go_forward(segment, self.flip, kind)
             return
         header = segment.header
+        # One aligned store of 8 bytes, after all others: who reads the new flip sees all
+        # that it stands for. x86-64 keeps stores in order; where processors reorder them,
+        # readers take the lock (`HostedShard.locks_reads`).
         header[FLIP] = self.flip
         header[CHANGED_ROW] = self.row
         if self._rows:
@@ -273,7 +281,7 @@ class Publication:
             w_in, w_out = self._weights(position)
             known = binding, binding.fixed(w_in, w_out, slots, outs)
             self.segment.updates[key] = known
-        known[1](data, scalars)
+        known[1](data, scalars)  # the `update` in `Kernel.fixed`
 
     def reset(self) -> None:
         """Begin anew with the steps of every piece and the first values of its slots.

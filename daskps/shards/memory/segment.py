@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daskps.layout.slots import has_master, of_weights
 from daskps.layout.spans import WEIGHTS, slot_area
@@ -38,9 +38,11 @@ from daskps.shards.memory.table_memory import tables_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from daskps.kernels.dense import Fixed
     from daskps.layout.arrays import Layout
     from daskps.layout.parameters import Piece
     from daskps.layout.spans import Span
+    from daskps.optim import Bound
     from daskps.typing import Array
 
 #: Shards with so many bytes of weights at most keep them in one buffer at all times:
@@ -145,8 +147,8 @@ class Segment:
         #: The functions that copy, add, fill and check its arrays.
         self.payload = NUMPY
         #: Updates that :mod:`daskps.shards.memory.publication` makes ready once, by
-        #: piece and buffers.
-        self.updates: dict[tuple[int, int, int, bool], Any] = {}
+        #: piece and buffers: the rule, and what its `Kernel.fixed` has returned.
+        self.updates: dict[tuple[int, int, int, bool], tuple[Bound, Fixed]] = {}
         #: Until when reads in this process copy weights before they send them, as an
         #: update has run into them; by `time.monotonic`.
         self.copied_until = 0.0

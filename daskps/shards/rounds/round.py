@@ -66,6 +66,11 @@ class Round:
     All functions that its steps need compiled are ready when it is made, not when the
     first step comes, which would keep all others from the shard meanwhile.
 
+    Threads: all of it runs under the shard's mutex and lock, in whichever thread brings a
+    step: a trainer's, one of sockets or the event loop, of the owner's process or, as a
+    deputy, of any that maps the segment. So `_keep` runs in the process of the rank that
+    comes, `_apply` and `_publish` in that of the rank that comes last.
+
     Parameters
     ----------
     run : int
@@ -79,7 +84,8 @@ class Round:
     reduce : "mean", "sum" or callable
         How contributions become one gradient.
     fail : callable
-        Returns what gets a run and the error for which a round of it cannot be applied.
+        Returns what gets a run and the error for which a round of it cannot be applied:
+        a weak reference to :meth:`ShardRun._fail`, or None once that is gone.
     cache_dir : str, optional
         Where compiled functions are kept.
     """
@@ -106,6 +112,8 @@ class Round:
         self._ranks_at = len(segment.records[0].fixed)
         self._sizes = self.size, mailbox.n_slices
         self._paths: dict[int, Array] = {}
+        #: Compiled forms of `look`, `climb`, `join`, `note` and `empty` of :mod:`words`,
+        #: by the same names: read the Python there.
         self.work = words.compiled(cache_dir)
         #: The last findings, see :mod:`words`; the same as plain integers.
         self._found = np.zeros(words.SLICES + self.size.bit_length(), np.int64)
@@ -137,7 +145,7 @@ class Round:
         return self._heads[self._header[FLIP] & 1][RUN] == self.run
 
     def find_table(self) -> MailboxTable:
-        """Return the table of the open round, after emptying it where that is due."""
+        """Return the table of the open round; write it, where that has yet to be emptied."""
         side, mailbox = self._header[FLIP] & 1, self.mailbox
         turn = mailbox.words[TURNS] & 1
         table = mailbox.tables[turn]

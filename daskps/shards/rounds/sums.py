@@ -164,7 +164,12 @@ def forms_of(pieces: Sequence[Piece], work: Compiled, *, check: bool) -> list[Fo
 
 
 def gather(came: Delivery, weighs: bool, forms: Sequence[Forming]) -> dict[int, Sum]:
-    """Return the sums, by position, of a contribution and what it meets on its way up."""
+    """Return the sums, by position, of a contribution and what it meets on its way up.
+
+    Nothing is added yet: a :class:`Sum` notes the arrays, in the order of the rank tree.
+    With `weighs` the contribution is multiplied by its weight, as those in the slices
+    were when they came.
+    """
     weight = came.step.weight
     scale = weight if weighs else 1.0
     sums: dict[int, Sum] = {}
@@ -173,9 +178,9 @@ def gather(came: Delivery, weighs: bool, forms: Sequence[Forming]) -> dict[int, 
     for sibling in came.slices:
         for position, other in enumerate(sibling.weights.tolist()):
             if isnan(other):
-                continue
+                continue  # no rank below that node has brought this piece
             array, known = sibling.arrays[position], sums.get(position)
-            if known is None:
+            if known is None:  # the rank itself has brought none
                 sums[position] = Sum(array, 1.0, other, forms[position])
             else:
                 known.others.append(array)
@@ -186,7 +191,8 @@ def gather(came: Delivery, weighs: bool, forms: Sequence[Forming]) -> dict[int, 
 def divide(sums: Mapping[int, Sum], divides: bool) -> dict[int, Sum | Array]:
     """Return what the sums over all ranks come to, by position.
 
-    Raises what forming would, for numbers that cannot be weighed.
+    With `divides` each is divided by its weight. A sum of one array that nothing is to be
+    done to is that array. Raises what forming would, for integers that cannot be weighed.
     """
     reduced: dict[int, Sum | Array] = {}
     for position, total in sums.items():
@@ -194,6 +200,6 @@ def divide(sums: Mapping[int, Sum], divides: bool) -> dict[int, Sum | Array]:
             total.divisor = total.weight
         needs = total.scale != 1.0 or total.others or total.divisor != 1.0
         if needs and total.start.dtype.kind != "f":
-            total[0:0]
+            total[0:0]  # forms no element, and raises what any would
         reduced[position] = total if needs else total.start
     return reduced

@@ -234,7 +234,10 @@ def form8(
 
 
 class Compiled(NamedTuple):
-    """The functions of this module, compiled."""
+    """The functions of this module, compiled, by the same names.
+
+    `Round.work.look` is :func:`look` above: read the Python.
+    """
 
     empty: Callable[..., None]
     climb: Callable[..., int]

@@ -215,7 +215,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
     made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
     await made.push({"w": np.ones(6)})
     wanted = (await made.pull())["w"]
-    heirs, adopt = dict[str, Any](), Move.adopt
+    heirs, adopt = dict[str, Any](), Move.ask_to_adopt
     taken_over, may_hear = asyncio.Event(), asyncio.Event()
 
     async def late(move, by, shards):
@@ -226,7 +226,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
             await may_hear.wait()
         return found
 
-    monkeypatch.setattr(Move, "adopt", late)
+    monkeypatch.setattr(Move, "ask_to_adopt", late)
     await a.close()
     await asyncio.wait_for(taken_over.wait(), PATIENCE)
     [heir] = [w for w in (b, d) if w.address in heirs]

@@ -345,16 +345,16 @@ def test_adoption_of_what_a_dead_process_left(
         name, nonce = other.receive()
         seen = memory.attach(BlockAddress(name, N, nonce))
         with pytest.raises(CarrierClosed, match="an owner that lives"):
-            memory.adopt(BlockAddress(name, N, nonce))
+            memory.take_over(BlockAddress(name, N, nonce))
         other.kill()
     assert FILES.nbytes(owned=True) == 0
-    block = memory.adopt(BlockAddress(name, N, nonce))
+    block = memory.take_over(BlockAddress(name, N, nonce))
     assert (block.buffer[200], block.nonce, FILES.nbytes(owned=True)) == (42, nonce, N)
     # Ours: nobody sweeps it, nobody else adopts it, old views stay.
     assert memory.names() == [block.name]
     assert memory.orphans() == []
     with pytest.raises(CarrierClosed, match="No such file"):
-        memory.adopt(BlockAddress(name, N, nonce))
+        memory.take_over(BlockAddress(name, N, nonce))
     block.buffer[200] = 43
     assert seen.buffer[200] == 43
     seen.free()
@@ -370,14 +370,14 @@ def test_what_the_dead_left_outlasts_the_last_one_to_close(tmp_path: Path) -> No
         other.kill()
     assert last.leave(keeps=True) == []
     heir = Membership.join(tmp_path, "a")
-    block = heir.adopt(BlockAddress(name, N, nonce))
+    block = heir.take_over(BlockAddress(name, N, nonce))
     assert block.buffer[200] == 42
     assert heir.leave() == [block.name]
     assert not os.listdir(tmp_path)
 
 
 def adopter(pipe: Connection, base: Path, name: str, nonce: int) -> None:
-    pipe.send(Membership.join(base, "a").adopt(BlockAddress(name, N, nonce)).name)
+    pipe.send(Membership.join(base, "a").take_over(BlockAddress(name, N, nonce)).name)
     pipe.recv()
 
 
@@ -397,7 +397,7 @@ def test_what_an_adopter_has_renamed_is_found_again(
     assert memory.find(BlockAddress(name, N, nonce)).name == new != name
     assert memory.find(BlockAddress(name, 2 * N, nonce)).name == name
     assert memory.find(BlockAddress(name, N, nonce + 1)).name == name
-    block = memory.adopt(BlockAddress(new, N, nonce))
+    block = memory.take_over(BlockAddress(new, N, nonce))
     assert block.buffer[200] == 42
     for taken in (block, *others):
         taken.free()
