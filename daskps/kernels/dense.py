@@ -68,7 +68,7 @@ class Kernel(RowLoops):
         slots : tuple of ndarray, shape (n,), `compute_dtype`
             State, one array per slot.
         scalars : tuple of float
-            The result of the rule's `prepare`.
+            What `Bound.scalars` returns, from the rule's `prepare`.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Kernel(RowLoops):
             State, one array per slot; updated in place without `slots_out`, else not
             written.
         scalars : tuple of float
-            The result of the rule's `prepare`.
+            What `Bound.scalars` returns, from the rule's `prepare`.
         slots_out : tuple of ndarray, shape (n,), `compute_dtype`, optional
             Where the new slots go; quickest where each starts at a multiple of 64
             bytes. They are written past the caches.

@@ -50,15 +50,15 @@ class Fetch:
     ask: Callable[[], CallFuture[Fetched]]
     #: About how many bytes come: a host may take longer for more.
     nbytes: int = 0
-    _sockets: SocketPool | None = field(init=False, default=None)
+    _pool: SocketPool | None = field(init=False, default=None)
     _counters: Counters = field(init=False, default_factory=Counters)
     _socket: CallSocket | None = field(init=False, default=None)
     _asked: CallFuture[Fetched] | None = field(init=False, default=None)
 
-    def begin(self, sockets: SocketPool | None, counters: Counters, store: str) -> None:
+    def begin(self, pool: SocketPool | None, counters: Counters, store: str) -> None:
         """Ask the host; the answer is waited for later."""
-        self._sockets, self._counters = sockets, counters
-        if sockets is None or (socket := sockets.take(self.worker, store)) is None:
+        self._pool, self._counters = pool, counters
+        if pool is None or (socket := pool.take(self.worker, store)) is None:
             self._asked = self.ask()
             return
         self._socket = socket
@@ -67,7 +67,7 @@ class Fetch:
             socket.set_limits(PATIENCE_SECONDS + slow, _MOST_SECONDS + slow)
             socket.fetch(self.what, self.about)
         except (OSError, ProtocolError) as error:
-            self._fall_back(sockets, socket, error)
+            self._fall_back(pool, socket, error)
 
     def result(self) -> Fetched:
         """Return the answer of the host.
@@ -77,15 +77,15 @@ class Fetch:
         Exception
             The refusal of the host by message, or that it cannot be reached.
         """
-        sockets, socket = self._sockets, self._socket
-        if sockets is not None and socket is not None:
+        pool, socket = self._pool, self._socket
+        if pool is not None and socket is not None:
             try:
                 found = Fetched(*socket.fetched(self._made))
             except (OSError, ProtocolError, SocketRefusedError) as error:
-                self._fall_back(sockets, socket, error)
+                self._fall_back(pool, socket, error)
             else:
                 self._socket = None
-                sockets.give_back(self.worker, socket)
+                pool.give_back(self.worker, socket)
                 self._counters.socket_calls += 1
                 self._counters.socket_nbytes += sum(a.nbytes for a in found.arrays)
                 return found
@@ -95,9 +95,9 @@ class Fetch:
 
     def end(self) -> None:
         """Let go of a fetch whose result nobody takes any more; twice is fine."""
-        if self._sockets is not None and self._socket is not None:
+        if self._pool is not None and self._socket is not None:
             # An answer may come by it yet.
-            self._sockets.end(self.worker, self._socket, by_caller=True)
+            self._pool.end(self.worker, self._socket, by_caller=True)
             self._socket = None
         if self._asked is not None:
             self._asked.stop()
@@ -111,20 +111,20 @@ class Fetch:
             ) from error
 
     def _fall_back(
-        self, sockets: SocketPool, socket: CallSocket, error: Exception
+        self, pool: SocketPool, socket: CallSocket, error: Exception
     ) -> None:
         self._socket = None
         if isinstance(error, SocketRefusedError):
-            sockets.give_back(self.worker, socket)
+            pool.give_back(self.worker, socket)
         else:
-            sockets.end(self.worker, socket, by_caller=False)
+            pool.end(self.worker, socket, by_caller=False)
         self._counters.fell_back(reason_of(error))
         self._asked = self.ask()
 
 
 def fetch_all(
     fetches: Sequence[Fetch],
-    sockets: SocketPool | None,
+    pool: SocketPool | None,
     meanwhile: Callable[[], None],
     *,
     counters: Counters | None = None,
@@ -136,7 +136,7 @@ def fetch_all(
     ----------
     fetches : sequence of Fetch
         One for each host.
-    sockets : SocketPool, optional
+    pool : SocketPool, optional
         The sockets to them.
     meanwhile : callable
         Called before the answers are waited for.
@@ -158,7 +158,7 @@ def fetch_all(
     counters = counters or Counters()
     try:
         for one in fetches:
-            one.begin(sockets, counters, store)
+            one.begin(pool, counters, store)
         meanwhile()
         return [one.result() for one in fetches]
     finally:

@@ -81,8 +81,9 @@ class Link(SyncMethodMixin):
         #: By uid of a store the uid of its replacement, as far as this process was
         #: told.
         self.restored: dict[str, str] = {}
-        #: Sockets to the hosts, where calls may use these.
-        self.sockets: Any = None
+        #: The :class:`SocketPool` of its sockets to the hosts, where calls may use these:
+        #: see `pool_of`.
+        self.socket_pool: Any = None
         #: Knows workers that a client cannot reach. Between workers a run waits on.
         self.reach = None if self.is_worker else Reach(node, self._forget)
         #: Work that goes on after its call: the event loop alone would not keep it
@@ -170,8 +171,8 @@ class Link(SyncMethodMixin):
         return self.reach.over(worker)
 
     def _forget(self, worker: str) -> None:
-        if self.sockets is not None:
-            self.sockets.close_idle(worker)
+        if self.socket_pool is not None:
+            self.socket_pool.close_idle(worker)
 
     def _check_live(self) -> None:
         """Refuse to send after the end: Dask would only call the connection closed."""

@@ -206,10 +206,10 @@ class SocketPool:
 def pool_of(link: Link) -> SocketPool:
     """Return the sockets of a client or worker."""
     with _LOCK:
-        if link.sockets is None:
-            link.sockets = SocketPool(link)
-        sockets: SocketPool = link.sockets
-        return sockets
+        if link.socket_pool is None:
+            link.socket_pool = SocketPool(link)
+        pool: SocketPool = link.socket_pool
+        return pool
 
 
 _LOCK = threading.Lock()

@@ -82,7 +82,7 @@ class _Poll:
         self, by: str, answer: dict[str, Any], is_local: bool
     ) -> tuple[Sight, str]:
         """Take in what a worker says; return what that says of the shard, and why."""
-        # Where there is "silent", the move says it of a worker that has said nothing.
+        # Where there is "silent" the move says it, of a worker that could not be asked.
         if answer.get("silent"):
             self.silent[by] += 1
         else:

@@ -1,6 +1,7 @@
 """The calls in the frames of a socket: this module passes them on and answers them.
 
-The thread that serves the socket calls it; sockets and threads belong to `sockets`.
+The thread that serves the socket calls it; sockets and threads belong to
+:mod:`daskps.cluster.host.sockets`.
 """
 
 from __future__ import annotations

@@ -162,8 +162,9 @@ def numbers(
 def check_words(parts: Sequence[Part], codec: Codec, layout: Layout) -> None:
     """Refuse words that are not those of what they are for.
 
-    Messages are looked at where they are unpacked, see `wire.messages`; these are what
-    a socket has brought, whose frames say themselves how long they are.
+    Messages are looked at where they are unpacked, in
+    :mod:`daskps.cluster.protocol.messages`; these are what a socket has brought, whose
+    frames say themselves how long they are.
 
     Raises
     ------

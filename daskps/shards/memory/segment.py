@@ -1,4 +1,4 @@
-"""One shard's memory and the views into it; what is where says the module `format`."""
+"""One shard's memory and the views into it; the module `format` says what is where."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def client(here: Client) -> Iterator[Client]:
     # Else the sockets are those of the next test too: of this client, and of the
     # workers.
     for link in [*_LINKS.values()]:
-        of, link.sockets = link.sockets, None
+        of, link.socket_pool = link.socket_pool, None
         if of is not None:
             of.close()
     until(lambda: given() == 0)
@@ -191,15 +191,13 @@ def test_a_peer_that_does_not_read_is_cut(client):
         opened(s)
         idle = [
             call_socket
-            for of in link_of(client).sockets._idle.values()
+            for of in link_of(client).socket_pool._idle.values()
             for call_socket in of
         ]
         ends = [call_socket._socket for call_socket in idle]
         of_hosts: list[Any] = [host.sockets for host in HOSTS.values()]
         ends += [
-            one.channel._socket
-            for socket_pool in of_hosts
-            for one in socket_pool._sockets
+            one.channel._socket for of_host in of_hosts for one in of_host._sockets
         ]
         assert len(ends) == 4
         for end in ends:
