@@ -244,8 +244,7 @@ class ClockError(ConsistencyError):
 class ContributionLostError(ConsistencyError):
     """A gradient that a round needs went with its worker.
 
-    Graph execution begins the round anew, and a resident trainer sends all pushes of its
-    clock again; a user does not see it.
+    Users do not see it: the round begins anew, or a trainer sends its clock again.
 
     Examples
     --------

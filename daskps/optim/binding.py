@@ -38,9 +38,8 @@ class Bound:
         self.rule, self.kernel = rule, kernel
         # The methods of :class:`~daskps.kernels.dense.Kernel`, by the same names.
         self.inplace, self.publish = kernel.inplace, kernel.publish
-        self.fixed = kernel.fixed
-        self.rows, self.fixed_rows = kernel.rows, kernel.fixed_rows
-        self.is_finite = kernel.is_finite
+        self.fixed, self.fixed_rows = kernel.fixed, kernel.fixed_rows
+        self.rows, self.is_finite = kernel.rows, kernel.is_finite
         #: The last request for scalars, and the answer: the parameters of a rule ask
         #: for the same one after the other.
         self._latest: tuple[Asked, tuple[float, ...]] | None = None

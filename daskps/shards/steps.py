@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,13 +124,6 @@ class RunPosition(NamedTuple):
     finished: Sequence[int] = ()
 
 
-class TicketOwner(Protocol):
-    """The call that waits for a ticket: at its caller, by message, or by socket."""
-
-    def one_done(self) -> None:
-        """Hear that a ticket is done, in the thread that has served its shard."""
-
-
 @dataclass(eq=False, slots=True)
 class Ticket:
     """A step under way in a shard; `outcome` is set when it is done."""
@@ -148,5 +141,7 @@ class Ticket:
     #: Updates since its trainer has pulled, -1 where nobody asks; whether too many.
     delay: int = -1
     dropped: bool = False
-    #: For the host: whom to tell, if anybody. The shard never looks at it.
-    owner: TicketOwner | Any = field(default=None, repr=False)
+    #: For the host: whom to tell, by `one_done`. It is a `LocalShards` at the caller, or at
+    #: the host a `Parked` of a socket or a `Countdown` of a message. The shard never looks
+    #: at it.
+    owner: Any = field(default=None, repr=False)

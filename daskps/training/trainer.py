@@ -212,8 +212,7 @@ class Trainer(Verbs):
         """
         if tick is not True:
             tick = flag(tick, "tick")
-        version: Version = self._deliver(grads, weight, timeout, tick=tick)
-        return version
+        return self._deliver(grads, weight, timeout, tick=tick)
 
     def pushpull(
         self,
@@ -274,7 +273,7 @@ class Trainer(Verbs):
         *,
         tick: bool = True,
         target: Target | None = None,
-    ) -> Any:
+    ) -> Version:
         """Check a step and have the session deliver it; return the version."""
         # Under BSP gradients are looked at before they are added to others.
         if self._session.bsp:

@@ -176,7 +176,7 @@ class Session:
         *,
         tick: bool = True,
         target: Target | None = None,
-    ) -> Any:
+    ) -> Version:
         """Send a step to its shards, with the tick to all, and read `target`.
 
         The life of a call is in :mod:`daskps.cluster.caller.thread_call`, the whole path

@@ -205,14 +205,12 @@ class Round:
         said = step.rank, brings, step.clock, step.sequence, code
         nodes = self._paths.get(step.rank)
         to = self._find_path(step.rank) if nodes is None else nodes, self._found
-        n: int = self.work.look(self._table.array, *self._sizes, *said, *to)
-        return n
+        return self.work.look(self._table.array, *self._sizes, *said, *to)
 
     def _climb(self, rank: int, brings: bool) -> int:
         """As :meth:`_look`, for a rank that is in by what was looked at before."""
         table, out = self._table.array, (self._find_path(rank), self._found)
-        n: int = self.work.climb(table, *self._sizes, rank, brings, *out)
-        return n
+        return self.work.climb(table, *self._sizes, rank, brings, *out)
 
     def _find_path(self, rank: int) -> Array:
         """Return the nodes above a rank whose sums are formed."""
