@@ -179,6 +179,7 @@ def test_bytes_of_rounds_in_words_are_what_the_model_says(elements: int) -> None
         servers = list(client.nthreads())
         spec = {"w": daskps.ArraySpec((elements,), "float32")}
         store = daskps.create(spec, optimizer=optim.SGD(0.5), servers=servers)
+        store.pull()  # the hosts learn the template of the client's reads
         for run, (codec, read_codec) in enumerate(cases, start=1):
             how: dict[str, Any] = {"codec": codec or None, "callbacks": ()}
             shape = StoreShape(1, 2, elements, run, store.version)

@@ -92,14 +92,12 @@ def socket_pool(address: str, uid: str, n: int) -> Iterator[list[socket.socket]]
 
 def _template(uid: str, producer: int) -> dict[str, Any]:
     """Return the template of a push outside runs to the one shard of a store."""
-    head = [uid, "gradient", 0, -1, 0, False, producer, 0, 1.0, None, 0, None, False]
+    head = [uid, "gradient", 0, -1, False, producer, None, False, False, "", ""]
     return {
         "protocol": PROTOCOL,
-        "head": [*head, [], 0, "", "", ""],
-        "parts": [[0, 1, 0, [], [], "no", []]],
-        "sizes": [[[0, 0, ELEMENTS]]],
+        "head": head,
+        "parts": [[0, 1, [[0, 0, ELEMENTS]], [], "no"]],
         "tables": [[], [], False],
-        "checks": False,
     }
 
 

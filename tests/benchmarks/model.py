@@ -5,6 +5,7 @@ Pure arithmetic: nothing here measures or sends anything. `docs/scaling.md` expl
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,24 +131,40 @@ class StoreShape:
 def request(shape: StoreShape, rank: int, host: int, clock: int | None) -> int:
     """Return the bytes of a message from a trainer to a host, at a clock as above."""
     n = shape.sizes[host]
-    step = 0 if clock is None else clock
     # The calls of a trainer are numbered as they leave.
     number = (0 if clock is None else clock + 1) * shape.hosts + host
     pushes = clock is not None
     nbytes = shape.pushed * n if pushes else 0
-    items = [[0, 0, _array(nbytes), None]] if nbytes else []
     store, call = "u" * 32, f"{'t' * 32}-{number}"
-    kind = "gradient" if pushes else "nothing"
-    head = [store, kind, shape.run, rank, step, pushes, 0, step, 1.0, None]
-    head += [step if pushes else 0, None, False, [], 20.0, call]
-    head += [shape.codec if pushes else "", shape.read_codec]
-    ranges = [["float32", 0, n]] if n else []
+    text = None
+    if not clock:  # later calls have the same template
+        head: list[Any] = [
+            store,
+            "gradient" if pushes else "nothing",
+            shape.run,
+            rank,
+            pushes,
+            0,
+        ]
+        head += [None, False, False, shape.codec if pushes else "", shape.read_codec]
+        items, ranges = [[0, 0, n]] if nbytes else [], [["float32", 0, n]] if n else []
+        form = {
+            "protocol": PROTOCOL,
+            "head": head,
+            "parts": [[host, 1, items, ranges, "read"]],
+            "tables": [[], [], False],
+        }
+        text = json.dumps(form, separators=(",", ":")).encode()
     message = {
-        "protocol": PROTOCOL,
-        "head": head,
-        "parts": [[host, 1, 0, items, ranges, "read", []]],
         "op": "daskps_call",
         "reply": True,
+        "protocol": PROTOCOL,
+        "template": bytes(16),
+        "text": text,
+        "head": bytes(HEAD_NBYTES),
+        "body": [_array(nbytes)] if nbytes else [],
+        "given_up": [],
+        "token": call,
     }
     return _message(message, [(nbytes, shape.pushed)] if nbytes else [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from daskps import optim
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.socket_calls import Parked, SocketCalls
-from daskps.cluster.protocol.messages import Answer, Call
+from daskps.cluster.protocol.messages import PROTOCOL, Answer, Call
+from daskps.cluster.protocol.packing import bytes_of, pack_array
 from daskps.cluster.protocol.read_words import read_codec_of
 from daskps.cluster.sockets.channel import Channel
 from daskps.cluster.sockets.frames import (
@@ -35,7 +37,12 @@ from daskps.cluster.sockets.frames import (
 )
 from daskps.cluster.sockets.served import views_of
 from daskps.cluster.sockets.tail import Tail
-from daskps.cluster.sockets.templates import LEAST, pack_template
+from daskps.cluster.sockets.templates import (
+    LEAST,
+    key_of,
+    pack_template,
+    unpack_template,
+)
 from daskps.config import cache_dir
 from daskps.layout.arrays import Layout
 from daskps.optim import Rule
@@ -111,6 +118,83 @@ def pack_frame(call: Call, template: int, number: int) -> list[Any]:
         min(int(1000 * call.wait_seconds), 2**32 - 1),
     )
     return [pack_head(head), *body]
+
+
+def message_of(call: Call, layout: Layout = LAYOUT) -> dict[str, Any]:
+    """Return a call with any rows as the message that a caller sends."""
+    pushed, read, finds = dict[int, None](), dict[int, None](), False
+    for part in call.parts:
+        first = len(layout.pieces[part.shard])
+        items = part.step.items
+        pushed |= {i.position - first: None for i in items if i.ids is not None}
+        read |= {asked.position - first: None for asked in part.rows}
+        finds = finds or any(not asked.dim for asked in part.rows)
+    arrays = [
+        part._replace(
+            step=part.step._replace(items=tuple(i for i in of if i.ids is None)),
+            rows=(),
+        )
+        for part, of in ((part, part.step.items) for part in call.parts)
+    ]
+    plain = call._replace(parts=tuple(arrays))
+    ids, words = list[Any](), list[int]()
+    for part in call.parts:
+        by_table = {i.position: i for i in part.step.items if i.ids is not None}
+        for table in pushed:
+            item = by_table[table + len(layout.pieces[part.shard])]
+            ids.append(item.ids)
+            words.append(len(item.data))
+    for part in call.parts:
+        of = {asked.position: asked.ids for asked in part.rows}
+        first = len(layout.pieces[part.shard])
+        ids += [of.get(table + first, ()) for table in read]
+    counts = [*map(len, ids), *(words if call.codec else ())]
+    step, flags, body = call.step, 0, list[Any]()
+    if any(p.step.at_least for p in call.parts):
+        flags |= HAS_LEAST
+        body.append(np.array([p.step.at_least for p in call.parts], LEAST))
+    body.append(np.array(counts, "i8"))
+    body = [np.concatenate(body)] if sum(map(len, body)) else []
+    data = [item.data for part in call.parts for item in part.step.items]
+    body += [one for one in ids if len(one)]
+    body += [one for one in sorted(data, key=lambda a: -a.itemsize) if len(one)]
+    head = Head(
+        CALL,
+        sum(array.nbytes for array in body),
+        0,
+        0,
+        flags | (HAS_LR if step.lr is not None else 0),
+        step.clock,
+        step.sequence,
+        step.floor,
+        step.weight,
+        step.lr or 0.0,
+        int(1000 * call.wait_seconds),
+    )
+    text = json.dumps(pack_template(plain, tables=([*pushed], [*read], finds))).encode()
+    return {
+        "protocol": PROTOCOL,
+        "template": key_of(text),
+        "text": text,
+        "head": pack_head(head),
+        "body": [pack_array(array) for array in body],
+        "given_up": step.given_up,
+        "token": call.token,
+    }
+
+
+def arrived(call: Call, layout: Layout = LAYOUT) -> Call:
+    """Return a call as a host has it that gets it by message."""
+    sent = message_of(call, layout)
+    template = unpack_template(unpack_text(sent["text"]), lambda *_: layout)
+    body = [bytes_of(array) for array in sent["body"]]
+    said = {name: sent[name] for name in ("given_up", "token")}
+    return template.call_in(unpack_head(sent["head"]), body, **said)
+
+
+def dtypes_of(call: Call) -> dict[int, list[str]]:
+    """Return by shard the dtypes of the arrays that answer a call."""
+    return {p.shard: [d for d, n in p.answered if n] for p in call.parts}
 
 
 class RefusedError(Exception):

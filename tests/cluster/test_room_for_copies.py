@@ -13,9 +13,10 @@ from distributed.comm.core import CommClosedError, connect
 
 import daskps
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.protocol.messages import Call, Part, pack_call, unpack_answers
+from daskps.cluster.protocol.messages import Call, Part, unpack_answers
 from daskps.errors import LayoutError
 from daskps.shards.steps import READ, Step
+from tests.cluster.by_socket import dtypes_of, message_of
 from tests.seams import leave_no_room
 from tests.support import CARRIERS, local_cluster, until
 
@@ -82,9 +83,10 @@ def test_who_takes_nothing_of_an_answer_loses_its_connection(takes, monkeypatch)
         store = daskps.create({"w": np.ones(n, "f4")})
         [host] = HOSTS.values()
         leave_no_room(host)
+        layout = host.get_shard(store.uid, 0).layout
         step = Step(generation=1, wait=READ)
         call = Call(store.uid, (Part(0, step, (("float32", 0, n),)),), token="t")
-        message = {"op": "daskps_call", "reply": True, **pack_call(call)}
+        message = {"op": "daskps_call", "reply": True, **message_of(call, layout)}
 
         async def ask() -> Any:
             comm = await connect(host.worker.address)
@@ -100,7 +102,7 @@ def test_who_takes_nothing_of_an_answer_loses_its_connection(takes, monkeypatch)
             ):
                 store.pull(timeout=1)
             read = asyncio.run_coroutine_threadsafe(asked.read(), loop.asyncio_loop)
-            [answer] = unpack_answers(read.result(), "there", call)
+            [answer] = unpack_answers(read.result(), "there", dtypes_of(call))
             assert answer.arrays[0].sum() == n
             del answer
         assert store.pull()["w"].sum() == n

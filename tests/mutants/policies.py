@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         "socket-without-what-was-read",
-        "daskps.cluster.caller.call_template:seen_of",
+        "daskps.cluster.caller.call_template:least_in",
         "found = [seen.get(shard, UNREAD) for shard in frame.shards]",
         "found = [UNREAD for shard in frame.shards]",
         (_ON_HOSTS + "test_a_read_that_is_known_counts[socket]",),

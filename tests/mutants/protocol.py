@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "another-protocol-is-understood",
-        "daskps.cluster.protocol.messages:unpack_call",
+        "daskps.cluster.protocol.messages:check_protocol",
         "if protocol != PROTOCOL:",
         "if protocol > PROTOCOL:",
         (
@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         "weight-that-is-no-number",
-        "daskps.cluster.protocol.messages:_check_head",
-        'if not math.isfinite(weight) or (weight < 0 and about["run"]):',
-        'if weight < 0 and about["run"]:',
+        "daskps.cluster.sockets.frames:unpack_head",
+        "or not -math.inf < weight < math.inf",
+        "or not -math.inf < abs(weight)",
         (
             "tests/cluster/protocol/test_saying.py::test_a_call_that_no_caller_makes_is_refused",
         ),

@@ -99,10 +99,10 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "words-that-a-socket-brings-are-not-looked-at",
-        "daskps.cluster.host.host_template:HostTemplate._left",
-        "check_words(parts, template.codec, layout)",
-        "assert parts",
+        "words-that-come-are-not-looked-at",
+        "daskps.cluster.protocol.encoding:widened",
+        "_check_words(call.parts, codecs.named(call.codec), layout)",
+        "assert call.parts",
         (
             "tests/cluster/sockets/test_row_templates.py"
             "::test_a_host_refuses_words_that_do_not_fit",

@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "ids-of-another-shard-reach-this-one",
         "daskps.cluster.sockets.templates:FrameTemplate._cut",
-        "if n and not piece.holds(some, cache_dir=cache_dir()):",
+        "if n and not (len(some) == n and piece.holds(some, cache_dir=cache_dir())):",
         "if n < 0:",
         (f"{ROWS}::test_numbers_and_ids_of_no_call_are_refused",),
     ),
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "template-without-its-generation",
-        "daskps.cluster.protocol.messages:pack_call",
+        "daskps.cluster.protocol.messages:pack_parts",
         "p.step.generation,",
         "1,",
         (f"{FRAMES}::test_what_no_head_says_makes_another_template",),

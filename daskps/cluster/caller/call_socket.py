@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.call_template import least_of, seen_of
+from daskps.cluster.caller.call_template import least_in
 from daskps.cluster.sockets.channel import MOST_BUFFERS, Channel
 from daskps.cluster.sockets.fetches import check_fetched, pack_fetch, text_nbytes
 from daskps.cluster.sockets.frames import (
@@ -30,10 +30,11 @@ from daskps.cluster.sockets.frames import (
     HEAD_NBYTES,
     MAGIC,
     MOST_TEMPLATES,
+    MOST_TEXT,
     REFUSAL,
     TEMPLATE,
     Head,
-    pack_text,
+    pack_head,
     unpack_rows,
     unpack_text,
 )
@@ -170,11 +171,10 @@ class CallSocket(Channel):
             known = self._tell(frame.template)
         clock, sequence, floor, weight, lr, arrays, _, min_version, seen = said
         self._number = number = (self._number + 1) & _MOST_NUMBER
-        flags, least = 0, b""
-        if min_version is not None and (least := least_of(frame, min_version)):
-            flags = HAS_LEAST
-        elif seen is not None:
-            flags, least = HAS_LEAST, seen_of(frame, seen)
+        least = b""
+        if min_version is not None or seen is not None:
+            least = least_in(frame, min_version, seen)
+        flags = HAS_LEAST if least else 0
         if lr is None:
             lr = 0.0
         else:
@@ -358,7 +358,11 @@ class CallSocket(Channel):
             number = self._templates.pop(first)
             self._sources.pop(first, None)
         self._number = (self._number + 1) & _MOST_NUMBER
-        self.send(pack_text(TEMPLATE, template.said, self._number, number))
+        n = len(template.text)
+        if n > MOST_TEXT:
+            raise ProtocolError(f"{n:,} bytes of text, more than a socket takes")
+        head = pack_head(Head(TEMPLATE, n, self._number, number))
+        self.send([head, template.text])
         self._from = self._to = 0
         if self._receive_own().nbytes:
             raise ProtocolError("an answer to a template that says more than that")

@@ -7,7 +7,6 @@ arrays stay while the shards are where they are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from itertools import chain
@@ -19,7 +18,7 @@ import numpy as np
 from daskps.cluster.caller.targets import ReadSlice, at_least
 from daskps.cluster.sockets.channel import BUFFER_NBYTES
 from daskps.cluster.sockets.frames import APPLIED, HEAD_NBYTES
-from daskps.cluster.sockets.templates import ID, LEAST, pack_template
+from daskps.cluster.sockets.templates import ID, LEAST, key_of, pack_template
 from daskps.config import cache_dir
 from daskps.kernels.row_moves import scatter
 from daskps.shards.steps import UNREAD
@@ -42,7 +41,7 @@ SLOW_NBYTES = 100_000_000
 
 #: Number of an array of a target, elements of it, their dtype and number, and their
 #: place in a frame that is received at once.
-SocketPlace = tuple[int, slice, Any, int, int]
+_SocketPlace = tuple[int, slice, Any, int, int]
 #: Name of an array of a request, and start and stop of elements of it.
 SocketSlice = tuple[Any, int, int]
 
@@ -93,7 +92,16 @@ class CallTemplate:
         Whether each frame says how many words there are of each array.
     """
 
-    __slots__ = ("applied", "key", "rows", "said", "shards", "store", "worker")
+    __slots__ = (
+        "applied",
+        "is_told",
+        "key",
+        "rows",
+        "shards",
+        "store",
+        "text",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -106,9 +114,11 @@ class CallTemplate:
         self.worker, self.store = worker, call.store
         #: The text of the template, sent once for each socket, and the key that it is
         #: known by.
-        self.said = pack_template(call, tables=tables, counted=counted)
-        text = json.dumps(self.said, separators=(",", ":")).encode()
-        self.key = hashlib.blake2b(text, digest_size=16).digest()
+        said = pack_template(call, tables=tables, counted=counted)
+        self.text = json.dumps(said, separators=(",", ":")).encode()
+        self.key = key_of(self.text)
+        #: Whether a message has told its host the text.
+        self.is_told = False
         self.shards = tuple(part.shard for part in call.parts)
         n_shards = len(self.shards)
         #: The layout of an answer's rows, and their codes where no shard waits for
@@ -144,6 +154,7 @@ class SocketFrame:
         "asked",
         "call_nbytes",
         "counts",
+        "data_nbytes",
         "first_nbytes",
         "key",
         "moves",
@@ -176,7 +187,7 @@ class SocketFrame:
         self.nbytes = len(self.counts) + nbytes
         self.asked = self.shards if asked is None else asked
         #: Where in an answer the values lie that are read.
-        places: list[SocketPlace] = []
+        places: list[_SocketPlace] = []
         at = rows_end = HEAD_NBYTES + self.rows.size
         for (dtype, start, stop), number, where in chain.from_iterable(reads):
             if n := stop - start:
@@ -187,18 +198,23 @@ class SocketFrame:
         #: Bytes that are received first: the whole answer, or the part before large
         #: arrays.
         self.first_nbytes = at if at < BUFFER_NBYTES else rows_end
-        #: Bytes of the arrays that go and that come.
-        self.call_nbytes = nbytes + at - rows_end
+        #: Bytes of the arrays that go and that come, with ids and without.
+        self.call_nbytes = self.data_nbytes = nbytes + at - rows_end
         self.patience = PATIENCE_SECONDS + self.call_nbytes / SLOW_NBYTES
 
 
-def seen_of(frame: SocketFrame, seen: Mapping[int, int]) -> bytes:
-    """Return the versions that were last read of a frame's shards, packed for a body."""
+def least_in(
+    frame: SocketFrame, min_version: int | None, seen: Mapping[int, int] | None
+) -> bytes:
+    """Return the versions that a body begins with, by shard, packed.
+
+    The call waits for these; or a trainer has read them last, where its run asks.
+    """
+    if min_version is not None:
+        found = [at_least(shard, min_version) for shard in frame.shards]
+        if any(found):
+            return np.array(found, LEAST).tobytes()
+    if seen is None:
+        return b""
     found = [seen.get(shard, UNREAD) for shard in frame.shards]
     return np.array(found, LEAST).tobytes()
-
-
-def least_of(frame: SocketFrame, min_version: int) -> bytes:
-    """Return the versions a call waits for at a frame's shards, packed for a body."""
-    found = [at_least(shard, min_version) for shard in frame.shards]
-    return np.array(found, LEAST).tobytes() if any(found) else b""

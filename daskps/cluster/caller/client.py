@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: How long a control message to a host that cannot be reached is tried again: new
 #: owners of its shards may have to be found first.
-CONTROL_SECONDS = 20.0
+_CONTROL_SECONDS = 20.0
 
 
 class ShardClient:
@@ -198,7 +198,7 @@ class ShardClient:
         async def tell(worker: str) -> None:
             told = self.link.control(worker, method, store=self.meta.uid, **kwargs)
             with contextlib.suppress(OSError, DaskPSError):
-                await asyncio.wait_for(told, CONTROL_SECONDS)
+                await asyncio.wait_for(told, _CONTROL_SECONDS)
 
         self.link.start(lambda: asyncio.gather(*map(tell, self.meta.hosts)))
 
@@ -275,7 +275,7 @@ class ShardClient:
             If the run is over.
         """
         what = f"{method} of store {self.meta.name!r}"
-        seconds = None if self.carriers.run else CONTROL_SECONDS
+        seconds = None if self.carriers.run else _CONTROL_SECONDS
         # A caller without a limit waits until a host has worked the answer out.
         scope = asyncio.timeout(deadline.remaining() if deadline else None)
         deadline = deadline or Deadline(seconds, what)

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 #: How long to wait for the lock of a shard before asking its owner.
 PATIENCE_SECONDS = 1.0
 #: How long to wait for a ticket that was called off.
-TAKE_BACK_SECONDS = 1.0
+_TAKE_BACK_SECONDS = 1.0
 #: How long a call looks at shared shards without a sleep in between.
-SPIN_SECONDS = 0.0005
+_SPIN_SECONDS = 0.0005
 #: Seconds that a read may wait for its turn at least, even if the call is late.
-MIN_SECONDS = 0.01
+_MIN_SECONDS = 0.01
 #: Errors that leave a part of a call to the owner of the shard.
-HANDED_BACK = (NotHereError, StaleGenerationError)
+_HANDED_BACK = (NotHereError, StaleGenerationError)
 
 
 def local_call(
@@ -187,7 +187,7 @@ class LocalShards:
             # The holder of the lock may be stopped: by message this call hears of a
             # fence.
             return None
-        return None if isinstance(ticket.outcome, HANDED_BACK) else ticket
+        return None if isinstance(ticket.outcome, _HANDED_BACK) else ticket
 
     def _heed(self, shard: int, version: int, outcome: Ready) -> None:
         """Take the answer of a shard into the reply."""
@@ -212,7 +212,7 @@ class LocalShards:
                 check.done = True
                 self._tickets.append((first, ticket))
                 return others
-            first.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+            first.hosted.take_back(ticket, _TAKE_BACK_SECONDS)
         check()
         return parts
 
@@ -243,7 +243,7 @@ class LocalShards:
     def cancel(self) -> None:
         """Take the tickets back."""
         for part, ticket in self._tickets:
-            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+            part.hosted.take_back(ticket, _TAKE_BACK_SECONDS)
         # This is the owner of its tickets: such a cycle would keep the memory of shards
         # mapped until it is collected.
         self._tickets.clear()
@@ -257,7 +257,7 @@ class LocalShards:
             return
         patience = min(part.serving.patience for part, _ in undone)
         seconds = min(patience, end - time.monotonic())
-        self._woken, pause = threading.Event(), Pause(SPIN_SECONDS)
+        self._woken, pause = threading.Event(), Pause(_SPIN_SECONDS)
         while (undone := self._undone()) and not self._is_stopped:
             if pause.seconds >= seconds:
                 break
@@ -271,7 +271,7 @@ class LocalShards:
                 self._woken.wait(seconds - pause.seconds)
                 self._woken.clear()
         for part, ticket in undone:
-            part.hosted.take_back(ticket, TAKE_BACK_SECONDS)
+            part.hosted.take_back(ticket, _TAKE_BACK_SECONDS)
         if self._is_stopped:
             raise concurrent.futures.CancelledError
 
@@ -279,7 +279,7 @@ class LocalShards:
         outcome = ticket.outcome
         if outcome is None:
             (self._waiting if ticket.applied else self._back).append(part.shard)
-        elif isinstance(outcome, HANDED_BACK):
+        elif isinstance(outcome, _HANDED_BACK):
             self._back.append(part.shard)
         elif isinstance(outcome, Exception):
             raise outcome
@@ -287,7 +287,7 @@ class LocalShards:
             version = ticket.version or outcome.version
             target = self._request.target
             if target and target.reads(part.shard):
-                left = max(MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
+                left = max(_MIN_SECONDS, min(end - time.monotonic(), LOCK_SECONDS))
                 asked = target.ranges(part.shard), target.outs(part.shard)
                 rows = target.row_reads(part.shard)
                 try:

@@ -12,18 +12,23 @@ import itertools
 import logging
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from daskps import config
+from daskps.cluster.caller.call_template import least_in
 from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.liveness import Liveness, check_located, without_descriptors
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.socket_pool import pool_of
-from daskps.cluster.caller.socket_route import SocketRoutes
+from daskps.cluster.caller.socket_route import SocketRoutes, looks_there, may_go
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.cluster.protocol.deadline import gather
-from daskps.cluster.protocol.messages import pack_call, unpack_answers
+from daskps.cluster.protocol.messages import PROTOCOL, unpack_answers
+from daskps.cluster.protocol.packing import UNKNOWN, pack_array
+from daskps.cluster.sockets.frames import CALL, HAS_LEAST, HAS_LR, Head, pack_head
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.shards.steps import NOTHING
 
@@ -31,13 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.call_template import SocketFrame
     from daskps.cluster.caller.carriers import Carriers
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.socket_route import SocketRoute
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.protocol.deadline import Deadline
-    from daskps.cluster.protocol.messages import Answer, Call
+    from daskps.cluster.protocol.messages import Answer
+    from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +57,7 @@ FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
 #: How long a host may take to say who keeps a call that is late.
 ASK_SECONDS = 0.5
 #: Pauses between two tries to reach a host that does not answer.
-BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
+_BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
 
 class RemoteShards:
@@ -73,12 +80,10 @@ class RemoteShards:
     ) -> None:
         self.link, self.meta, self._carriers = link, meta, carriers
         self.counters = Counters()
-        #: Sockets to the hosts, for calls from threads, and the routes over them; None
-        #: where the configuration allows none.
+        #: Sockets to the hosts, for calls from threads; None where the configuration
+        #: allows none.
         self.sockets = pool_of(link) if config.load().socket_carrier else None
-        self._routes = (
-            None if self.sockets is None else SocketRoutes(self.sockets, meta)
-        )
+        self._routes = SocketRoutes(meta)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: By shard that was away at the last look: the event that it waits for.
         self._waits: dict[int, str] = {}
@@ -118,12 +123,13 @@ class RemoteShards:
         """Return the route of a call over sockets; None where it may take none."""
         # Pieces that a caller gives away need a new template each time, and heads of
         # frames have no place for the pushes that it has given up.
-        if self._routes is None or request.given or request.step.given_up:
+        if self.sockets is None or request.given or request.step.given_up:
             return None
-        route = self._routes.find(request, shards)
-        if route is None:
+        if (request.rows or request.codec) and not may_go(self.meta, request):
             self.counters.fell_back("rows or words that sockets do not carry")
-        return route
+            return None
+        checks = request.check is not None and looks_there(request, shards)
+        return self._routes.find(request, shards, checks=checks)
 
     def sockets_to(self, workers: Iterable[str]) -> int:
         """Return how many sockets to some workers this process has."""
@@ -211,7 +217,6 @@ class RemoteShards:
                     return await self.call(request, shards, deadline, tries)
                 continue
             if not any(a.parked for a in answers):
-                _fill(request.target, answers)
                 return Reply.of(answers)
             if all(a.applied for a in answers):
                 request = request.waiting()
@@ -220,37 +225,58 @@ class RemoteShards:
         self, worker: str, request: Request, shards: Sequence[int], left: float
     ) -> list[Answer]:
         token, run = f"{self._name}-{next(self._numbers)}", request.step.run
-        call = request.call(self.meta, shards, min(left, WAIT_SECONDS), token)
+        wait = min(left, WAIT_SECONDS)
         async with self.liveness.over(worker, shards, run):
             if (
                 self._carriers.is_local(worker)
                 and HOSTS[worker].worker.loop is self.link.loop
             ):
                 self.counters.local_calls += 1
+                call = request.call(self.meta, shards, wait, token)
                 plain = call._replace(read_codec="")
                 answers: list[Answer] = await HOSTS[worker].call(plain)
+                if _are_final(answers):
+                    _fill(request.target, answers)
                 return answers
             if self._carriers.is_gone(worker):
                 # Dask would try to connect for a while.
                 raise OSError(f"the process of worker {worker} has died")
+            route = self._routes.find(request, shards)
+            if [frame.template.worker for frame in route.frames] != [worker]:
+                raise StaleGenerationError(
+                    "shards moved while a call was made for them"
+                )
+            made = HostMessage.of(route, request, wait, token)
             self.counters.messages += 1
-            self.counters.nbytes += call.nbytes
+            self.counters.nbytes += made.frame.data_nbytes
             try:
-                # At the host it is `ShardHost.handle_call`.
-                sent = self.link.rpc(worker, "daskps_call", **pack_call(call))
                 seconds = None if left == float("inf") else left
-                reply = await asyncio.wait_for(sent, seconds)
-                return unpack_answers(reply, f"worker {worker}", call)
+                answers = await asyncio.wait_for(self._ask(worker, made), seconds)
             except asyncio.CancelledError:
-                self._give_up(worker, call)
+                self._give_up(worker, token)
                 raise
+            if _are_final(answers):
+                made.fill(answers)
+            return answers
 
-    def _give_up(self, worker: str, call: Call) -> None:
+    async def _ask(self, worker: str, made: HostMessage) -> list[Answer]:
+        """Return the answers to a message, with its template where the host lacks that."""
+        template = made.frame.template
+        text = None if template.is_told else template.text
+        # At the host it is `ShardHost.handle_call`.
+        reply = await self.link.rpc(worker, "daskps_call", text=text, **made.said)
+        if text is None and reply == {"status": UNKNOWN}:
+            said = {**made.said, "text": template.text}
+            reply = await self.link.rpc(worker, "daskps_call", **said)
+        template.is_told = True
+        return unpack_answers(reply, f"worker {worker}", made.dtypes)
+
+    def _give_up(self, worker: str, token: str) -> None:
         """Tell a host that nobody waits for a call any more.
 
         Where this gets lost the host lets the call go after its `wait_seconds`.
         """
-        about = {"store": call.store, "token": call.token}
+        about = {"store": self.meta.uid, "token": token}
         self.link.start(partial(self.link.control, worker, "give_up", **about))
 
     async def relocate(
@@ -286,7 +312,7 @@ class RemoteShards:
         if isinstance(error, StaleGenerationError) and tries >= 3:
             logger.warning("%s gives up: %s", deadline.what, error)
             raise error
-        pause = BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)]
+        pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
         await asyncio.sleep(min(pause, deadline.left()))
         return tries + 1
 
@@ -365,6 +391,11 @@ def _stale(answers: Sequence[Answer]) -> StaleGenerationError | None:
     return None
 
 
+def _are_final(answers: Sequence[Answer]) -> bool:
+    """Return whether the values have come that were read."""
+    return not any(a.parked or a.error for a in answers)
+
+
 def _fill(target: Target | None, answers: Sequence[Answer]) -> None:
     """Copy the values that were read into the arrays of the target."""
     for answer in answers:
@@ -380,3 +411,70 @@ async def locate(
         "locate", uid=uid, run=run, wait_seconds=wait_seconds
     )
     return found
+
+
+class HostMessage(NamedTuple):
+    """One call to one host by message: its frame, and the arrays that it comes with."""
+
+    frame: SocketFrame
+    #: Take the values that come.
+    outs: Sequence[Array]
+    #: The rest of the message, but for the text of its template.
+    said: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, route: SocketRoute, request: Request, wait_seconds: float, token: str
+    ) -> HostMessage:
+        """Return the message of a call along a route to one host."""
+        [frame], step, target = route.frames, request.step, request.target
+        arrays, outs = request.arrays, () if target is None else target.flats
+        if route.arrays is not None:
+            arrays, outs = route.arrays
+        least = b""
+        if request.min_version is not None or request.seen is not None:
+            least = least_in(frame, request.min_version, request.seen)
+        flags = HAS_LEAST if least else 0
+        if step.lr is not None:
+            flags |= HAS_LR
+        head = Head(
+            CALL,
+            len(least) + frame.nbytes,
+            0,
+            0,
+            flags,
+            step.clock,
+            step.sequence,
+            step.floor,
+            step.weight,
+            step.lr or 0.0,
+            int(1000 * wait_seconds),
+        )
+        first = least + frame.counts
+        body = [pack_array(arrays[name][a:b]) for name, a, b in frame.slices]
+        said = {
+            "protocol": PROTOCOL,
+            "template": frame.key,
+            "head": pack_head(head),
+            "body": [first, *body] if first else body,
+            "given_up": step.given_up,
+            "token": token,
+        }
+        return cls(frame, [*outs, *route.word_arrays()], said)
+
+    @property
+    def dtypes(self) -> dict[int, list[str]]:
+        """By shard the dtypes of the arrays that come, but for those without elements."""
+        reads = zip(self.frame.shards, self.frame.reads, strict=True)
+        return {s: [of[0] for of, *_ in r if of[1] < of[2]] for s, r in reads}
+
+    def fill(self, answers: Sequence[Answer]) -> None:
+        """Put what was read where it belongs."""
+        frame, outs = self.frame, self.outs
+        reads = dict(zip(frame.shards, frame.reads, strict=True))
+        for answer in answers:
+            places = [one for one in reads[answer.shard] if one.range[1] < one.range[2]]
+            for (_, number, where), array in zip(places, answer.arrays, strict=True):
+                np.copyto(outs[number][where], array)
+        for move in frame.moves:
+            move.put(outs)

@@ -12,8 +12,6 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from daskps.cluster.caller.call_socket import (
     SocketPayload,
     SocketRefusedError,
@@ -55,7 +53,7 @@ class SocketCarrier:
     remote : RemoteShards
         Knows the hosts, and counts.
     route : SocketRoute
-        Its frames, by host, and the sockets.
+        Its frames, by host.
     said : SocketPayload
         The rest of the call: its numbers and arrays.
     make : callable
@@ -70,6 +68,7 @@ class SocketCarrier:
         "_remote",
         "_route",
         "_said",
+        "_sockets",
         "_under_way",
         "lag",
         "left",
@@ -86,11 +85,11 @@ class SocketCarrier:
         deadline: Deadline,
     ) -> None:
         if route.words:
-            # They are counted from the end: see `SocketRoute`.
-            words = [np.empty(n, dtype) for dtype, n in reversed(route.words)]
-            said = said._replace(outs=[*said.outs, *words])
+            said = said._replace(outs=[*said.outs, *route.word_arrays()])
         self._remote, self._route, self._said, self._make = remote, route, said, make
         self._deadline = deadline
+        assert remote.sockets is not None  # for the types: else there is no route
+        self._sockets = remote.sockets
         #: Sockets that have the call and have not answered yet.
         self._under_way: list[tuple[SocketFrame, CallSocket]] = []
         #: Requests that are to go by message.
@@ -179,7 +178,7 @@ class SocketCarrier:
             wait_ms = int(min(wait_ms, 1000 * left))
         for frame in route.frames:
             template = frame.template
-            socket = route.sockets.take(template.worker, template.store)
+            socket = self._sockets.take(template.worker, template.store)
             if socket is None:
                 self.left.append((self._make(), frame.asked))
                 continue
@@ -198,7 +197,7 @@ class SocketCarrier:
         """End the sockets that are inside of it."""
         while self._under_way:
             frame, socket = self._under_way.pop()
-            self._route.sockets.end(frame.template.worker, socket, by_caller=True)
+            self._sockets.end(frame.template.worker, socket, by_caller=True)
 
     def take(self) -> None:
         """Take the answers of the hosts, until one leaves a request to messages."""
@@ -214,7 +213,7 @@ class SocketCarrier:
                 self._fall_back(0, error)
                 return
             del self._under_way[0]
-            self._route.sockets.give_back(frame.template.worker, socket)
+            self._sockets.give_back(frame.template.worker, socket)
             counters.socket_calls += 1
             counters.socket_nbytes += frame.call_nbytes
             codes = rows[3::4]
@@ -258,10 +257,10 @@ class SocketCarrier:
         """Leave a request to messages that a socket has no answer to."""
         frame, socket = self._under_way.pop(at)
         if isinstance(error, SocketRefusedError):
-            self._route.sockets.give_back(frame.template.worker, socket)
+            self._sockets.give_back(frame.template.worker, socket)
         else:
             late = self._deadline.is_over
-            self._route.sockets.end(frame.template.worker, socket, by_caller=late)
+            self._sockets.end(frame.template.worker, socket, by_caller=late)
         self._remote.counters.fell_back(reason_of(error))
         logger.debug("%s goes on by message: %r", self._deadline.what, error)
         self.left.append((self._make(), frame.asked))

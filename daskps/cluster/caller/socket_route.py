@@ -24,8 +24,9 @@ from daskps.cluster.caller.call_template import (
 from daskps.cluster.caller.routes import route_of
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import NO_ROWS, NO_SLICES, ReadSlice
+from daskps.cluster.protocol.messages import COUNTED
 from daskps.cluster.protocol.read_words import words_of
-from daskps.cluster.sockets.templates import COUNTED, ID, body_items, most_words
+from daskps.cluster.sockets.templates import ID, body_items, most_words
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.steps import GRADIENT, NOTHING
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.row_routes import RowBatch, RowSlice
     from daskps.cluster.caller.shard_map import StoreMap
-    from daskps.cluster.caller.socket_pool import SocketPool
     from daskps.cluster.caller.targets import ReadSlices, Target
     from daskps.cluster.protocol.messages import Call, Part
     from daskps.typing import Array
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 #: Tables whose rows a call brings, and whose rows it reads; and whether it asks only
 #: which rows these have.
 Tables: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], bool]"
-NO_TABLES: Tables = ((), (), False)
+_NO_TABLES: Tables = ((), (), False)
 _NO_IDS = np.empty(0, ID)
 #: Bytes of the arrays of a call to one host.
 SMALL_NBYTES = 65_536
 #: Number of routes kept ready for sockets: of reads, of pushes, and of both at once.
-MOST_ROUTES = 48
+_MOST_ROUTES = 48
 
 
-class CallArrays(NamedTuple):
+class _CallArrays(NamedTuple):
     """The arrays of one call."""
 
     #: Those that go, by their names in frames.
@@ -131,7 +131,7 @@ class HostCalls:
         self._reads = [self._places(p, slices.get(p.shard, ())) for p in call.parts]
         self.fixed: SocketFrame | None = None
         if not (pushed or self._read or self._counts):
-            self.fixed = self.frame((), {}, shards, CallArrays({}, []))
+            self.fixed = self.frame((), {}, shards, _CallArrays({}, []))
 
     def _places(self, part: Part, slices: Sequence[ReadSlice]) -> list[ReadSlice]:
         """Return the places of arrays that arrive, in words or not."""
@@ -152,7 +152,7 @@ class HostCalls:
         given: Sequence[RowBatch],
         rows: Mapping[int, Sequence[RowSlice]],
         meant: Sequence[int],
-        arrays: CallArrays,
+        arrays: _CallArrays,
     ) -> SocketFrame:
         """Return the frame of a call, and add its arrays to those of the call.
 
@@ -164,7 +164,7 @@ class HostCalls:
             The rows that it reads, by shard.
         meant : sequence of int
             The shards of the host that the call is for.
-        arrays : CallArrays
+        arrays : _CallArrays
             The arrays of the call.
         """
         # Few comprehensions and generators: each is a call of Python for each frame.
@@ -178,13 +178,13 @@ class HostCalls:
             asked = rows.get(shard, ()) if shard in meant else ()
             reads[i] = self._asked(i, asked, ids, moves=moves, outs=arrays.outs)
         counts, brought = [*map(len, ids)], list[SocketSlice]()
-        nbytes = ID.itemsize * sum(counts)
+        nbytes = ids_nbytes = ID.itemsize * sum(counts)
         for some in ids:
             if n := len(some):
                 brings["ids", len(brings)] = some
                 brought.append((("ids", len(brings) - 1), 0, n))
         nbytes += self._bring(given, brings, brought, counts)
-        return SocketFrame(
+        made = SocketFrame(
             template,
             brought,
             reads,
@@ -194,6 +194,8 @@ class HostCalls:
             counts=counts,
             asked=None if len(meant) == len(template.shards) else tuple(meant),
         )
+        made.data_nbytes -= ids_nbytes
+        return made
 
     def _bring(
         self,
@@ -280,8 +282,6 @@ class SocketRoute:
 
     Parameters
     ----------
-    sockets : SocketPool
-        The sockets of this process.
     run : int
         The run whose trainer calls; 0 outside runs.
     slices : mapping of int to sequence of ReadSlice
@@ -301,20 +301,18 @@ class SocketRoute:
         "rest",
         "run",
         "slices",
-        "sockets",
         "varies",
         "words",
     )
 
     def __init__(
         self,
-        sockets: SocketPool,
         run: int = 0,
         slices: ReadSlices = NO_SLICES,
         *,
         checks: bool = False,
     ) -> None:
-        self.sockets, self.run, self.slices, self.checks = sockets, run, slices, checks
+        self.run, self.slices, self.checks = run, slices, checks
         #: Whether its calls may have to wait for other trainers.
         self.may_wait = run != 0
         #: The part of it that is read of other shards than those of the call.
@@ -331,7 +329,11 @@ class SocketRoute:
         #: Whether its calls cost their hosts little but the interpreter's lock.
         self.is_small = False
         #: The arrays of the one call whose frames these are.
-        self.arrays: CallArrays | None = None
+        self.arrays: _CallArrays | None = None
+
+    def word_arrays(self) -> list[Array]:
+        """Return arrays that words are received in, to follow all others of a call."""
+        return [np.empty(n, dtype) for dtype, n in reversed(self.words)]
 
     def reads_as(self, target: Target | None) -> bool:
         """Return whether it reads the elements of a target, to the same places."""
@@ -347,31 +349,28 @@ class SocketRoute:
 
 
 class SocketRoutes:
-    """The routes over sockets from one process to a store's shards.
+    """The routes of calls from one process to the hosts of a store's shards.
 
     Parameters
     ----------
-    sockets : SocketPool
-        The sockets of this process.
     meta : StoreMap
         The store.
     """
 
-    def __init__(self, sockets: SocketPool, meta: StoreMap) -> None:
-        self._sockets, self._meta = sockets, meta
-        self._known: Prepared[Hashable, SocketRoute] = Prepared(meta, MOST_ROUTES)
+    def __init__(self, meta: StoreMap) -> None:
+        self._meta = meta
+        self._known: Prepared[Hashable, SocketRoute] = Prepared(meta, _MOST_ROUTES)
 
-    def find(self, request: Request, shards: Sequence[int]) -> SocketRoute | None:
-        """Return a call's route over sockets; None where it brings too much for them."""
+    def find(
+        self, request: Request, shards: Sequence[int], *, checks: bool = False
+    ) -> SocketRoute:
+        """Return a call's route; with `checks` its shard looks for NaN and infinity."""
         step, target = request.step, request.target
         slices, rows = NO_SLICES, NO_ROWS
         if target is not None:
             slices, rows = target.slices, target.rows
-        checks = request.check is not None and _checks_there(request, shards)
-        tables, only_rows = NO_TABLES, False
-        if request.rows or rows or request.codec:
-            if (request.rows or request.codec) and not _may_go(self._meta, request):
-                return None
+        tables, only_rows = _NO_TABLES, False
+        if request.rows or rows:
             tables = _tables_of(self._meta, request)
             only_rows = not (
                 slices or request.arrays or step.kind != NOTHING or step.tick
@@ -388,21 +387,23 @@ class SocketRoutes:
         )
         known = self._known.find(key)
         if known is None or not (only_rows or known.reads_as(target)):
-            known = SocketRoute(self._sockets, step.run, slices, checks=checks)
+            known = SocketRoute(step.run, slices, checks=checks)
             known.of_rows = only_rows
             known.rest = {s: of for s, of in slices.items() if s not in shards}
             self._find_hosts(known, request, shards, tables)
             if not known.varies:
                 known.fix()
-            # Not before: other threads use what is kept.
-            self._known.keep(key, known, self._meta.where)
+            # Not before: other threads use what is kept. Pieces that a caller gives
+            # away need a template of their own each time.
+            if not request.given:
+                self._known.keep(key, known, self._meta.where)
         if known.frames:
             return known
         flats = () if target is None else target.flats
-        arrays, frames = CallArrays(dict(request.arrays), [*flats]), []
+        arrays, frames = _CallArrays(dict(request.arrays), [*flats]), []
         for host, of in self._find_hosts(known, request, shards, tables):
             frames.append(host.frame(request.rows, rows, of, arrays))
-        found = SocketRoute(self._sockets, step.run, slices, checks=checks)
+        found = SocketRoute(step.run, slices, checks=checks)
         found.rest, found.words = known.rest, known.words
         found.frames, found.arrays = tuple(frames), arrays
         return found
@@ -434,7 +435,7 @@ class SocketRoutes:
         return found
 
 
-def _checks_there(request: Request, shards: Sequence[int]) -> bool:
+def looks_there(request: Request, shards: Sequence[int]) -> bool:
     """Return whether a call's shard is to look for NaN and infinity in its gradients.
 
     Only where nobody has looked yet and one shard gets all gradients: of several shards
@@ -456,7 +457,7 @@ def _without_check(call: Call) -> Call:
     return call._replace(parts=tuple(parts))
 
 
-def _may_go(meta: StoreMap, request: Request) -> bool:
+def may_go(meta: StoreMap, request: Request) -> bool:
     """Return whether sockets take all rows and words of a call.
 
     A user's codec may make any number of words.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     ]
 
 #: How long to wait for messages that were called off.
-STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 
 
 class Carrier(Protocol):
@@ -145,4 +145,4 @@ class ThreadCall:
             if isinstance(sent, ThreadCall):
                 sent.call_off()
             else:
-                concurrent.futures.wait([sent], STOP_SECONDS)
+                concurrent.futures.wait([sent], _STOP_SECONDS)

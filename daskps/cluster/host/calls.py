@@ -1,14 +1,17 @@
-"""One message to a host: a ticket for each of its shards, and their answers."""
+"""One message to a host: its template, a ticket for each of its shards, and their answers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.copying_out import copy_out
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.messages import Answer, Call, Part
+from daskps.cluster.protocol.wellformed import refused
+from daskps.cluster.sockets.frames import MOST_TEXT, unpack_text
+from daskps.cluster.sockets.templates import key_of, unpack_template
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.reader import RowsRead
@@ -18,13 +21,65 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from daskps.cluster.protocol.row_messages import RowRequest
+    from daskps.cluster.sockets.templates import FrameTemplate
+    from daskps.layout.arrays import Layout
     from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: A read may wait at least this long for its turn, however late it is.
-MIN_SECONDS = 0.01
+_MIN_SECONDS = 0.01
+#: Templates that a host keeps, the latest.
+_MOST_KEPT = 256
 
 Started = tuple[HostedShard, Part, Ticket]
+
+
+class Templates:
+    """The templates that a host was told last, for messages and sockets; safe for threads.
+
+    Parameters
+    ----------
+    layout_of : callable
+        Returns the layout of a store by its name and one of its shards, or raises.
+    owned : bool
+        Whether shards may keep and change arrays that come.
+    """
+
+    def __init__(
+        self, layout_of: Callable[[str, int], Layout], *, owned: bool = True
+    ) -> None:
+        self._layout_of, self._owned = layout_of, owned
+        self._known: dict[bytes, FrameTemplate] = {}
+        self._lock = threading.Lock()
+
+    def find(self, key: Any) -> FrameTemplate | None:
+        """Return the template with a key; None where the host does not know it."""
+        return self._known.get(key) if type(key) is bytes else None
+
+    def learn(self, text: bytes) -> FrameTemplate:
+        """Return the template with a text.
+
+        Raises
+        ------
+        DaskPSError
+            If no call can have that template.
+        """
+        key = key_of(text)
+        with self._lock:
+            template = self._known.pop(key, None)
+        if template is None:
+            try:
+                template = unpack_template(
+                    unpack_text(text), self._layout_of, owned=self._owned
+                )
+            except Exception as error:
+                raise refused(error, "a template") from error
+        if len(text) <= MOST_TEXT:
+            with self._lock:
+                self._known[key] = template
+                while len(self._known) > _MOST_KEPT:
+                    del self._known[next(iter(self._known))]
+        return template
 
 
 class Countdown:
@@ -90,7 +145,7 @@ def answers_of(
     """
     end, found = time.monotonic() + seconds, []
     for one in started:
-        left = max(MIN_SECONDS, end - time.monotonic()) if seconds else 0.0
+        left = max(_MIN_SECONDS, end - time.monotonic()) if seconds else 0.0
         found.append(_answer(one, empty, left))
     return found
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster.host.calls import answers_of, start_call
+from daskps.cluster.host.calls import Templates, answers_of, start_call
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
@@ -25,14 +25,16 @@ from daskps.cluster.protocol.encoding import widened
 from daskps.cluster.protocol.messages import (
     Answer,
     Call,
+    check_protocol,
     in_words,
     pack_answers,
-    unpack_call,
 )
-from daskps.cluster.protocol.packing import refusal
+from daskps.cluster.protocol.packing import UNKNOWN, bytes_of, refusal
 from daskps.cluster.protocol.wellformed import refused
+from daskps.cluster.sockets.frames import unpack_head
 from daskps.errors import (
     DaskPSError,
+    ProtocolError,
     ShardBusyError,
     ShardLostError,
     StaleGenerationError,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
     from daskps.cluster.protocol.handlers import Handlers
+    from daskps.layout.arrays import Layout
     from daskps.reduction import Empty
 
 T = TypeVar("T")
@@ -63,7 +66,7 @@ SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
 WAIT_SECONDS = 20.0
 #: Least seconds that a read tries to get at a shard, even if its caller's time is up.
-MIN_SECONDS = 0.1
+_MIN_SECONDS = 0.1
 #: How often the host looks at shards that other processes may have changed.
 LOOK_SECONDS = 0.0005
 
@@ -99,6 +102,11 @@ class ShardHost(ReachableShards):
         self.dropped: deque[str] = deque(maxlen=1000)
         self.contributions = Contributions(worker.address, self.pool.empty)
         self.collectives = Collectives()
+        #: The templates of calls that callers have told; shards may keep arrays that come,
+        #: unless callers are in this process.
+        self.templates = Templates(
+            self._layout_of, owned=not worker.address.startswith("inproc")
+        )
         #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
         #: Futures that wake waiting calls of other processes, by their tokens.
@@ -128,22 +136,43 @@ class ShardHost(ReachableShards):
 
     # -- calls from the event loop -------------------------------------------
 
-    async def handle_call(
-        self, protocol: int, head: Sequence[Any], parts: Any
-    ) -> dict[str, Any]:
+    async def handle_call(self, protocol: int, **message: Any) -> dict[str, Any]:
         """Serve one message of another process."""
         try:
-            if not parts:
-                raise ValueError("a call to no shard at all")
-            layout = self.get_shard(head[0], parts[0][0]).layout
-            owned = not self.worker.address.startswith("inproc")
-            call = unpack_call(protocol, head, parts, layout, owned=owned)
+            call = self._call_in(protocol, **message)
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
+        if call is None:
+            return {"status": UNKNOWN}
         try:
             return pack_answers(await self.call(call))
         except (DaskPSError, ValueError, TypeError) as error:
             return refusal(error)
+
+    def _call_in(
+        self,
+        protocol: int,
+        *,
+        template: bytes,
+        text: bytes | None,
+        head: bytes,
+        body: Sequence[Any],
+        given_up: Sequence[int],
+        token: str,
+    ) -> Call | None:
+        """Return the call in a message; None where the host lacks its template."""
+        check_protocol(protocol)
+        if type(token) is not str:
+            raise ProtocolError(f"a call named {token!r:.60}")
+        learn, find = self.templates.learn, self.templates.find
+        known = find(template) if text is None else learn(text)
+        if known is None:
+            return None
+        arrays = [bytes_of(array) for array in body]
+        return known.call_in(unpack_head(head), arrays, given_up=given_up, token=token)
+
+    def _layout_of(self, store: str, shard: int) -> Layout:
+        return self.get_shard(store, shard).layout
 
     async def call(self, call: Call) -> list[Answer]:
         """Serve a call from the event loop; waits without blocking it."""
@@ -195,7 +224,7 @@ class ShardHost(ReachableShards):
                 self.keep_looking()
                 futures = [asyncio.wrap_future(f) for f in gone if f is not None]
                 await asyncio.shield(asyncio.gather(*futures))
-        left = max(MIN_SECONDS, call.wait_seconds - (loop.time() - began))
+        left = max(_MIN_SECONDS, call.wait_seconds - (loop.time() - began))
         return await self._read(call, tickets, left, small=small)
 
     async def _read(

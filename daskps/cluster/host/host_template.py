@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.calls import answers_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.socket_answers import TemplateAnswers
-from daskps.cluster.protocol.encoding import check_words, widened
+from daskps.cluster.protocol.encoding import widened
 from daskps.cluster.protocol.messages import Answer, Part, in_words
 from daskps.cluster.protocol.wellformed import refused
 from daskps.cluster.sockets.frames import (
@@ -27,7 +27,7 @@ from daskps.cluster.sockets.frames import (
     pack_answers,
     pack_refusal,
 )
-from daskps.errors import DaskPSError, ProtocolError, ShardBusyError
+from daskps.errors import DaskPSError, ShardBusyError
 from daskps.shards.steps import ASK, NO_WAIT, READ, Ready, Step, changes
 
 if TYPE_CHECKING:
@@ -153,8 +153,6 @@ class HostTemplate:
         Exception
             Any error for which the call is refused. No part of it waits then.
         """
-        if self._run and head.weight < 0:
-            raise ProtocolError(f"a call of weight {head.weight} in run {self._run}")
         if not self._is_current():
             self._find()
         said = self.template.read_body(head, body)
@@ -215,10 +213,8 @@ class HostTemplate:
         """Return what remains to be done: only reads where a shard took the step."""
         template = self.template
         if template.codec is not None:
-            layout = self._found[0].layout
-            check_words(parts, template.codec, layout)
             call = template.call._replace(parts=tuple(parts))
-            parts = widened(call, layout, self._host.empty).parts
+            parts = widened(call, self._found[0].layout, self._host.empty).parts
         clock = head.clock + self._step.tick
         return [
             part

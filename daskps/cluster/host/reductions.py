@@ -23,7 +23,11 @@ from daskps.cluster.host.contributions import RoundId
 from daskps.cluster.host.owner_steps import take_each
 from daskps.cluster.host.partial_sums import described
 from daskps.cluster.protocol.handlers import FETCHES, HOST
-from daskps.cluster.protocol.messages import unpack_identity, unpack_item
+from daskps.cluster.protocol.messages import (
+    dtype_of_item,
+    piece_at,
+    unpack_identity,
+)
 from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.cluster.upstream import loads
 from daskps.errors import (
@@ -79,17 +83,16 @@ async def _aggregate(
         for rank, rows in enumerate(contributions):
             arrays = {}
             for shard, position, data in rows:
-                layout = host.get_shard(store, shard).layout
-                packed = position, 0, data, None
-                item = unpack_item(layout, shard, packed, kind=GRADIENT, codec=None)
-                if len(item.data) != layout.pieces[shard][position].size:
+                piece = piece_at(host.get_shard(store, shard).layout, shard, position)
+                array = unpack_array(data, dtype_of_item(piece, GRADIENT))
+                if array.shape != (piece.size,):
                     raise PushRejectedError(
-                        f"{len(item.data)} elements of a contribution to piece "
-                        f"{position} of shard {shard}, which has others as well"
+                        f"{array.size} elements of a contribution to piece {position} "
+                        f"of shard {shard}, which has {piece.size}"
                     )
                 # Copied: the sum is made in place, and the caller may be in this
                 # process.
-                arrays[shard, position] = np.array(item.data)
+                arrays[shard, position] = np.array(array)
             found.add((arrays, dict.fromkeys(arrays, 1.0)), rank)
         reduced = _taken(found)
         return _fitted(host, store, reduced) if token else reduced

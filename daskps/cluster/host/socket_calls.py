@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.host_template import HostTemplate, refusal_of
 from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.socket_fetches import answer_fetch
-from daskps.cluster.protocol.wellformed import refused
 from daskps.cluster.sockets.frames import (
     ANSWER,
     CALL,
@@ -22,16 +21,14 @@ from daskps.cluster.sockets.frames import (
     TEMPLATE,
     Head,
     pack_head,
-    unpack_text,
 )
-from daskps.cluster.sockets.templates import ID, unpack_template
+from daskps.cluster.sockets.templates import ID
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.layout.arrays import Layout
 
 __all__ = ["Parked", "SocketCalls"]
 #: Fields of a head that says nothing but a clock.
@@ -139,10 +136,7 @@ class SocketCalls:
     def _learn(self, head: Head, text: Any) -> None:
         with self._learning:
             self._templates.pop(head.template, None)
-        try:
-            template = unpack_template(unpack_text(text), self._layout)
-        except Exception as error:
-            raise refused(error, "a template") from error
+        template = self._host.templates.learn(bytes(text))
         with self._learning:
             self._templates[head.template] = HostTemplate(self._host, template)
 
@@ -155,6 +149,3 @@ class SocketCalls:
                     self._templates[number] = HostTemplate(
                         self._host, template.template
                     )
-
-    def _layout(self, store: str, shard: int) -> Layout:
-        return self._host.get_shard(store, shard).layout

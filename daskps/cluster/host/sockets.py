@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 #: After so many seconds without a byte a thread stops waiting for a socket.
-STALL_SECONDS = 0.2
+_STALL_SECONDS = 0.2
 #: How long a closing host waits for all threads of its sockets together.
-JOIN_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
 #: How long a count of open files is valid, while there are fewer sockets than it
 #: allows.
 COUNT_SECONDS = 1.0
@@ -84,7 +84,7 @@ class HostSockets:
         except OSError as error:
             logger.info("no socket for %.60s: %s", token, error)
             return Status.dont_reply
-        channel = ServedChannel(taken, STALL_SECONDS)
+        channel = ServedChannel(taken, _STALL_SECONDS)
         calls = SocketCalls(self._host)
         logger.debug("%s gives a socket to %s", self._host.worker.address, token)
         self._serve(Connection(channel, calls), calls, token)
@@ -185,7 +185,7 @@ class HostSockets:
         with self._lock:
             self._is_closed, server = True, self._server
         if server is not None:
-            server.close(JOIN_SECONDS)
+            server.close(_JOIN_SECONDS)
 
     def __len__(self) -> int:
         return len(self._sockets)

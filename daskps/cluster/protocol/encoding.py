@@ -159,40 +159,15 @@ def numbers(
     return found
 
 
-def check_words(parts: Sequence[Part], codec: Codec, layout: Layout) -> None:
-    """Refuse words that are not those of what they are for.
-
-    Messages are looked at where they are unpacked, in
-    :mod:`daskps.cluster.protocol.messages`; these are what a socket has brought, whose
-    frames say themselves how long they are.
+def widened(call: Call, layout: Layout, empty: Empty) -> Call:
+    """Return a call with numbers for words, in arrays that nobody else has.
 
     Raises
     ------
     PushRejectedError
-        Where their number does not fit a piece, or rows.
+        Where words do not fit what they are for, or a codec cannot read them.
     """
-    for part in parts:
-        pieces = layout.pieces[part.shard]
-        for item in part.step.items:
-            n, ids = len(item.data), item.ids
-            if ids is None:
-                piece = pieces[item.position]
-                fits = codec.fits(n, piece.size, piece.start)
-                what = f"{piece.size:,} elements of {piece.parameter.name[:60]!r}"
-            else:
-                at = item.position - len(pieces)
-                dim = layout.table_pieces[part.shard][at].table.dim
-                what = f"{len(ids):,} rows of {dim} elements"
-                fits = codec.of_rows(dim).fits(n, len(ids) * dim) if len(ids) else not n
-            if not fits:
-                raise PushRejectedError(
-                    f"{n:,} words of codec={codec.name!r} do not fit {what} of shard "
-                    f"{part.shard}"
-                )
-
-
-def widened(call: Call, layout: Layout, empty: Empty) -> Call:
-    """Return a call with numbers for words, in arrays that nobody else has."""
+    _check_words(call.parts, codecs.named(call.codec), layout)
     parts = [
         p._replace(step=widened_step(p.step, call.codec, layout, p.shard, empty=empty))
         for p in call.parts
@@ -241,3 +216,31 @@ def _widened_rows(
     if n:
         codec.of_rows(table.dim).decode_piece(item.data, out, cache_dir=cache_dir())
     return item._replace(data=out)
+
+
+def _check_words(parts: Sequence[Part], codec: Codec, layout: Layout) -> None:
+    """Refuse words that are not those of what they are for: frames say how many come.
+
+    Raises
+    ------
+    PushRejectedError
+        Where their number does not fit a piece, or rows.
+    """
+    for part in parts:
+        pieces = layout.pieces[part.shard]
+        for item in part.step.items:
+            n, ids = len(item.data), item.ids
+            if ids is None:
+                piece = pieces[item.position]
+                fits = codec.fits(n, piece.size, piece.start)
+                what = f"{piece.size:,} elements of {piece.parameter.name[:60]!r}"
+            else:
+                at = item.position - len(pieces)
+                dim = layout.table_pieces[part.shard][at].table.dim
+                what = f"{len(ids):,} rows of {dim} elements"
+                fits = codec.of_rows(dim).fits(n, len(ids) * dim) if len(ids) else not n
+            if not fits:
+                raise PushRejectedError(
+                    f"{n:,} words of codec={codec.name!r} do not fit {what} of shard "
+                    f"{part.shard}"
+                )

@@ -7,7 +7,6 @@ not an explicit acknowledgement is an error.
 
 from __future__ import annotations
 
-import math
 import operator
 from itertools import zip_longest
 from types import NoneType
@@ -29,13 +28,6 @@ from daskps.cluster.protocol.read_words import (
     read_codec_of,
     words_of,
 )
-from daskps.cluster.protocol.row_messages import (
-    RowRequest,
-    pack_rows,
-    unpack_rows,
-    unpack_rows_item,
-)
-from daskps.cluster.protocol.wellformed import MOST_SECONDS
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.limits import MOST_RANGES
 from daskps.shards.steps import (
@@ -54,15 +46,16 @@ from daskps.shards.steps import (
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.codecs import Codec
     from daskps.layout.parameters import Piece
     from daskps.reduction import Empty
     from daskps.typing import Array
 
 #: Raised whenever a message changes its meaning; two ends must agree.
-PROTOCOL = 16
+PROTOCOL = 17
 
 #: dtype, start and stop within a shard's vector of that dtype.
 Range = tuple[str, int, int]
@@ -177,103 +170,107 @@ class Answer(NamedTuple):
 
 _KINDS = (NOTHING, GRADIENT, MODEL, ADD, ASSIGN, REMOVE)
 _WAITS = (NO_WAIT, READ, BARRIER)
-_NUMBER = (float, int)
-#: Fields that travel once for the steps of all parts, and their types.
+#: Fields of a step that a template has, for all parts, and their types.
 _STEP: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "run": (int,),
     "rank": (int,),
-    "clock": (int,),
     "tick": (bool,),
     "producer": (int,),
-    "sequence": (int,),
-    "weight": _NUMBER,
-    "lr": (*_NUMBER, NoneType),
-    "floor": (int,),
     "touched": (tuple, list, NoneType),
     "whole": (bool,),
-    "given_up": (tuple, list),
+    "check": (bool,),
 }
-#: Fields of a call beside its parts.
+#: Fields of a template beside its parts.
 _HEAD: dict[str, tuple[type, ...]] = {
     "store": (str,),
     **_STEP,
-    "wait_seconds": _NUMBER,
-    "token": (str,),
     "codec": (str,),
     "read_codec": (str,),
 }
 _said = operator.attrgetter(*_STEP)
+#: Stands for the length of an array of words that each frame says.
+COUNTED = -1
+_NO_ELEMENTS = np.empty(0, np.uint8)
 #: Numbers of a call, of which none is below -1: a word of a segment holds them, and
 #: what is added to them.
 MOST = 2**62
 
 
-def pack_call(call: Call) -> dict[str, Any]:
-    """Return `call` as the keyword arguments of the host's handler."""
+def check_protocol(protocol: int) -> None:
+    """Refuse what is of another protocol."""
+    if protocol != PROTOCOL:
+        raise errors.ProtocolError(
+            f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
+            f"install the same daskps on client, scheduler and workers"
+        )
+
+
+def pack_parts(call: Call, *, counted: bool = False) -> dict[str, Any]:
+    """Return what all calls of a kind share, without numbers, arrays and rows.
+
+    With `counted` each frame says how many words there are of each array.
+    """
     parts = [
         [
             p.shard,
             p.step.generation,
-            p.step.at_least,
-            [_pack_item(item) for item in p.step.items],
-            [list(r) for r in p.ranges],
+            [
+                (i.position, i.start, COUNTED if counted else len(i.data))
+                for i in p.step.items
+            ],
+            p.ranges,
             p.step.wait,
-            [pack_rows(asked) for asked in p.rows],
         ]
         for p in call.parts
     ]
-    said = _said(call.step)
-    head = [call.store, *said, call.wait_seconds, call.token, call.codec]
-    head.append(call.read_codec)
+    head = [call.store, *_said(call.step), call.codec, call.read_codec]
     return {"protocol": PROTOCOL, "head": head, "parts": parts}
 
 
-def unpack_call(
-    protocol: int,
-    head: Sequence[Any],
-    parts: Any,
-    layout: Layout,
-    *,
-    owned: bool = True,
-) -> Call:
-    """Rebuild a call on the host, the arrays with the dtypes the layout says.
+def unpack_parts(
+    protocol: int, head: Sequence[Any], parts: Any, layout: Layout, *, owned: bool
+) -> tuple[Call, list[list[tuple[str, int]]]]:
+    """Return a call without numbers, arrays and rows, and what arrays its frames have.
 
-    Its shards may keep and change them where they are `owned`.
+    These are, for each part, dtype and length. Shards may keep and change arrays where
+    they are `owned`.
 
     Raises
     ------
     ProtocolError, PushRejectedError
         For another protocol, or an array that does not fit its piece.
     """
-    if protocol != PROTOCOL:
-        raise errors.ProtocolError(
-            f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
-            f"install the same daskps on client, scheduler and workers"
-        )
+    check_protocol(protocol)
     _check_head(head)
-    store, *said, wait_seconds, token, codec, read_codec = head
+    store, *said, codec, read_codec = head
     common = Step(**dict(zip(_STEP, said, strict=True)), owned=owned)
     if common.touched is not None:
         common = common._replace(touched=tuple((a, b) for a, b in common.touched))
-    common = common._replace(given_up=_given_up(common.given_up))
     known = codec_of(codec, common.kind)
     read_in = read_codec_of(read_codec) if read_codec else None
     _check_parts(parts, layout)
-    unpacked = []
-    for shard, generation, at_least, given, ranges, wait, rows in parts:
+    # The first shard would have applied its part before the second one finds an error.
+    if common.check and (len(parts) > 1 or codec or common.kind != GRADIENT):
+        raise errors.ProtocolError(
+            f"a template of a {common.kind!r} that is to be looked at"
+        )
+    unpacked, arrays = [], []
+    for shard, generation, sizes, ranges, wait in parts:
         items = tuple(
-            unpack_item(layout, shard, row, kind=common.kind, codec=known)
-            for row in given
+            Item(position, start, _NO_ELEMENTS) for position, start, _ in sizes
         )
-        step = common._replace(
-            items=items, generation=generation, at_least=at_least, wait=wait
+        step = common._replace(items=items, generation=generation, wait=wait)
+        arrays.append(
+            [
+                (_dtype_sent(layout, shard, row, kind=common.kind, codec=known), row[2])
+                for row in sizes
+            ]
         )
-        asked = tuple(_range(layout, shard, r) for r in ranges)
-        asked_rows = tuple(unpack_rows(layout, shard, r) for r in rows)
-        part = Part(shard, step, asked, asked_rows)
+        part = Part(shard, step, tuple(_range(layout, shard, r) for r in ranges))
         unpacked.append(part.in_words(read_in) if read_in else part)
-    return Call(store, tuple(unpacked), wait_seconds, token, codec, read_codec)
+    call = Call(store, tuple(unpacked), codec=codec, read_codec=read_codec)
+    return call, arrays
 
 
 def unpack_identity(
@@ -298,12 +295,12 @@ def unpack_identity(
         "producer": producer,
         "sequence": sequence,
         "floor": floor,
-        "given_up": _given_up(given_up),
+        "given_up": unpack_given_up(given_up),
         "touched": None if touched is None else tuple((a, b) for a, b in touched),
     }
 
 
-def _given_up(numbers: Sequence[Any]) -> tuple[int, ...]:
+def unpack_given_up(numbers: Sequence[Any]) -> tuple[int, ...]:
     """Return the pushes that were given up, or refuse what are none."""
     found = tuple(numbers)
     if not all(type(n) is int and 0 <= n <= MOST for n in found):
@@ -316,15 +313,8 @@ def _check_head(head: Sequence[Any]) -> None:
     for (name, types), value in zip(_HEAD.items(), head, strict=True):
         if type(value) not in types or (types == (int,) and not -1 <= value <= MOST):
             raise errors.ProtocolError(f"a call with {name}={value!r:.60}")
-    about = dict(zip(_HEAD, head, strict=True))
-    if about["kind"] not in _KINDS:
-        raise errors.ProtocolError(f"a call of kind {about['kind']!r:.60}")
-    if not 0 <= about["wait_seconds"] <= MOST_SECONDS:
-        raise errors.ProtocolError(f"a call that waits {about['wait_seconds']} s")
-    weight = about["weight"]
-    # A round divides by the sum of its weights.
-    if not math.isfinite(weight) or (weight < 0 and about["run"]):
-        raise errors.ProtocolError(f"a call of weight {weight} in run {about['run']}")
+    if (kind := head[1]) not in _KINDS:
+        raise errors.ProtocolError(f"a call of kind {kind!r:.60}")
 
 
 def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
@@ -336,8 +326,8 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
     shards = [part[0] for part in parts]
     if len(set(shards)) < len(shards):
         raise errors.ProtocolError("a message that names a shard twice")
-    for shard, generation, at_least, items, ranges, wait, rows in parts:
-        if not (type(shard) is type(generation) is type(at_least) is int):
+    for shard, generation, items, ranges, wait in parts:
+        if not type(shard) is type(generation) is int:
             raise errors.ProtocolError(f"a call to shard {shard!r:.60}")
         if wait not in _WAITS:
             raise errors.ProtocolError(f"a call that waits for {wait!r:.60}")
@@ -348,8 +338,6 @@ def _check_parts(parts: Sequence[Any], layout: Layout) -> None:
         pieces = layout.pieces[shard]
         if len({item[0] for item in items}) < len(items):
             raise errors.ProtocolError(f"a message that names a piece of {shard} twice")
-        if len({row[0] for row in rows}) < len(rows):
-            raise errors.ProtocolError(f"a message that reads a table of {shard} twice")
         if not ranges:
             continue
         asked = sum((b - a) * np.dtype(dtype).itemsize for dtype, a, b in ranges)
@@ -385,57 +373,42 @@ def dtype_of_item(piece: Piece, kind: str) -> str:
     return compute_dtype(dtype) if kind in (GRADIENT, MODEL) else dtype
 
 
-def _pack_item(item: Item) -> list[Any]:
-    packed = None if item.ids is None else pack_array(item.ids)
-    return [item.position, item.start, pack_array(item.data), packed]
+def piece_at(layout: Layout, shard: int, position: Any) -> Piece:
+    """Return a piece of a shard, or refuse a position that has none."""
+    pieces = layout.pieces[shard]
+    if type(position) is not int or not 0 <= position < len(pieces):
+        raise errors.PushRejectedError(
+            f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}"
+        )
+    return pieces[position]
 
 
-def unpack_item(
-    layout: Layout,
-    shard: int,
-    packed: Sequence[Any],
-    *,
-    kind: str,
-    codec: Codec | None,
-) -> Item:
-    """Rebuild the array that goes to a piece, from (position, start, data, ids).
+def _dtype_sent(
+    layout: Layout, shard: int, row: Sequence[Any], *, kind: str, codec: Codec | None
+) -> str:
+    """Return the dtype in which an array travels to a piece.
 
     Raises
     ------
     PushRejectedError
         For an array that does not fit its piece.
     """
-    position, start, data, ids = packed
-    pieces = layout.pieces[shard]
-    if ids is not None:
-        return unpack_rows_item(layout, shard, packed, kind, codec=codec)
-    if not type(position) is type(start) is int or not 0 <= position < len(pieces):
-        raise errors.PushRejectedError(
-            f"piece {position!r:.60} of the {len(pieces)} pieces of shard {shard}, from "
-            f"element {start!r:.60} on"
-        )
-    piece = pieces[position]
+    position, start, n = row
+    piece = piece_at(layout, shard, position)
+    fits = type(start) is type(n) is int
     if codec:
-        return _unpack_words(piece, packed, codec)
-    array = unpack_array(data, dtype_of_item(piece, kind))
-    if array.ndim != 1 or start < 0 or start + len(array) > piece.size:
-        raise errors.PushRejectedError(
-            f"{len(array)} elements at {start} do not fit the {piece.size} elements of "
-            f"parameter {piece.parameter.name!r} in shard {shard}"
+        fits = fits and start == 0
+        fits = fits and (
+            n == COUNTED or (n >= 0 and codec.fits(n, piece.size, piece.start))
         )
-    return Item(position, start, array)
-
-
-def _unpack_words(piece: Piece, packed: Sequence[Any], codec: Codec) -> Item:
-    """Rebuild the words of a whole piece."""
-    position, start, data, _ = packed
-    words = unpack_array(data, codec.dtype)
-    if start or words.ndim != 1 or not codec.fits(len(words), piece.size, piece.start):
+    else:
+        fits = fits and 0 <= start <= start + n <= piece.size
+    if not fits:
         raise errors.PushRejectedError(
-            f"{words.size} words of codec={codec.name!r} from element {start!r:.60} on do not "
-            f"fit the {piece.size} elements of parameter {piece.parameter.name!r}"
+            f"{n!r:.60} elements or words at {start!r:.60} do not fit the {piece.size} "
+            f"elements of parameter {piece.parameter.name!r} in shard {shard}"
         )
-    return Item(position, 0, words)
+    return codec.dtype if codec else dtype_of_item(piece, kind)
 
 
 def _range(layout: Layout, shard: int, packed: Range) -> Range:
@@ -455,20 +428,28 @@ def pack_answers(answers: Sequence[Answer]) -> dict[str, Any]:
     rows = []
     for shard, error, *said, arrays in answers:
         packed = None if error is None else pack_error(error)
-        rows.append([shard, packed, *said, [pack_array(x) for x in arrays]])
+        rows.append([shard, packed, *said, [pack_array(x) for x in arrays if x.size]])
     return {"status": "OK", "value": rows}
 
 
-def unpack_answers(reply: Any, where: str, call: Call) -> list[Answer]:
-    """Rebuild the answers to `call`; anything but an acknowledgement raises."""
+def unpack_answers(
+    reply: Any, where: str, dtypes: Mapping[int, Sequence[str]]
+) -> list[Answer]:
+    """Rebuild the answers of shards; anything but an acknowledgement raises.
+
+    Parameters
+    ----------
+    reply : object
+        The reply of the host.
+    where : str
+        The host, for errors.
+    dtypes : mapping of int to sequence of str
+        By shard the dtypes of the arrays that are read, but for those without elements.
+    """
     found = []
-    asked = {p.shard: [*zip_longest(p.answered, p.words)] for p in call.parts}
     for shard, packed, *said, rows in unpack_reply(reply, where):
         error = None if packed is None else unpack_error(packed)
-        arrays = tuple(
-            unpack_array(data, dtype) if words is None else _unpack_read(data, words)
-            for data, ((dtype, _), words) in zip(rows, asked[shard], strict=False)
-        )
+        arrays = tuple(map(unpack_array, rows, dtypes[shard]))
         found.append(Answer._make((shard, error, *said, arrays)))
     return found
 
@@ -482,15 +463,3 @@ def in_words(
         answer._replace(arrays=encoded(answer.arrays, asked[answer.shard], empty))
         for answer in answers
     ]
-
-
-def _unpack_read(data: Any, how: ReadWords) -> Array:
-    """Rebuild an array of an answer that has come in words."""
-    words, out = unpack_array(data, how.codec.dtype), np.empty(how.n, how.dtype)
-    if len(words) != how.n_words:
-        raise errors.ProtocolError(
-            f"an answer of {len(words):,} words of codec={how.codec.name!r}, which makes "
-            f"{how.n_words:,} of {how.n:,} numbers"
-        )
-    how.decode(words, out)
-    return out

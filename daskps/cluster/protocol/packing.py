@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Arrays up to this size travel inside the message, larger ones as frames of their
 #: own without a copy. (Wrapping an array costs about as much as copying 16 kB.)
 INLINE_NBYTES = 16_384
+#: The answer of a host that lacks the template of a call.
+UNKNOWN = "unknown"
 
 
 def pack_array(array: Array) -> Any:
@@ -38,6 +40,16 @@ def unpack_array(data: Any, dtype: str) -> Array:
             f"expected an array of {dtype}, found {getattr(data, 'dtype', type(data))}"
         )
     return data
+
+
+def bytes_of(data: Any) -> Array:
+    """Return the bytes of an array of any dtype, from :func:`pack_array`."""
+    if isinstance(data, bytes):
+        return np.frombuffer(data, np.uint8)
+    data = unframe(data)
+    if not isinstance(data, np.ndarray) or data.dtype.hasobject:
+        raise errors.ProtocolError(f"an array that is none: {type(data)}")
+    return data.reshape(-1).view(np.uint8)
 
 
 def unpack_reply(reply: Any, where: str) -> Any:

@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 30.0
 #: The host may end a socket without a frame for so long, to give one to another caller.
 IDLE_SECONDS = 1.0
 #: Least bytes of a frame that a caller must send or take in a second.
-SLOW_NBYTES = 1_000_000
+_SLOW_NBYTES = 1_000_000
 #: Events of a socket: bytes have come or its caller is gone; there is room to send. The
 #: set reports one of them, once.
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
@@ -271,7 +271,7 @@ class Connection:
         """Set the latest end of the frame or answer that begins, from its bytes."""
         self.channel.moved = self._begun = now = time.monotonic()
         self._nbytes = nbytes
-        self._until = now + PATIENCE_SECONDS + nbytes / SLOW_NBYTES
+        self._until = now + PATIENCE_SECONDS + nbytes / _SLOW_NBYTES
         self.channel.expect(self._until)
 
     # -- inspection -------------------------------------------------------------
@@ -294,7 +294,7 @@ class Connection:
         """Return for how many seconds its caller is behind, or no byte has moved."""
         if self._until == math.inf:
             return 0.0
-        late = now - self._begun - self._n_moved / SLOW_NBYTES
+        late = now - self._begun - self._n_moved / _SLOW_NBYTES
         return max(late, now - self.channel.moved)
 
     def is_behind(self, now: float) -> bool:

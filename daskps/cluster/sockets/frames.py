@@ -42,7 +42,7 @@ HAS_LR, HAS_LEAST = 1, 2
 MOST_TEMPLATES = 64
 MOST_TEXT = 2**20
 #: Characters of the reason in a refusal.
-MOST_SAID = 1000
+_MOST_SAID = 1000
 
 #: The last field of a head: the number of the frame.
 _NUMBER = struct.Struct("<I")
@@ -183,7 +183,7 @@ def pack_refusal(error: Exception, number: int) -> list[Any]:
     The caller then sends the call as a message, and gets the error itself.
     """
     why = sendable(f"{type(error).__name__}: {error}")
-    return pack_text(REFUSAL, why[:MOST_SAID], number)
+    return pack_text(REFUSAL, why[:_MOST_SAID], number)
 
 
 def pack_answers(answers: Sequence[Answer], number: int) -> list[Any]:

@@ -37,7 +37,7 @@ _FAILED_SECONDS = 0.1
 #: Most threads of one host, and seconds for which an idle one is kept.
 MOST_THREADS, SPARE_SECONDS = 16, 10.0
 #: Events that one look at the set returns.
-MOST_EVENTS = 64
+_MOST_EVENTS = 64
 #: How long a call waits for the lock of a shard: in a thread that may wait, and in the
 #: leader if no other thread can lead.
 LOCK_SECONDS, SHORT_SECONDS = 1.0, 0.01
@@ -212,7 +212,7 @@ class SocketServer:
                 self._look_around(now)
             left = self._next_look - now
             timeout = -1 if left == math.inf else max(0.0, left)
-            self._ready.extend(self._events.poll(timeout, MOST_EVENTS))
+            self._ready.extend(self._events.poll(timeout, _MOST_EVENTS))
         if self._ready:
             number, _ = self._ready.popleft()
             if number == self._wake:

@@ -19,29 +19,44 @@ unbounded tables a mark for each id follows: 1 if the table has a row for it.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daskps.cluster.protocol.messages import (
+    COUNTED,
     Call,
     Part,
     codec_of,
-    dtype_of_item,
-    pack_call,
-    unpack_call,
+    pack_parts,
+    unpack_given_up,
+    unpack_parts,
 )
 from daskps.cluster.protocol.read_words import read_codec_of
 from daskps.cluster.protocol.row_messages import asked_of, given_to, most_rows
-from daskps.cluster.sockets.frames import HAS_LEAST, HAS_LR, Head
+from daskps.cluster.sockets.frames import (
+    CALL,
+    HAS_LEAST,
+    HAS_LR,
+    Head,
+)
 from daskps.config import cache_dir
 from daskps.errors import ProtocolError, PushRejectedError
 from daskps.limits import MOST_PUSHED_ROWS
-from daskps.shards.steps import GRADIENT, MODEL, NO_WAIT, NOTHING, READ, Item, Step
+from daskps.shards.steps import (
+    MODEL,
+    NO_WAIT,
+    NOTHING,
+    READ,
+    Item,
+    Step,
+    changes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from daskps.codecs import Codec
     from daskps.layout.arrays import Layout
@@ -55,12 +70,10 @@ LEAST = np.dtype("int64")
 ID = np.dtype("int64")
 #: Bodies up to this size take no memory of the host's pool.
 SMALL_NBYTES = 65_536
-#: More elements than any shard has.
-_MOST_ELEMENTS = 2**48
 #: Most bytes of words that a socket carries: for each number, and besides.
 _MOST_NBYTES, _MORE_NBYTES = 16, 4096
-#: Stands for the length of an array of words that each frame says.
-COUNTED = -1
+#: More ids or words than any body has.
+_ANY = 2**48
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -77,7 +90,7 @@ def pack_template(
     *,
     tables: tuple[Sequence[int], Sequence[int], bool] = ((), (), False),
     counted: bool = False,
-) -> Any:
+) -> dict[str, Any]:
     """Return the template of a call as plain values.
 
     Parameters
@@ -90,29 +103,12 @@ def pack_template(
     counted : bool
         Whether each frame says how many words there are of each array.
     """
-    parts = tuple(
-        p._replace(step=p.step._replace(items=(), **_NEUTRAL)) for p in call.parts
-    )
-    packed = pack_call(call._replace(parts=parts, wait_seconds=0, token=""))
-    sizes = [
-        [
-            (i.position, i.start, COUNTED if counted else len(i.data))
-            for i in p.step.items
-        ]
-        for p in call.parts
-    ]
-    return {**packed, "sizes": sizes, "tables": tables, "checks": call.step.check}
+    return {**pack_parts(call, counted=counted), "tables": tables}
 
 
-#: Fields that the head of a frame or its body gives, in place of the template.
-_NEUTRAL: dict[str, Any] = {
-    "clock": 0,
-    "sequence": 0,
-    "floor": 0,
-    "weight": 1.0,
-    "lr": None,
-    "at_least": 0,
-}
+def key_of(text: bytes) -> bytes:
+    """Return the key by which a host knows the template with a text."""
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 class BodyItem(NamedTuple):
@@ -171,7 +167,7 @@ def body_items(
     return tuple(sorted(found, key=lambda one: -one.dtype.itemsize))
 
 
-class FrameBody(NamedTuple):
+class _FrameBody(NamedTuple):
     """The body of a frame, by part."""
 
     #: Versions to wait for; None where it says none.
@@ -180,6 +176,8 @@ class FrameBody(NamedTuple):
     items: list[list[Item]]
     #: Ids of the rows to read, by table.
     asked: Sequence[Sequence[Array]]
+    #: Pushes before this one that their caller has given up.
+    given_up: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +197,9 @@ class FrameTemplate:
     reads_at: tuple[tuple[int, ...], ...]
     #: The table piece of each number of ids.
     pieces: tuple[TablePiece, ...]
-    #: For each number of ids, and of words: its maximum, and the bytes that come with
-    #: each id or word.
-    limits: tuple[tuple[int, int], ...]
+    #: For each number of ids, and of words: its maximum by socket and at all, and the
+    #: bytes that come with each id or word.
+    limits: tuple[tuple[int, int, int], ...]
     #: Bytes of a body without ids and rows, and of one with as many as are allowed.
     least_nbytes: int
     most_nbytes: int
@@ -250,8 +248,13 @@ class FrameTemplate:
         small = head.nbytes <= SMALL_NBYTES
         return [(np.empty if small else empty)(head.nbytes, np.uint8)]
 
-    def read_body(self, head: Head, body: Sequence[Array]) -> FrameBody:
+    def read_body(
+        self, head: Head, body: Sequence[Array], *, by_socket: bool = True
+    ) -> _FrameBody:
         """Return the content of the body of a frame of this template.
+
+        By socket it is one buffer. In a message each array that is not empty follows
+        the numbers in a buffer of its own: to join them would copy them.
 
         Raises
         ------
@@ -259,32 +262,40 @@ class FrameTemplate:
             If the numbers of ids are impossible or do not fit the body, or ids of rows
             belong to another shard.
         """
-        data, n_parts = body[0] if body else _NO_BYTES, len(self.items)
-        least, at = None, 0
+        if head.weight < 0 and (run := self.call.step.run):
+            raise ProtocolError(f"a call of weight {head.weight} in run {run}")
+        buffers, n_parts = iter(body), len(self.items)
+        data, least, at = next(buffers, _NO_BYTES), None, 0
         if head.flags & HAS_LEAST:
             at = LEAST.itemsize * n_parts
             least = data[:at].view(LEAST).tolist()
         counts, cut, asked = list[int](), list["Array"](), list[list["Array"]]()
-        if self.limits:
+        if self.limits or not by_socket:
             first = at + ID.itemsize * len(self.limits)
             counts = data[at:first].view(ID).tolist()
-            self._check_counts(counts, len(data) - at)
-            at = first + ID.itemsize * sum(counts[: len(self.pieces)])
-            cut = self._cut(data[first:at].view(ID), counts)
+            self._check_counts(counts, head.nbytes - at, by_socket=by_socket)
+            cut, data, at = self._cut(counts, data[first:], buffers)
             n, k = len(self.read), n_parts * len(self.pushed)
             asked = [cut[k + i * n : k + (i + 1) * n] for i in range(n_parts)]
         items = [*map(list, self.items)]
         for part, slot, dtype, n, k, row in self.given:
-            end = at + dtype.itemsize * (n if k < 0 else n * counts[k])
+            size = dtype.itemsize * (n if k < 0 else n * counts[k])
+            if size and at == len(data):
+                data, at = next(buffers, _NO_BYTES), 0
+            if (end := at + size) > len(data):
+                raise ProtocolError(f"a call with {len(data):,} bytes of an array")
             array, of = data[at:end].view(dtype), items[part]
             position, start, *_ = of[slot]
             of[slot] = Item(position, start, array, None if row < 0 else cut[row])
             at = end
-        return FrameBody(least, items, asked)
+        return _FrameBody(least, items, asked)
 
-    def _check_counts(self, counts: Sequence[int], nbytes: int) -> None:
+    def _check_counts(
+        self, counts: Sequence[int], nbytes: int, *, by_socket: bool
+    ) -> None:
         found = self.least_nbytes
-        for n, (most, each) in zip(counts, self.limits, strict=True):
+        for n, (here, at_all, each) in zip(counts, self.limits, strict=True):
+            most = here if by_socket else at_all
             if not 0 <= n <= most:
                 raise ProtocolError(
                     f"a call with {n:,} ids or words for a shard, which takes {most:,}"
@@ -295,20 +306,50 @@ class FrameTemplate:
                 f"a call with {nbytes:,} bytes, whose numbers of ids make {found:,}"
             )
 
-    def _cut(self, ids: Array, counts: Sequence[int]) -> list[Array]:
-        """Return the ids of each table piece, which must be its own."""
-        cut, k = list[Any](), 0
+    def _cut(
+        self, counts: Sequence[int], data: Array, buffers: Iterator[Array]
+    ) -> tuple[list[Array], Array, int]:
+        """Return the ids of each table piece, which must be its own.
+
+        Also the buffer that the last of them are in, and where they end there.
+        """
+        cut, at = list[Any](), 0
         for n, piece in zip(counts, self.pieces, strict=False):
-            cut.append(some := ids[k : k + n])
-            k += n
-            if n and not piece.holds(some, cache_dir=cache_dir()):
+            if n and at == len(data):
+                data, at = next(buffers, _NO_BYTES), 0
+            end = at + ID.itemsize * n
+            cut.append(some := data[at:end].view(ID))
+            at = end
+            if n and not (len(some) == n and piece.holds(some, cache_dir=cache_dir())):
                 error = PushRejectedError if self.pushed else ProtocolError
                 raise error(
                     f"{n:,} ids do not fit shard {piece.shard}, which has {piece}"
                 )
-        return cut
+        return cut, data, at
 
-    def parts(self, head: Head, body: FrameBody) -> list[Part]:
+    def call_in(
+        self, head: Head, body: Sequence[Array], *, given_up: Sequence[Any], token: str
+    ) -> Call:
+        """Return the call in a message of this template.
+
+        Raises
+        ------
+        ProtocolError, PushRejectedError
+            If the body is none of this template.
+        """
+        if head.kind != CALL or head.nbytes != sum(map(len, body)):
+            raise ProtocolError(f"a message that no caller sends: {head!r:.200}")
+        said = self.read_body(head, body, by_socket=False)
+        said = said._replace(given_up=unpack_given_up(given_up))
+        parts = self.parts(head, said)
+        if self.read and not any(part.ranges or part.step.tick for part in parts):
+            parts = [part for part in parts if part.reads or changes(part.step)]
+        if not parts:
+            raise ProtocolError("a call to no shard at all")
+        wait = head.wait_ms / 1000
+        return self.call._replace(parts=tuple(parts), wait_seconds=wait, token=token)
+
+    def parts(self, head: Head, body: _FrameBody) -> list[Part]:
         """Return the part of each shard in the call of a frame of this template.
 
         A part of a call that only reads reads nothing if no id belongs to its shard.
@@ -347,6 +388,7 @@ class FrameTemplate:
                 generation=step.generation,
                 check=step.check,
                 touched=step.touched,
+                given_up=body.given_up,
             )
             one = Part(shard, said, ranges, asked)
             found.append(one.in_words(self.read_codec) if self.read_codec else one)
@@ -354,26 +396,30 @@ class FrameTemplate:
 
 
 def unpack_template(
-    said: Any, layout_of: Callable[[str, int], Layout]
+    said: Any, layout_of: Callable[[str, int], Layout], *, owned: bool = True
 ) -> FrameTemplate:
     """Return the template that a caller has sent.
 
     Parameters
     ----------
     said : object
-        The template as :func:`pack_template` returns it.
+        The template as :func:`pack_template` has it.
     layout_of : callable
         Returns the layout of a store by its name and one of its shards, or raises.
+    owned : bool
+        Whether shards may keep and change arrays that come.
 
     Raises
     ------
     ProtocolError, PushRejectedError, StaleGenerationError
         If no call can have that template. A malformed text raises other errors.
     """
-    layout = layout_of(str(said["head"][0]), said["parts"][0][0])
-    call, arrays, codec = _call_of(said, layout)
-    kind = call.step.kind
-    *named, finds = said["tables"]
+    protocol, head, parts, [*named, finds] = (
+        said[name] for name in ("protocol", "head", "parts", "tables")
+    )
+    layout = layout_of(str(head[0]), parts[0][0])
+    call, arrays = unpack_parts(protocol, head, parts, layout, owned=owned)
+    kind, codec = call.step.kind, codec_of(call.codec, call.step.kind)
     pushed, read = (_tables(layout, of) for of in named)
     if type(finds) is not bool or (finds and any(t.is_bounded for t in read)):
         raise ProtocolError(
@@ -385,7 +431,7 @@ def unpack_template(
     given = body_items(arrays, pushed, kind, n_read=len(read), word=word)
     n, reads_in = len(call.parts), call.read_codec
     limits = [_limit(table, kind, is_coded=bool(word)) for table in pushed] * n
-    limits += [(most_rows(t), ID.itemsize) for t in read] * n
+    limits += [(most_rows(t), most_rows(t), ID.itemsize) for t in read] * n
     if word:
         for part, of in zip(call.parts, arrays, strict=True):
             pieces = layout.pieces[part.shard]
@@ -395,7 +441,8 @@ def unpack_template(
                 if n == COUNTED
             ]
             sizes += [MOST_PUSHED_ROWS * table.dim for table in pushed]
-            limits += [(most_words(n, word), np.dtype(word).itemsize) for n in sizes]
+            each = np.dtype(word).itemsize
+            limits += [(most_words(n, word), _ANY, each) for n in sizes]
     nbytes = ID.itemsize * len(limits)
     nbytes += sum(one.dtype.itemsize * one.n for one in given if one.counted < 0)
     return FrameTemplate(
@@ -419,7 +466,7 @@ def unpack_template(
         ),
         tuple(limits),
         nbytes,
-        nbytes + sum(most * each for most, each in limits),
+        nbytes + sum(most * each for most, _, each in limits),
         sum(part.answer_nbytes for part in call.parts),
         max((t.row_nbytes + (not t.is_bounded) for t in read), default=0),
         codec,
@@ -428,62 +475,11 @@ def unpack_template(
     )
 
 
-def _call_of(
-    said: Any, layout: Layout
-) -> tuple[Call, list[list[tuple[str, int]]], Codec | None]:
-    """Return a call of a template, dtype and length of its arrays, and their codec.
-
-    Of arrays whose words each frame counts the call has none.
-    """
-    protocol, [*head], parts, sizes, checks = (
-        said[name] for name in ("protocol", "head", "parts", "sizes", "checks")
-    )
-    kind, name = head[1], head[-2]
-    codec = codec_of(name, kind)
-    counted = {n == COUNTED for rows in sizes for _, _, n in rows} == {True}
-    if is_counted := counted and codec is not None:
-        head[-2] = ""  # `FrameTemplate.read_body` checks the words that come
-    arrays = []
-    for part, rows in zip(parts, sizes, strict=True):
-        pieces, of = layout.pieces[part[0]], list[tuple[str, int]]()
-        if part[6]:
-            raise ProtocolError("a template that names rows, which its frames name")
-        part[3] = []
-        for position, start, n in rows:
-            if not (type(position) is int and 0 <= position < len(pieces)):
-                raise ProtocolError(f"piece {position!r:.60} of shard {part[0]!r:.60}")
-            dtype = dtype_of_item(pieces[position], kind)
-            word = codec.dtype if codec else dtype
-            if is_counted and not start:
-                part[3].append([position, 0, np.empty(0, dtype), None])
-            else:
-                part[3].append([position, start, _sized(n, word), None])
-            of.append((word, n))
-        arrays.append(of)
-    call = unpack_call(protocol, head, parts, layout, owned=True)
-    if checks is not False:
-        # The first shard would have applied its part before the second one finds an
-        # error.
-        if checks is not True or len(call.parts) > 1 or codec or kind != GRADIENT:
-            raise ProtocolError(f"a template of a {kind!r:.60} that is to be looked at")
-        [part] = call.parts
-        part = part._replace(step=part.step._replace(check=True))
-        call = call._replace(parts=(part,))
-    return call._replace(codec=name), arrays, codec
-
-
-def _sized(n: int, dtype: str) -> Array:
-    """Return an array of a given length that takes no memory."""
-    if type(n) is not int or not 0 <= n <= _MOST_ELEMENTS:
-        raise ProtocolError(f"an array of {n!r:.60} elements")
-    return np.broadcast_to(np.zeros((), dtype), (n,))
-
-
-def _limit(table: Table, kind: str, *, is_coded: bool) -> tuple[int, int]:
-    """Return the most rows of a table that may come, and the bytes with each id."""
+def _limit(table: Table, kind: str, *, is_coded: bool) -> tuple[int, int, int]:
+    """Return how many rows of a table may come, and the bytes with each id."""
     dtype, wide = given_to(table, kind)
     each = 0 if is_coded else np.dtype(dtype).itemsize * wide
-    return MOST_PUSHED_ROWS, ID.itemsize + each
+    return MOST_PUSHED_ROWS, _ANY, ID.itemsize + each
 
 
 def _tables(layout: Layout, ordinals: Iterable[Any]) -> tuple[Table, ...]:

@@ -27,7 +27,8 @@ PUSH_CALLS, PUSH_FILES = 62, 9
 PULL_CALLS = 10
 #: Of a push in a run without rounds.
 FREE_CALLS = 76
-FAR_FILES = 28
+#: A message passes the files of the frame that it carries, those of sockets too.
+FAR_FILES = 30
 #: Of a handle: a push of rows and one of arrays, and a pull of rows.
 ROW_PUSH_CALLS, HANDLE_PUSH_CALLS, ROW_PULL_CALLS = 130, 98, 19
 #: Of a trainer's push of rows in a run without rounds.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
 import logging
 import random
 from contextlib import suppress
@@ -29,6 +30,8 @@ from daskps.cluster.host.node import HOSTS
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.protocol.handlers import DIRECTORY, HOST
 from daskps.cluster.protocol.messages import _HEAD
+from daskps.cluster.protocol.packing import UNKNOWN
+from daskps.cluster.sockets.frames import HEAD_NBYTES, pack_head, unpack_head
 from daskps.cluster.upstream import dumps
 from tests.cluster.saved import blueprint, source_of
 from tests.invariants import validate
@@ -59,6 +62,11 @@ JUNK: tuple[Any, ...] = (
 SECONDS = 0.25
 
 
+def kind_of(message):
+    """Return the kind of the step in a call that comes with its form."""
+    return json.loads(message["text"])["head"][1]
+
+
 class Recorder:
     """The messages that reach the handlers, by door and method."""
 
@@ -67,7 +75,7 @@ class Recorder:
         self.patch = monkeypatch
         for door, of in (("handle", Directory), ("handle_control", ShardHost)):
             self.record(door, of, lambda kwargs: kwargs["method"])
-        self.record("handle_call", ShardHost, lambda kwargs: str(kwargs["head"][1]))
+        self.record("handle_call", ShardHost, kind_of)
 
     def record(self, door, of, name):
         real, found = getattr(of, door), self.found
@@ -179,6 +187,8 @@ async def ask(handler, message):
         reply = await asyncio.wait_for(handler(**message), 2)
     except Exception as error:  # noqa: BLE001 - reported with all others
         return f"raised {error!r:.200}"
+    if reply["status"] == UNKNOWN:
+        return None
     rows = [row[1] for row in reply.get("answers", ()) if row[1]]
     found = rows if reply["status"] == "OK" else [reply["error"]]
     return (
@@ -240,11 +250,28 @@ async def steps(directory, recorder, sync):
     message |= {"size": 2, "graph": False}
     reply = await directory.handle(**message)
     call = copy.deepcopy(recorder.found["handle_call", "gradient"])
-    named = dict(zip(_HEAD, call["head"], strict=True))
-    named |= {"run": reply["value"], "rank": 0, "clock": 0, "tick": True}
-    named |= {"producer": 0, "sequence": 0, "wait_seconds": 0.0}
-    call["parts"] = [[*part[:-1], "read"] for part in call["parts"]]
-    return reply["value"], {**call, "head": list((named | {"lr": None}).values())}
+    form = json.loads(call["text"])
+    named = dict(zip(_HEAD, form["head"], strict=True))
+    named |= {"run": reply["value"], "rank": 0, "tick": True, "producer": 0}
+    form["parts"] = [[*part[:-1], "read"] for part in form["parts"]]
+    text = json.dumps({**form, "head": list(named.values())}).encode()
+    head = unpack_head(call["head"])._replace(clock=0, sequence=0, wait_ms=0, flags=0)
+    return reply["value"], {**call, "text": text, "head": pack_head(head)}
+
+
+async def wrong_forms(handler, message, rng):
+    """Send a call with one thing wrong in its form, or in the numbers of its head."""
+    found = []
+    for one in wrong(json.loads(message["text"]), rng):
+        with suppress(TypeError, ValueError, UnicodeEncodeError):  # no text has it
+            said = {**message, "text": json.dumps(one).encode()}
+            found += [(a, one) for a in [await ask(handler, said)] if a]
+    for at in range(HEAD_NBYTES - 8):  # behind these it says how long it may wait
+        data = bytearray(message["head"])
+        data[at] ^= 1 << rng.randrange(8)
+        if said := await ask(handler, {**message, "head": bytes(data)}):
+            found.append((said, bytes(data)))
+    return found
 
 
 async def wrongs(handler, message, rng):
@@ -273,6 +300,7 @@ async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog, tmp
     for sync in ("asp", "bsp"):
         run, call = await steps(directory, recorder, sync)
         bad += await wrongs(host.handle_call, call, rng)
+        bad += await wrong_forms(host.handle_call, call, rng)
         await directory.handle("close_run", run=run)
     messages = {**dict(guessed()), **recorder.found, **dict(unsent(store))}
     for (door, _), message in sorted(messages.items(), key=itemgetter(0)):

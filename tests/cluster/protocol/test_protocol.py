@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import msgpack
@@ -18,12 +19,19 @@ from daskps.cluster.protocol.messages import (
     PROTOCOL,
     Call,
     identity,
-    pack_call,
     unpack_answers,
 )
-from daskps.cluster.protocol.packing import pack_array, pack_error, unpack_reply
+from daskps.cluster.protocol.packing import (
+    bytes_of,
+    pack_array,
+    pack_error,
+    unpack_reply,
+)
+from daskps.cluster.sockets.frames import TEMPLATE, unpack_head
+from daskps.cluster.sockets.frames import pack_head as pack
 from daskps.shards.memory.format import MAX_PRODUCERS, N_PRODUCERS
 from daskps.shards.steps import ADD, GRADIENT, Step
+from tests.cluster.by_socket import dtypes_of, message_of
 from tests.seams import shards_of
 from tests.support import store
 
@@ -41,12 +49,12 @@ def shard(client):
 
 
 def call_of(store, data=None, **head):
-    """Return a call that adds ones, and its wire form."""
+    """Return a call that adds ones, and its wire template."""
     head = {"kind": ADD, "producer": 10**9, "sequence": 0, **head}
     data = np.ones(10, "f4") if data is None else data
     meta = shards_of(store).meta
     call = routes.push(meta, {0: data}, Step(**head)).call(meta, [0], 30.0, "")
-    return call, pack_call(call)
+    return call, message_of(call, meta.layout)
 
 
 def send(store, message, op="daskps_call"):
@@ -57,14 +65,14 @@ def send(store, message, op="daskps_call"):
 
 def deliver(store, **head):
     call, message = call_of(store, **head)
-    [answer] = unpack_answers(send(store, message), "the worker", call)
+    [answer] = unpack_answers(send(store, message), "the worker", dtypes_of(call))
     if answer.error:
         raise answer.error
     return answer
 
 
 def test_good_message(shard):
-    """The raw form that the tests below spoil is one that is applied."""
+    """The raw template that the tests below spoil is one that is applied."""
     assert deliver(shard).version == 1
     np.testing.assert_array_equal(shard["w"].pull(), W + 1)
 
@@ -79,13 +87,20 @@ def spoil(change):
     return spoiled
 
 
+def in_form(change):
+    """Change the text of a message's template."""
+
+    def changed(message):
+        template = json.loads(message["text"])
+        change(template)
+        message["text"] = json.dumps(template).encode()
+
+    return changed
+
+
 def set_head(name, value):
-    fields = list(pack_head())
-
-    def change(message):
-        message["head"][fields.index(name)] = value
-
-    return change
+    at = list(pack_head()).index(name)
+    return in_form(lambda template: template["head"].__setitem__(at, value))
 
 
 def pack_head():
@@ -95,15 +110,28 @@ def pack_head():
 
 
 def set_part(position, value):
+    return in_form(lambda template: template["parts"][0].__setitem__(position, value))
+
+
+def set_item(position, value):
+    return in_form(
+        lambda template: template["parts"][0][2][0].__setitem__(position, value)
+    )
+
+
+def set_data(*arrays):
     def change(message):
-        message["parts"][0][position] = value
+        head = unpack_head(message["head"])
+        nbytes = sum(len(bytes_of(array)) for array in arrays)
+        message["head"] = pack(head._replace(nbytes=nbytes))
+        message["body"] = [*arrays]
 
     return change
 
 
-def set_item(position, value):
+def set_number(**said):
     def change(message):
-        message["parts"][0][3][0][position] = value
+        message["head"] = pack(unpack_head(message["head"])._replace(**said))
 
     return change
 
@@ -125,46 +153,60 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "later generation": (set_part(1, 2), daskps.StaleGenerationError),
     "earlier generation": (set_part(1, 0), daskps.StaleGenerationError),
     "unknown run": (set_head("run", 77), daskps.RunCancelledError),
-    "too long": (
-        set_item(2, pack_array(np.ones(11, "f4"))),
-        daskps.PushRejectedError,
-    ),
+    "too long": (set_data(pack_array(np.ones(11, "f4"))), daskps.ProtocolError),
     "too long as a frame": (
-        set_item(2, pack_array(np.ones(20_000, "f4"))),
-        daskps.PushRejectedError,
+        set_data(pack_array(np.ones(20_000, "f4"))),
+        daskps.ProtocolError,
     ),
-    "wrong dtype as a frame": (
-        set_item(2, pack_array(np.ones(20_000, "f8"))),
-        daskps.PushRejectedError,
+    "array of nothing that is one": (
+        lambda m: m.update(body=[None]),
+        daskps.ProtocolError,
     ),
+    "in two pieces": (set_data(bytes(20), bytes(20)), daskps.ProtocolError),
+    "other length than the head says": (
+        set_number(nbytes=36),
+        daskps.ProtocolError,
+    ),
+    "no call": (set_number(kind=TEMPLATE), daskps.ProtocolError),
     "starts below": (set_item(1, -1), daskps.PushRejectedError),
     "starts beyond": (set_item(1, 1), daskps.PushRejectedError),
     "rows of what has none": (
-        set_item(3, np.arange(2).tobytes()),
-        daskps.PushRejectedError,
+        in_form(lambda template: template.update(tables=[[0], [], False])),
+        daskps.ProtocolError,
     ),
-    "half an id": (set_item(3, b"\0\0\0"), ValueError),
-    "more than ids": (lambda m: m["parts"][0][3][0].append(None), ValueError),
-    "half an element": (set_item(2, b"\0\0\0\0\0\0"), ValueError),
-    "head too short": (lambda m: m["head"].pop(), ValueError),
-    "part too short": (lambda m: m["parts"][0].pop(), ValueError),
-    "no parts": (lambda m: m["parts"].clear(), ValueError),
+    "half an element": (set_data(b"\0\0\0\0\0\0"), daskps.ProtocolError),
+    "numbers too short": (lambda m: m.update(head=m["head"][1:]), daskps.ProtocolError),
+    "head too short": (in_form(lambda template: template["head"].pop()), ValueError),
+    "part too short": (
+        in_form(lambda template: template["parts"][0].pop()),
+        ValueError,
+    ),
+    "no parts": (
+        in_form(lambda template: template["parts"].clear()),
+        (daskps.DaskPSError, ValueError),
+    ),
+    "no text": (lambda m: m.update(text=b"{"), daskps.ProtocolError),
+    "no name": (lambda m: m.update(token=3), daskps.ProtocolError),
+    "given up what is no number": (
+        lambda m: m.update(given_up=["x"]),
+        daskps.ProtocolError,
+    ),
     "unknown piece": (set_item(0, 3), (daskps.DaskPSError, ValueError)),
     "negative piece": (set_item(0, -1), (daskps.DaskPSError, ValueError)),
     "unknown kind": (set_head("kind", "sing"), (daskps.DaskPSError, ValueError)),
     "read beyond": (
-        set_part(4, [["float32", 0, 99]]),
+        set_part(3, [["float32", 0, 99]]),
         (daskps.DaskPSError, ValueError),
     ),
     "read of another dtype": (
-        set_part(4, [["int8", 0, 1]]),
+        set_part(3, [["int8", 0, 1]]),
         (daskps.DaskPSError, ValueError),
     ),
 }
 
 
 def raise_refusal(reply, call):
-    for answer in unpack_answers(reply, "the worker", call):
+    for answer in unpack_answers(reply, "the worker", dtypes_of(call)):
         if answer.error:
             raise answer.error
 
@@ -188,7 +230,7 @@ def test_refused_messages_change_nothing(shard, what):
 def test_only_an_acknowledgement_is_success(reply):
     call = Call("u", ())
     with pytest.raises(daskps.ProtocolError, match=r"tcp://w.*preload"):
-        unpack_answers(reply, "tcp://w", call)
+        unpack_answers(reply, "tcp://w", dtypes_of(call))
     with pytest.raises(daskps.ProtocolError):
         unpack_reply(reply, "tcp://w")
 
@@ -248,6 +290,18 @@ def test_hello(shard):
     assert unpack_reply(reply, "the worker") == identity()
 
 
+def test_a_form_is_told_once(shard):
+    """A host that does not know it says so and changes nothing."""
+    call, message = call_of(shard, sequence=1)
+    text = message.pop("text")
+    unknown = {**message, "template": b"0" * 16, "text": None}
+    assert send(shard, unknown) == {"status": "unknown"}
+    for said in ({**message, "text": text}, {**message, "text": None}):
+        [answer] = unpack_answers(send(shard, said), "the worker", dtypes_of(call))
+        assert answer.version == 1
+    np.testing.assert_array_equal(shard["w"].pull(), W + 1)
+
+
 # -- repeats -----------------------------------------------------------------------
 
 
@@ -291,11 +345,10 @@ def producers_of_client(store, owner, n):
 def deliver_all(store, ids):
     link = shards_of(store).link
     _, message = call_of(store)
-    at = list(pack_head()).index("producer")
 
     async def all_of_them():
         for number in ids:
-            message["head"][at] = number
+            set_head("producer", number)(message)
             reply = await link.rpc(store.placement[0], "daskps_call", **message)
             assert unpack_reply(reply, "it")[0][1] is None
 

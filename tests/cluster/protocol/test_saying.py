@@ -17,7 +17,7 @@ from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import at_least
 from daskps.cluster.protocol.deadline import Deadline
-from daskps.cluster.protocol.messages import Call, Part, pack_call, unpack_call
+from daskps.cluster.protocol.messages import Call, Part
 from daskps.cluster.protocol.packing import pack_error, unpack_error
 from daskps.cluster.protocol.row_messages import RowRequest
 from daskps.cluster.protocol.wellformed import MOST_SECONDS, check
@@ -25,12 +25,12 @@ from daskps.errors import (
     ClockError,
     DaskPSError,
     ProtocolError,
-    PushRejectedError,
     RunCancelledError,
 )
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import GRADIENT, NOTHING, Item, Step
 from daskps.version import Version
+from tests.cluster.by_socket import arrived
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_a_call_that_waits_on_ticks_no_second_time(meta: StoreMap) -> None:
 
 
 def spoiled(*, step: dict[str, Any], more: dict[str, Any], n_parts: int) -> Any:
-    """Return a message to the first of two shards with something else in it."""
+    """Return a call to the first of two shards with something else in it."""
     good = {"kind": GRADIENT, "items": (Item(0, 0, np.ones(4)),)}
     asked = more.get("ranges", (("float64", 0, 4),))
     one = Part(0, Step(**{**good, **step}), asked)
-    return pack_call(Call("u", (one,) * n_parts, more.get("wait_seconds", 1.0)))
+    return Call("u", (one,) * n_parts)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,6 @@ def spoiled(*, step: dict[str, Any], more: dict[str, Any], n_parts: int) -> Any:
         pytest.param({}, {"ranges": (("float64", 0, 3),) * 2}, 1, id="read twice"),
         pytest.param({"weight": math.nan}, {}, 1, id="no weight"),
         pytest.param({"weight": -1.0, "run": 7}, {}, 1, id="negative weight in a run"),
-        pytest.param({}, {"wait_seconds": -1.0}, 1, id="no time"),
         pytest.param({"sequence": -2}, {}, 1, id="no number"),
         pytest.param({"kind": "sing"}, {}, 1, id="no kind"),
         pytest.param({"wait": "sing"}, {}, 1, id="no wait"),
@@ -117,22 +116,19 @@ def test_a_call_that_no_caller_makes_is_refused(
     meta: StoreMap, step: dict[str, Any], more: dict[str, Any], n_parts: int
 ) -> None:
     good = spoiled(step={}, more={}, n_parts=1)
-    assert unpack_call(**good, layout=meta.layout).parts[0].ranges
+    assert arrived(good, meta.layout).parts[0].ranges
     with pytest.raises(ProtocolError):
-        unpack_call(
-            **spoiled(step=step, more=more, n_parts=n_parts), layout=meta.layout
-        )
+        arrived(spoiled(step=step, more=more, n_parts=n_parts), meta.layout)
 
 
 def test_rows_go_to_no_array(meta: StoreMap) -> None:
     item = Item(0, 0, np.ones(4), np.array([7, 7]))
-    packed = pack_call(Call("u", (Part(0, Step(GRADIENT, (item,))),)))
-    with pytest.raises(PushRejectedError, match="no table"):
-        unpack_call(**packed, layout=meta.layout)
+    call = Call("u", (Part(0, Step(GRADIENT, (item,))),))
+    with pytest.raises(ProtocolError, match="table -1 of the 0 of a store"):
+        arrived(call, meta.layout)
     asked = RowRequest(0, np.array([0]), 4, "float64")
-    packed = pack_call(Call("u", (Part(0, Step(), (), (asked,)),)))
-    with pytest.raises(ProtocolError, match="no table"):
-        unpack_call(**packed, layout=meta.layout)
+    with pytest.raises(ProtocolError, match="table -1 of the 0 of a store"):
+        arrived(Call("u", (Part(0, Step(), (), (asked,)),)), meta.layout)
 
 
 class OddError(Exception):

@@ -31,13 +31,13 @@ from daskps.cluster.caller.thread_call import ThreadCall
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.socket_calls import SocketCalls
 from daskps.cluster.protocol.deadline import Deadline
-from daskps.cluster.protocol.messages import Call, Part, pack_call, unpack_call
+from daskps.cluster.protocol.messages import Call, Part
 from daskps.cluster.sockets.connection import ANSWERED, OTHERS, Connection
 from daskps.cluster.sockets.served import ServedChannel
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import ADD, GRADIENT, NO_WAIT, READ, Item, Step
-from tests.cluster.by_socket import hosted_shards
+from tests.cluster.by_socket import arrived, hosted_shards
 from tests.cluster.callers import map_of
 from tests.cluster.hosted import bare_host
 
@@ -154,9 +154,9 @@ class Model:
         self.out = np.zeros(4)
         #: What a caller knows of the store, and its ways by sockets.
         self.meta = map_of(host.shards["s", 0], ["a", "a"])
-        self.pool: Any
-        self.pool = SimpleNamespace(give_back=self._give_back, end=self._end)
-        self.rows = SocketRoutes(self.pool, self.meta)
+        self.sockets: Any
+        self.sockets = SimpleNamespace(give_back=self._give_back, end=self._end)
+        self.rows = SocketRoutes(self.meta)
         #: What comes before a message, which would wait for it.
         self.first: Callable[[], None] | None = None
 
@@ -168,9 +168,8 @@ class Model:
         target = None
         if isinstance(request, Request):
             target, request = request.target, request.call(self.meta, shards, 30.0, "")
-        arrived = unpack_call(**pack_call(request), layout=LAYOUT)
         done: Future[Reply] = Future()
-        answers = self.loop.run_until_complete(self.host.call(arrived))
+        answers = self.loop.run_until_complete(self.host.call(arrived(request, LAYOUT)))
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
@@ -216,7 +215,6 @@ class Model:
         frame = SocketFrame(CallTemplate("a", call), SLICES, reads, nbytes=32)
         self.out[:] = -1
         route: Any = SimpleNamespace(
-            sockets=self.pool,
             frames=[frame],
             run=step.run,
             may_wait=bool(step.run),
@@ -240,7 +238,7 @@ class Model:
         return self._made(call_socket, made)
 
     def _made(self, call_socket: CallSocket, made: SocketCarrier) -> Reply:
-        self.pool.take = lambda *_: call_socket
+        self.sockets.take = lambda *_: call_socket
         # Not `run`: the loop of the messages is this thread's.
         whole = ThreadCall(made, FOREVER, self.send)
         whole.begin()

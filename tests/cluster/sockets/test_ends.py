@@ -367,7 +367,8 @@ def test_a_call_that_waits_in_vain_goes_on_by_message(caplog):
             take=lambda *_: call_socket,
             end=lambda _, call_socket, **__: ended.append(call_socket),
         )
-        about: Any = {"sockets": pool, "frames": [template], "words": ()}
+        remote.sockets = pool
+        about: Any = {"frames": [template], "words": ()}
         route: Any = SimpleNamespace(**about, run=7, may_wait=True)
         host.send(pack_head(Head(ANSWER, number=1)))
         call = SocketCarrier(

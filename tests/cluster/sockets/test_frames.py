@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.cluster.protocol.messages import Answer, Call, Part, pack_call, unpack_call
+from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.sockets.frames import (
     ANSWER,
     CALL,
@@ -129,13 +129,13 @@ def test_a_head_that_no_end_sends_is_refused(wrong):
         unpack_head(pack_head(Head(CALL)._replace(**wrong)))
 
 
-@pytest.mark.parametrize("name", ["clock", "sequence", "floor", "run", "producer"])
-def test_a_message_with_a_number_that_can_grow_no_more_is_refused_too(name):
+@pytest.mark.parametrize("name", ["run", "producer"])
+def test_a_form_with_a_number_that_can_grow_no_more_is_refused_too(name):
     """Shards count on from what they are told, in words of 64 bits."""
     said: dict[str, Any] = {"run": 1, "rank": 0, name: 2**63 - 1}
-    packed = pack_call(Call("store", (Part(0, Step(GRADIENT, **said)),)))
+    template = pack_template(Call("store", (Part(0, Step(GRADIENT, **said)),)))
     with pytest.raises(ProtocolError, match=f"a call with {name}=9223372036854775807"):
-        unpack_call(**packed, layout=LAYOUT)
+        unpack_template(template, layout_of)
 
 
 # -- calls and their templates ---------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_template_takes_no_memory_for_its_arrays():
     call = Call("store", (Part(0, Step(kind=GRADIENT, items=(Item(0, 0, data),))),))
     template = unpack_template(said(call), layout_of)
     [item] = template.call.parts[0].step.items
-    assert item.data.strides == (0,)
+    assert item.data.nbytes == 0
     assert (template.least_nbytes, template.most_nbytes) == (28, 28)
 
 
@@ -317,19 +317,19 @@ def test_a_body_of_another_length_is_refused(nbytes, flags):
         (lambda f: f["head"].__setitem__(-1, "evil"), (ValueError, KeyError)),
         (lambda f: f["head"].__setitem__(-2, "evil"), (ValueError, KeyError)),
         (lambda f: f["parts"][0].__setitem__(0, 3), (ProtocolError, IndexError)),
-        (lambda f: f["parts"][0].__setitem__(4, [["float32", 0, 99]]), ProtocolError),
+        (lambda f: f["parts"][0].__setitem__(3, [["float32", 0, 99]]), ProtocolError),
         (lambda f: f["parts"].append(f["parts"][0]), (ProtocolError, ValueError)),
-        (lambda f: f["sizes"][0][0].__setitem__(0, 99), ProtocolError),
-        (lambda f: f["sizes"][0][0].__setitem__(0, -1), ProtocolError),
-        (lambda f: f["sizes"][0][0].__setitem__(1, -1), PushRejectedError),
-        (lambda f: f["sizes"][0][0].__setitem__(1, 99), PushRejectedError),
-        (lambda f: f["sizes"][0][0].__setitem__(2, -1), ProtocolError),
-        (lambda f: f["sizes"][0][0].__setitem__(2, 2**62), ProtocolError),
-        (lambda f: f["sizes"][0][0].__setitem__(2, 2**47), PushRejectedError),
-        (lambda f: f["sizes"][0][0].__setitem__(2, 1.5), ProtocolError),
-        (lambda f: f["sizes"][0][0].append(6), ValueError),
-        (lambda f: f["sizes"][0].append(f["sizes"][0][0]), ProtocolError),
-        (lambda f: f["sizes"].clear(), ValueError),
+        (lambda f: f["parts"][0][2][0].__setitem__(0, 99), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(0, -1), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(1, -1), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(1, 99), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(2, -1), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(2, 2**62), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(2, 2**47), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].__setitem__(2, 1.5), PushRejectedError),
+        (lambda f: f["parts"][0][2][0].append(6), ValueError),
+        (lambda f: f["parts"][0][2].append(f["parts"][0][2][0]), ProtocolError),
+        (lambda f: f["parts"][0].pop(), ValueError),
         (lambda f: f.clear(), KeyError),
     ],
 )

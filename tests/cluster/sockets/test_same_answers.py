@@ -19,8 +19,6 @@ from daskps.cluster.protocol.messages import (
     Call,
     Part,
     dtype_of_item,
-    pack_call,
-    unpack_call,
 )
 from daskps.config import cache_dir
 from daskps.shards.steps import (
@@ -35,7 +33,14 @@ from daskps.shards.steps import (
     Item,
     Step,
 )
-from tests.cluster.by_socket import LAYOUT, Caller, RefusedError, calling, hosted_shards
+from tests.cluster.by_socket import (
+    LAYOUT,
+    Caller,
+    RefusedError,
+    arrived,
+    calling,
+    hosted_shards,
+)
 from tests.cluster.hosted import bare_host
 
 RUN, N_RANKS = 7, 2
@@ -70,9 +75,7 @@ class Both:
         return not isinstance(found, str) and all(answer.applied for answer in found)
 
     def _by_message(self, call: Call) -> list[Answer]:
-        message = pack_call(call)
-        arrived = unpack_call(**message, layout=LAYOUT)
-        return self._loop.run_until_complete(self.hosts[1].call(arrived))
+        return self._loop.run_until_complete(self.hosts[1].call(arrived(call)))
 
     def begin(self, policy: str) -> None:
         for host in self.hosts:
