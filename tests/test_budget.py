@@ -27,19 +27,21 @@ ROOMS = {
     "demo": (575, 481),
     "kernels": (3500, 2590),
     "layout": (1027, 963),
-    "optim": (1145, 1016),
+    "optim": (1141, 1016),
     "shards": (5875, 5321),
     "store": (3945, 3191),
-    "training": (4518, 3860),
+    "training": (4517, 3860),
 }
 #: What was added to a folder since, as (folder, lines, statements, reason).
 GRANTED: list[tuple[str, int, int, str]] = [
-    ("shards", 45, 21, "plans of gradients are kept from step to step"),
-    (".", 58, 54, "sums along the rank tree came here from hosts and graph rounds"),
+    ("shards", 45, 21, "plans of gradients are kept; longer names of the field"),
+    (".", 47, 50, "sums along the rank tree came here from hosts and graph rounds"),
+    (".", 11, 4, "longer names of the field; old ones hold for a release"),
     ("layout", 25, 3, "a layout knows its growing tables and its runs of elements"),
     ("kernels", 10, 14, "loops that know which arrays they have checked need no look"),
-    ("checkpoint", 1, 5, "names of the field are longer"),
-    ("cluster", 99, 5, "names of the field are longer"),
+    ("checkpoint", 1, 5, "longer names of the field"),
+    ("cluster", 96, 1, "longer names of the field"),
+    ("cluster", 44, 37, "a message carries the frame of a socket, and its template"),
     ("store", 28, 26, "longer names of the field; old ones hold for a release"),
 ]
 #: Names that stand for what is read or written of rows.
@@ -91,9 +93,9 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 502,
-    "public names of cluster/": 665,
-    "chain of imports in cluster/": 20,
+    "names of cluster/ that other modules use": 507,
+    "public names of cluster/": 652,
+    "chain of imports in cluster/": 18,
     "chain of imports": 40,
     "lines of the largest file": 553,
     "lines of the longest function": 73,
