@@ -139,7 +139,8 @@ class ShardHost(ReachableShards):
     async def handle_call(self, protocol: int, **message: Any) -> dict[str, Any]:
         """Serve one message of another process."""
         try:
-            call = self._call_in(protocol, **message)
+            check_protocol(protocol)
+            call = self._call_in(**message)
         except Exception as error:  # noqa: BLE001 - its sender gets a refusal
             return refusal(refused(error, "a call"))
         if call is None:
@@ -151,7 +152,6 @@ class ShardHost(ReachableShards):
 
     def _call_in(
         self,
-        protocol: int,
         *,
         template: bytes,
         text: bytes | None,
@@ -161,7 +161,6 @@ class ShardHost(ReachableShards):
         token: str,
     ) -> Call | None:
         """Return the call in a message; None where the host lacks its template."""
-        check_protocol(protocol)
         if type(token) is not str:
             raise ProtocolError(f"a call named {token!r:.60}")
         learn, find = self.templates.learn, self.templates.find
