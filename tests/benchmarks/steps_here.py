@@ -34,7 +34,7 @@ ROWS, DIM, N_ROWS = 64, 16, 100_000
 #: shard opens meanwhile.
 CALLS, WARM_SECONDS = 1000, 1.2
 #: How the ways to shards were called, and are.
-NAMES = {"socket": "socket", "rpc": "message"}
+NAMES = {"lane": "socket", "rpc": "message"}
 
 #: Seconds of one step, and the ways that it took.
 Found: TypeAlias = "tuple[float, list[str]]"
@@ -51,7 +51,8 @@ def _quartile(call: Callable[[], object], n: int) -> float:
 
 
 def _carriers(store: daskps.ParameterStore) -> list[str]:
-    carriers = {*store.stats()["handle"]["carriers"].values()}
+    handle = store.stats()["handle"]
+    carriers = {*(handle.get("carriers") or handle["ways"]).values()}
     return sorted(NAMES.get(way, way) for way in carriers)
 
 

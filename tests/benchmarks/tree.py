@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 STEPS = Path(__file__).with_name("steps_here.py")
 
 
-#: The ways to shards that are closed for a job to go by one, under all their names.
+#: The carriers that are closed for a job to go by one, under all their names.
 CLOSED = {
     "nearest": (),
-    "socket": ("process", "machine"),
-    "message": ("process", "machine", "socket", "socket"),
+    "socket": ("ways.process", "carriers.process", "ways.machine", "carriers.machine"),
 }
+CLOSED["message"] = (*CLOSED["socket"], "ways.lane", "carriers.socket")
 
 
 class Checkout:
@@ -39,7 +39,7 @@ class Checkout:
     def __init__(self, tree: Path, way: str) -> None:
         env = {**os.environ, "PYTHONPATH": str(tree)}
         for other in CLOSED[way]:
-            env[f"DASK_DASKPS__CARRIERS__{other.upper()}"] = "false"
+            env[f"DASK_DASKPS__{other.replace('.', '__').upper()}"] = "false"
         #: By job the ways that its last step said it took.
         self.carriers: dict[str, list[str]] = {}
         pipe = subprocess.PIPE
