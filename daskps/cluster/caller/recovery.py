@@ -135,7 +135,7 @@ async def _take_turn(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     saying = asyncio.ensure_future(_say_on(link, uid, token, work))
     try:
         await work
-    except Exception as error:  # noqa: BLE001 - whatever it is, others wait to hear it
+    except Exception as error:  # noqa: BLE001 - callers that wait for the turn hear it
         why = f"{type(error).__name__}: {error}"
         logger.info("daskps: a store was not restored: %s", why)
         await link.over("recovery_failed", uid=uid, token=token, why=why)

@@ -77,7 +77,7 @@ class Pump:
 
         try:
             result = function(*args)
-        except Exception as error:  # noqa: BLE001 - the run's to raise
+        except Exception as error:  # noqa: BLE001 - the run raises it, by the future
             link.loop.add_callback(settle, future.set_exception, error)
         else:
             link.loop.add_callback(settle, future.set_result, result)

@@ -342,7 +342,7 @@ class Move:
         except ProtocolError as error:
             # A worker that has just come gets its host in a moment.
             said = {"why": str(error), "silent": False}
-        except Exception as error:  # noqa: BLE001 - told to the callers that wait
+        except Exception as error:  # noqa: BLE001 - callers that wait get it as the reason
             said = {"why": f"{by}: {error!r}", "silent": isinstance(error, OSError)}
         return [{"shard": i, "sight": Sight.UNKNOWN, **said} for i in shards]
 

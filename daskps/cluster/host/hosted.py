@@ -116,7 +116,7 @@ class HostedShard:
                     # Another process may own the shard by now.
                     raise self._released
                 result = function(self.shard)
-            except Exception as error:  # noqa: BLE001 - the caller's to handle
+            except Exception as error:  # noqa: BLE001 - the future raises it to its caller
                 future.set_exception(error)
                 return ()
             future.set_result(result)
@@ -338,7 +338,7 @@ class HostedShard:
     def _submit(self, tickets: list[Ticket]) -> list[Ticket]:
         try:
             return self.shard.submit(tickets)
-        except Exception as error:  # noqa: BLE001 - or the callers wait for ever
+        except Exception as error:  # noqa: BLE001 - each ticket raises it to its caller
             for ticket in tickets:
                 ticket.outcome = error
             return tickets

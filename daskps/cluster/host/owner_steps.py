@@ -159,7 +159,7 @@ async def take_each(
             version = await host.in_thread(partial(_take, host, hosted, *made))
         except StaleGenerationError:
             raise
-        except Exception as error:  # noqa: BLE001 - its caller's
+        except Exception as error:  # noqa: BLE001 - its row tells the caller
             return [*found, [hosted.index, 0, pack_error(error)]]
         found.append([hosted.index, version, None])
     return found
