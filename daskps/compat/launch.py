@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import uuid
 from contextlib import contextmanager, suppress
@@ -195,8 +196,13 @@ def pack_error(error: Exception | None) -> Array:
     packed = np.zeros(_ERROR_NBYTES, "u1")
     if error is not None:
         try:
-            data = pickle.dumps(error)
-            pickle.loads(data)  # which fails for one that takes other arguments
+            # Fails for one that takes other arguments.
+            bare = copy.copy(error).with_traceback(None)
+            # Dask has errors pickled with their tracebacks, and those of their causes,
+            # which are longer than this array.
+            bare.__cause__ = bare.__context__ = None
+            data = pickle.dumps(bare)
+            pickle.loads(data)
         except Exception:  # noqa: BLE001 - a user's, whatever it raises
             data = b""
         if not 0 < len(data) <= _ERROR_NBYTES:

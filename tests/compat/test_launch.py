@@ -217,10 +217,21 @@ class OfTwoError(Exception):
         super().__init__(f"{what} at {where}")
 
 
+def raised_below(n_frames):
+    """Return an error whose traceback has so many frames, and whose cause has them too."""
+    try:
+        if n_frames:
+            raise raised_below(n_frames - 1)
+        raise ArithmeticError("not this")
+    except ArithmeticError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (daskps.LayoutError("too large"), daskps.LayoutError),
+        (raised_below(300), ArithmeticError),
         (OfTwoError("a fault", 3), daskps.DaskPSError),
         (ValueError("x" * 9_000), daskps.DaskPSError),
         (UnpicklableError("mine"), daskps.DaskPSError),
