@@ -21,7 +21,7 @@ ROOMS = {
     ".": (1405, 1084),
     "checkpoint": (1456, 1205),
     "cli": (679, 486),
-    "cluster": (18924, 16448),
+    "cluster": (18901, 16433),
     "codecs": (523, 472),
     "compat": (2906, 2475),
     "demo": (575, 481),
@@ -43,6 +43,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 96, 1, "longer names of the field"),
     ("cluster", 44, 37, "a message carries the frame of a socket, and its template"),
     ("store", 28, 26, "longer names of the field; old ones hold for a release"),
+    ("compat", 3, 3, "an error is told to others without its traceback"),
+    ("training", 2, 2, "a run that was stopped counts complete rounds alone"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
@@ -93,8 +95,8 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 507,
-    "public names of cluster/": 652,
+    "names of cluster/ that other modules use": 506,
+    "public names of cluster/": 650,
     "chain of imports in cluster/": 18,
     "chain of imports": 40,
     "lines of the largest file": 553,

@@ -142,6 +142,5 @@ class Ticket:
     delay: int = -1
     dropped: bool = False
     #: For the host: whom to tell, by `one_done`. It is a `LocalShards` at the caller, or at
-    #: the host a `Parked` of a socket or a `Countdown` of a message. The shard never looks
-    #: at it.
+    #: the host the `CallTickets` of its call. The shard never looks at it.
     owner: Any = field(default=None, repr=False)

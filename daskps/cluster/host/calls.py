@@ -1,4 +1,7 @@
-"""One message to a host: its template, a ticket for each of its shards, and their answers."""
+"""The calls to a host: their templates, the tickets at its shards, and the answers.
+
+While a call waits its tickets are at their shards, and no thread waits.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,37 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.copying_out import copy_out
-from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.protocol.messages import Answer, Call, Part
+from daskps.cluster.protocol.messages import Answer
 from daskps.cluster.protocol.wellformed import refused
 from daskps.cluster.sockets.frames import MOST_TEXT, unpack_text
 from daskps.cluster.sockets.templates import key_of, unpack_template
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.reader import RowsRead
-from daskps.shards.steps import Ticket
+from daskps.shards.steps import ASK, Ready, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.protocol.messages import Part
     from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.cluster.sockets.templates import FrameTemplate
     from daskps.layout.arrays import Layout
     from daskps.reduction import Empty
     from daskps.typing import Array
 
+    #: A shard, its part of a call and the ticket for it.
+    Started = tuple[HostedShard, Part, Ticket]
+    #: Returns the frame that answers the tickets; gets the seconds that a read may wait
+    #: for its turn.
+    Finish = Callable[[Sequence[Started], float], list[Any]]
+
 #: A read may wait at least this long for its turn, however late it is.
 _MIN_SECONDS = 0.01
 #: Templates that a host keeps, the latest.
 _MOST_KEPT = 256
-
-Started = tuple[HostedShard, Part, Ticket]
 
 
 class Templates:
@@ -82,56 +91,160 @@ class Templates:
         return template
 
 
-class Countdown:
-    """Counts the open tickets of a call; calls back after the last one."""
-
-    def __init__(self, n: int, callback: Callable[[], None]) -> None:
-        self._left = n
-        self.done = False
-        self._lock = threading.Lock()
-        self._callback = callback
-
-    def one_done(self) -> None:
-        """Count one ticket as done."""
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self.done = True
-            self._callback()
-
-
-def start_call(
-    hosted_shards: Sequence[HostedShard],
-    call: Call,
-    callback: Callable[[], None],
-) -> tuple[Countdown, list[Started]]:
-    """Put a call into the inboxes of its shards.
+class CallTickets:
+    """The tickets of one call: a call by message has these alone.
 
     Parameters
     ----------
-    hosted_shards : sequence of HostedShard
-        The shards of the call's parts.
-    call : Call
-        The call.
-    callback : callable
-        Called once all shards are done with the call.
-
-    Returns
-    -------
-    pending : Countdown
-        Counts the open tickets; `done` is true after the last.
-    started : list of (HostedShard, Part, Ticket)
-        One for each part.
+    look : callable
+        Has the host check its shards regularly: other processes wake no thread here.
     """
-    pending = Countdown(len(hosted_shards), callback)
-    started = [
-        (hosted, part, Ticket(part.step, owner=pending))
-        for hosted, part in zip(hosted_shards, call.parts, strict=True)
-    ]
-    for hosted, _, ticket in started:
-        hosted.put(ticket)
-    return pending, started
+
+    __slots__ = ("_callback", "_lock", "_look", "started")
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self.started: list[Started] = []
+        self._lock = threading.Lock()
+        self._callback: Callable[[], None] | None = None
+
+    def add(self, hosted: HostedShard, part: Part) -> Ticket:
+        """Return a new ticket for a shard's part of the call."""
+        ticket = Ticket(part.step, owner=self)
+        self.started.append((hosted, part, ticket))
+        return ticket
+
+    @property
+    def done(self) -> bool:
+        """Whether none of the tickets waits any more."""
+        return None not in [ticket.outcome for _, _, ticket in self.started]
+
+    def one_done(self) -> None:
+        """Hear that a ticket is done, in the thread that has served its shard."""
+        if self._callback is not None and self.done:
+            with self._lock:
+                callback, self._callback = self._callback, None
+            if callback is not None:
+                callback()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call a function once all are done, in the thread that serves the last shard.
+
+        If they are done already, this thread calls the function.
+        """
+        self._callback = callback
+        self.one_done()
+        if self._callback is not None:
+            self._look_if_shared()
+
+    def take_back(self) -> list[Future[None]]:
+        """Take back unfinished tickets: the caller is gone, or will wait elsewhere.
+
+        Another thread may read the arrays of a ticket until its future is done.
+        """
+        all_of = [hosted.take_back(ticket) for hosted, _, ticket in self.started]
+        gone = [one for one in all_of if one is not None and not one.done()]
+        if gone:
+            self._look_if_shared()
+        return gone
+
+    def forget(self) -> None:
+        """Let go of the tickets, which refer to this object as their owner.
+
+        Such a cycle would keep their arrays, and the mapped memory of shards, until the
+        garbage collector runs.
+        """
+        self._callback = None
+        self.started = []
+
+    def _look_if_shared(self) -> None:
+        if True in [hosted.is_shared for hosted, _, _ in self.started]:
+            self._look()
+
+
+class Parked(CallTickets):
+    """A call of a socket with tickets at their shards.
+
+    The thread that takes the call either finishes or cancels it, once.
+
+    Parameters
+    ----------
+    look : callable
+        As for :class:`CallTickets`.
+    end : float
+        The latest time to finish it, by `time.monotonic`.
+    answer : callable
+        Returns the frame that answers it.
+    """
+
+    __slots__ = ("_answer", "end")
+
+    def __init__(self, look: Callable[[], None], end: float, answer: Finish) -> None:
+        super().__init__(look)
+        self.end, self._answer = end, answer
+
+    def offer(
+        self,
+        hosted: HostedShard,
+        part: Part,
+        version: int,
+        seconds: float,
+    ) -> None:
+        """Give a shard its part of the call as a ticket.
+
+        Parameters
+        ----------
+        hosted : HostedShard
+            The shard.
+        part : Part
+            The shard's part of the call; only its reads if its step was taken before.
+        version : int
+            Version after that step; ASK if it was not taken.
+        seconds : float
+            How long to wait for the lock. With 0 and a taken lock the ticket stays in
+            the inbox, and the host serves it later.
+
+        Raises
+        ------
+        ShardBusyError
+            Where another process kept the lock.
+        """
+        ticket = self.add(hosted, part)
+        if version != ASK:
+            ticket.applied, ticket.version = True, version
+            if not part.ranges:
+                ticket.outcome = Ready(0, version)
+                return
+        try:
+            hosted.offer(ticket, seconds)
+        except ShardBusyError:
+            if seconds:
+                self.started.pop()  # the shard has not seen it
+                raise
+            hosted.put(ticket)
+
+    def finish(self, seconds: float) -> list[Any]:
+        """Return the frame that answers it; it reports unfinished tickets as parked.
+
+        Parameters
+        ----------
+        seconds : float
+            How long a read may wait for its turn, if updates have spoiled it.
+
+        Raises
+        ------
+        ShardBusyError
+            If it would have to wait and may not. The caller may ask again.
+        """
+        self.take_back()
+        frame = self._answer(self.started, seconds)
+        self.forget()
+        return frame
+
+    def cancel(self) -> None:
+        """Take back unfinished tickets; their arrays belong to this call."""
+        self.take_back()
+        self.forget()
 
 
 def answers_of(

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host.calls import Countdown
 from daskps.cluster.keys import copy_key, saved_key
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.reports import OrderWire, pack_report
@@ -209,13 +208,20 @@ async def _freeze(
     return made
 
 
+class _Reached(Future[None]):
+    """Done with its ticket."""
+
+    def one_done(self) -> None:
+        """Hear of that, in the thread that has served the shard."""
+        self.set_result(None)
+
+
 async def _reached(
     host: ShardHost, hosted: HostedShard, name: tuple[str, int], order: Order
 ) -> Ready:
     """Wait until a shard has reached the cut."""
-    reached = Future[None]()
-    pending = Countdown(1, lambda: reached.set_result(None))
-    ticket = Ticket(Step(), owner=pending)
+    reached = _Reached()
+    ticket = Ticket(Step(), owner=reached)
     take = partial(cut_requests.follow_order, name=name, order=order, ticket=ticket)
     await host.under(hosted, take)
     # This ends at the latest with the cut: by its release, its lease, or the store.

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster.host.calls import Templates, answers_of, start_call
+from daskps.cluster.host.calls import CallTickets, Templates, answers_of
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
@@ -175,10 +176,15 @@ class ShardHost(ReachableShards):
 
     async def call(self, call: Call) -> list[Answer]:
         """Serve a call from the event loop; waits without blocking it."""
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        began = loop.time()
         self.n_calls += 1
+        tickets = CallTickets(self.look_soon)
+        try:
+            return await self._serve(call, tickets)
+        finally:
+            tickets.forget()
+
+    async def _serve(self, call: Call, tickets: CallTickets) -> list[Answer]:
+        began = time.monotonic()
         producer = call.step.producer
         for part in call.parts if producer else ():
             await self._make_room(self.get_shard(call.store, part.shard), producer)
@@ -189,16 +195,17 @@ class ShardHost(ReachableShards):
             call = work() if small else await self.in_thread(work)
         # After that wait: it may last until a shard has gone.
         hosted_shards = [self.get_shard(call.store, part.shard) for part in call.parts]
-        pending, tickets = start_call(hosted_shards, call, self._waker(loop, woken))
-        small = small and all(self.is_small(hosted) for hosted, _, _ in tickets)
+        for hosted, part in zip(hosted_shards, call.parts, strict=True):
+            hosted.put(tickets.add(hosted, part))
+        small = small and all(map(self.is_small, hosted_shards))
 
         def serve(seconds: float) -> list[Answer] | None:
-            for hosted, _, _ in tickets:
+            for hosted in hosted_shards:
                 hosted.serve(seconds)
-            if not seconds or not pending.done:
+            if not seconds or not tickets.done:
                 return None
             empty, seconds = self.budget.answer(call.read_nbytes), call.wait_seconds
-            return empty and _answers(call, tickets, empty, seconds)
+            return empty and _answers(call, tickets.started, empty, seconds)
 
         try:
             served = (
@@ -208,23 +215,22 @@ class ShardHost(ReachableShards):
             )
             if served is not None:
                 return served
-            if not pending.done:
+            if not tickets.done:
                 # A timer, not `wait_for`: that would cost a task per message.
+                loop = asyncio.get_running_loop()
+                self.waiting[call.token] = woken = loop.create_future()
                 timer = loop.call_later(call.wait_seconds, _wake, woken)
-                self.waiting[call.token] = woken
-                self.keep_looking()
+                tickets.then(self._waker(loop, woken))
                 await woken
                 timer.cancel()
         finally:
             self.waiting.pop(call.token, None)
-            if not pending.done:
+            if not tickets.done and (gone := tickets.take_back()):
                 # Another thread may be reading the caller's arrays right now.
-                gone = [hosted.take_back(ticket) for hosted, _, ticket in tickets]
-                self.keep_looking()
-                futures = [asyncio.wrap_future(f) for f in gone if f is not None]
+                futures = map(asyncio.wrap_future, gone)
                 await asyncio.shield(asyncio.gather(*futures))
-        left = max(_MIN_SECONDS, call.wait_seconds - (loop.time() - began))
-        return await self._read(call, tickets, left, small=small)
+        left = max(_MIN_SECONDS, call.wait_seconds - (time.monotonic() - began))
+        return await self._read(call, tickets.started, left, small=small)
 
     async def _read(
         self, call: Call, started: Sequence[Started], seconds: float, *, small: bool
@@ -403,6 +409,10 @@ class ShardHost(ReachableShards):
         """Check shards regularly while calls wait there for other processes."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look())
+
+    def look_soon(self) -> None:
+        """Have the event loop do that; any thread may call this."""
+        self.worker.loop.add_callback(self.keep_looking)
 
     async def _look(self) -> None:
         while waiting := self._waiting():

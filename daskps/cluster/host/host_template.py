@@ -16,8 +16,7 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.host.calls import answers_of
-from daskps.cluster.host.parked_calls import Parked
+from daskps.cluster.host.calls import Parked, answers_of
 from daskps.cluster.host.socket_answers import TemplateAnswers
 from daskps.cluster.protocol.encoding import widened
 from daskps.cluster.protocol.messages import Answer, Part, in_words
@@ -175,7 +174,8 @@ class HostTemplate:
         parts = self._left(head, parts or self.template.parts(head, said), versions)
         answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
         end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
-        return self._park(Parked(self._host, end, answer), parts, versions, seconds)
+        parked = Parked(self._host.look_soon, end, answer)
+        return self._park(parked, parts, versions, seconds)
 
     def _park(
         self,

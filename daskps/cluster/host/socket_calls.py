@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.host.calls import Parked
 from daskps.cluster.host.host_template import HostTemplate, refusal_of
-from daskps.cluster.host.parked_calls import Parked
 from daskps.cluster.host.socket_fetches import answer_fetch
 from daskps.cluster.sockets.frames import (
     ANSWER,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class ParkedCall(Protocol):
     """A call that waits for other callers; its owner finishes or cancels it, once.
 
-    It is `Parked` of :mod:`daskps.cluster.host.parked_calls`.
+    It is `Parked` of :mod:`daskps.cluster.host.calls`.
     """
 
     #: The latest time to finish it, by `time.monotonic`.

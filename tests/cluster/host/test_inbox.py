@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.messages import Call, Part
@@ -106,7 +106,7 @@ class Busy:
 
         hosted.shard.submit = slow
         step = Step(ADD, (Item(0, 0, np.ones(1000)),), producer=1)
-        ticket = Ticket(step, owner=Countdown(1, lambda: None))
+        ticket = Ticket(step, owner=mock.Mock())
         self._thread = threading.Thread(target=hosted.offer, args=[ticket, 1.0])
         self._thread.start()
         assert inside.wait(30)
@@ -150,7 +150,7 @@ def test_call_of_a_shard_that_is_dropped_while_a_thread_is_at_it_ends(tmp_path):
 
     async def run():
         ended = asyncio.Event()
-        waits = Ticket(Step(wait=READ, at_least=5), owner=Countdown(1, ended.set))
+        waits = Ticket(Step(wait=READ, at_least=5), owner=mock.Mock(one_done=ended.set))
         hosted.put(waits)
         hosted.serve()
         busy = Busy(hosted)

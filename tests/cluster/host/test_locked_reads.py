@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 import daskps
 from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.host.calls import Countdown
 from daskps.cluster.host.copying_out import copy_out
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.kernels import copying
@@ -44,7 +44,7 @@ def hosted(tmp_path):
 
 
 def asks(hosted, exact=False):
-    ticket = Ticket(Step(wait=READ), owner=Countdown(1, lambda: None))
+    ticket = Ticket(Step(wait=READ), owner=mock.Mock())
     ticket.outcome = Ready(hosted.shard.segment.flip, 0, exact=exact)
     return ticket
 
