@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ from daskps.shards.steps import ADD, MODEL, READ, Item, Step, Ticket
 from tests.cluster.by_socket import LAYOUT, calling, hosted_shards, pack_frame
 from tests.cluster.hosted import bare_host
 from tests.shards.making import held
+from tests.support import PATIENCE
 
 RUN = 7
 LONG_SIZE = 2**19
@@ -315,14 +317,19 @@ def test_no_answer_is_torn(host, server, n):
             weights[0] = weights[-1] = version
         publication.record.plain[VERSION] = version
         publication.commit()
-        sum(range(pauses[version % 1000]))
 
     def run() -> None:
         while not over.is_set():
-            publish()
+            # In its turn, as a reader that updates overtake twice takes one too.
+            with hosted.turn(PATIENCE):
+                publish()
+            sum(range(pauses[segment.flip % 1000]))
 
     thread, versions = threading.Thread(target=run), list[int]()
     call_socket = CallSocket(host, server)
+    # Else a reader that has got its turn waits for the interpreter, 5 ms each time.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
     thread.start()
     try:
         for _ in range(400):
@@ -344,6 +351,7 @@ def test_no_answer_is_torn(host, server, n):
     finally:
         over.set()
         thread.join(10)
+        sys.setswitchinterval(before)
         call_socket.socket.close()
     assert versions == sorted(versions)
     assert versions[-1] > 10
