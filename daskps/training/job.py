@@ -459,6 +459,9 @@ class Job(RunEvents):
         """Enter the epoch within which the run was stopped into the history."""
         status = self.status
         end = await self._place(link)
+        if isinstance(self.policy, BSP):
+            # A trainer may have told of a clock whose round came to nothing.
+            status.clock = end.rounds - self.early.before
         if end.following > status.following:
             metrics = await self._metrics(self.store.pull_async)
             entry = self.early.open_entry(status, end, metrics)

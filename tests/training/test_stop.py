@@ -198,6 +198,31 @@ def test_steps_are_those_of_the_store(train, way, tmp_path):
         assert store["w"].pull().tobytes() == whole.tobytes()
 
 
+class AtOnce(stop.Condition):
+    """Ends a run within an epoch, when it has heard of a trainer that is further."""
+
+    is_sudden = True
+
+    def on_round(self, status):
+        status.advance(status.clock + 1, status.slowest)
+
+    def holds(self, at):
+        return True
+
+    def __call__(self, history):
+        return False
+
+
+@INSIDE
+def test_a_push_that_came_to_nothing_is_no_round(train, way):
+    """A trainer had pushed its next gradient when the others were stopped."""
+    ends = AtOnce()
+    with new_store() as store:
+        how = {"stop": ends, "callbacks": [ends]}
+        result = train(store, gradient, X, epochs=10**6, **HOW, **how)
+        assert result.version == result.history[-1].step == result.stats.clock
+
+
 @INSIDE
 def test_time_ends_a_run_at_a_round(train, way):
     """Of a million epochs; what is entered last is where the store is."""

@@ -183,11 +183,12 @@ class RunState:
 
     @property
     def slowest(self) -> int:
-        """Clock of the live trainer that is furthest behind; rounds have one clock."""
-        if self.bsp:
-            return self.clock
-        told = (self.told.get(rank, (0,))[0] for rank in self.live)
-        return min(told, default=self.clock)
+        """Clock of the live trainer that is furthest behind, where trainers tell theirs.
+
+        In rounds none is further than one: it waits for a round that may come to nothing.
+        """
+        told = (self.told.get(rank, (0,))[0] for rank in self.live if self.told)
+        return max(min(told, default=self.clock), self.clock - 1 if self.bsp else 0)
 
     @property
     def loss(self) -> float | None:

@@ -36,9 +36,12 @@ def test_slowest_is_the_live_trainer_furthest_behind() -> None:
     assert run.slowest == 7
 
 
-def test_rounds_have_one_clock() -> None:
-    run = run_of(3, bsp=True)
+def test_a_round_is_open_until_all_have_told_of_it() -> None:
+    run = run_of(2, bsp=True)
+    assert (run.clock, run.slowest) == (0, 0)
     run.tell(0, 7, None, 0)
+    assert (run.clock, run.slowest) == (7, 6)
+    run.tell(1, 7, None, 0)
     assert (run.clock, run.slowest) == (7, 7)
 
 
