@@ -30,10 +30,10 @@ KEPT = ".cache/daskps/kernels"
 #: with every line that sends a message, and then the search takes longer.
 BEGIN = {
     "adopter-forgets-who-has-scaled": 43,
-    "adopter-knows-nothing-of-delays": 21,
-    "cut-holds-nothing": 6,
+    "adopter-knows-nothing-of-delays": 24,
+    "cut-holds-nothing": 32,
     "half-of-a-log-put-back": 2,
-    "manifest-first": 24,
+    "manifest-first": 40,
     "stale-generation-accepted": 7,
     "sync-has-a-new-number-each-time": 5,
 }
