@@ -1,7 +1,7 @@
 """Consistency policies: small values that refuse impossible settings.
 
 A policy says two things and nothing else: when a pull may proceed, which is found out in
-`shards/reads.py`, and when the pushes of a clock are complete, in `shards/rounds/`. Until
+`shards/parked.py`, and when the pushes of a clock are complete, in `shards/rounds/`. Until
 then a request waits, as data beside the shard.
 """
 

@@ -32,7 +32,7 @@ from daskps.shards.memory.format import (
     SIDE,
     VERSION,
 )
-from daskps.shards.reads import find_outcome
+from daskps.shards.parked import find_outcome
 from daskps.shards.rounds.words import FREE
 from daskps.shards.run_record import POLICY_CODES
 

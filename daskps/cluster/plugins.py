@@ -25,7 +25,6 @@ from daskps.cluster.host import (
     saving,
     sockets,
     store_messages,
-    warm_up,
 )
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS, WorkerNode
@@ -50,7 +49,6 @@ SERVING = (
     reductions,
     runs,
     saving,
-    warm_up,
 )
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 

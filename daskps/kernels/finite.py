@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.kernels.compiled import module_of
-from daskps.kernels.source import module_source
+from daskps.kernels.compiled import module_of, module_source
 
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module

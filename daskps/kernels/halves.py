@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from daskps.kernels.compiled import module_of
-from daskps.kernels.source import module_source
+from daskps.kernels.compiled import module_of, module_source
 
 if TYPE_CHECKING:
     from daskps.typing import Array

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from daskps.kernels.compiled import module_of
-from daskps.kernels.source import module_source
+from daskps.kernels.compiled import module_of, module_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

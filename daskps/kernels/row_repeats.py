@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.kernels import scratch
-from daskps.kernels.compiled import module_of
+from daskps.kernels.compiled import module_of, module_source
 from daskps.kernels.inputs import ID, check_input
-from daskps.kernels.source import module_source
 from daskps.kernels.words import plain
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from daskps.kernels.source import module_source
+from daskps.kernels.compiled import module_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

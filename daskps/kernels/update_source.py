@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from daskps.kernels.compiled import module_source
 from daskps.kernels.freeze import freeze
 from daskps.kernels.past import past_source
 from daskps.kernels.rows import (
@@ -13,7 +14,6 @@ from daskps.kernels.rows import (
     rows_source,
     weights_text,
 )
-from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from daskps.kernels import system
-from daskps.kernels.compiled import Module
+from daskps.kernels.compiled import Module, module_source
 from daskps.kernels.freeze import written
-from daskps.kernels.source import module_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,9 +1,14 @@
-"""The tickets that wait in a shard: as data, until a later call ends their wait."""
+"""The tickets that wait in a shard: as data, until a later call ends their wait.
+
+It ends with the flip that a ticket may read. The bound of every policy is that of
+:meth:`~daskps.shards.reader.Visibility.find_bound`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from daskps.errors import ClockError
 from daskps.shards.deputy import OPEN
 from daskps.shards.memory.format import (
     FLIP,
@@ -18,9 +23,8 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
-from daskps.shards.reader import BSP, REFER
-from daskps.shards.reads import find_outcome
-from daskps.shards.steps import READ, Ready, changes
+from daskps.shards.reader import BSP, NOT_YET, REFER, Visibility
+from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready, changes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -28,6 +32,69 @@ if TYPE_CHECKING:
     from daskps.shards.memory.segment import Segment
     from daskps.shards.run_state import ShardRun
     from daskps.shards.steps import Ticket
+
+
+def find_outcome(segment: Segment, ticket: Ticket) -> Ready | Exception | None:
+    """Return how a ticket ends whose arrays, if any, were accepted; None to wait.
+
+    The outcome depends on the flip word alone: a ticket that waits at one flip need
+    not be asked about again before the next.
+    """
+    step, flip = ticket.step, segment.flip
+    if step.wait == NO_WAIT:
+        return Ready(flip, ticket.version, ticket.duplicate)
+    ready = Ready(flip, segment.record(flip).version, ticket.duplicate)
+    if step.run and step.rank >= 0:
+        return _outcome_in_run(segment, ticket, ready)
+    return None if step.wait == READ and ready.version < step.at_least else ready
+
+
+def _outcome_in_run(
+    segment: Segment, ticket: Ticket, ready: Ready
+) -> Ready | Exception | None:
+    """Return how the ticket of a trainer ends, which is `ready` at the flip in force."""
+    step, flip, record = ticket.step, ready.flip, segment.record(ready.flip)
+    reads, clock = Visibility(segment, step.run, step.rank), step.clock + step.tick
+    in_rounds = record.plain[POLICY] == BSP
+    if step.wait == BARRIER:
+        return ready if record.plain[ROUNDS] >= clock else None
+    found = reads.find_bound(flip, clock)
+    if found == NOT_YET:
+        return None
+    if found == REFER and record.ranks[step.rank, LIVE]:
+        # A trainer that starts again needs the round before the last one.
+        earlier = flip_of_round(segment, step.run, clock)
+        if earlier is None:
+            return round_gone(segment, clock)
+        version = segment.record(earlier).version
+        return Ready(earlier, version, ticket.duplicate, exact=True)
+    # The latest, for a trainer that has finished.
+    exact = in_rounds and found != REFER
+    return Ready(flip, ready.version, ticket.duplicate, reads.lag, exact)
+
+
+def flip_of_round(segment: Segment, run: int, rounds: int) -> int | None:
+    """Return the flip that holds a run after so many rounds, if one still does.
+
+    Under BSP every publication but the first is one round, so the buffer that is not
+    in force holds the round before.
+    """
+    flips = [segment.flip]
+    if segment.writing == segment.flip:
+        flips.append(segment.flip - 1)
+    for flip in flips:
+        words = segment.record(flip).plain
+        if words[RUN] == run and words[ROUNDS] == rounds:
+            return flip
+    return None
+
+
+def round_gone(segment: Segment, clock: int) -> ClockError:
+    """Return the error of a read of a round that is not there any more."""
+    return ClockError(
+        f"round {clock} is gone from this shard, which is at round "
+        f"{segment.current.plain[ROUNDS]} and keeps one before it"
+    )
 
 
 class ParkedTickets:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from daskps.errors import ProtocolError
-from daskps.kernels import copying, scratch
+from daskps.kernels import past, scratch
 from daskps.kernels.row_moves import FixedGather, gather
 from daskps.shards.arrays.row_operations import flip_of
 from daskps.shards.arrays.unbounded_rows import FEWEST_LOOKED, MOST_LOOKED, Lookup
@@ -197,8 +197,8 @@ class ShardReader(Visibility):
         sizes = [(b - a) * np.dtype(dtype).itemsize for (dtype, a, b), _, _ in parts]
         #: None to assign to a slice, which costs half as much as a call.
         self._copy: Callable[[Array, Array], None] | None = None
-        if sum(sizes) >= copying.LARGE_NBYTES:
-            self._copy = partial(copying.copy, cache_dir=segment.cache_dir)
+        if sum(sizes) >= past.LARGE_NBYTES:
+            self._copy = partial(past.copy, cache_dir=segment.cache_dir)
 
     def read(
         self, bound: int, outs: Sequence[Array], rows: Sequence[RowsRead] = ()

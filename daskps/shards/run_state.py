@@ -34,9 +34,8 @@ from daskps.shards.memory.format import (
     ROUNDS,
     RUN,
 )
-from daskps.shards.memory.publication import Publication
+from daskps.shards.memory.publication import Publication, Withdrawal, is_possible
 from daskps.shards.memory.undo import roll_back
-from daskps.shards.memory.withdrawal import Withdrawal, is_possible
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.rounds.round import Round
 from daskps.shards.steps import RunPosition

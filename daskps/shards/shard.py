@@ -31,10 +31,9 @@ from daskps.shards.memory.format import (
     VERSION,
 )
 from daskps.shards.memory.undo import roll_back
-from daskps.shards.parked import ParkedTickets
+from daskps.shards.parked import ParkedTickets, round_gone
 from daskps.shards.planning import UpdatePlanner
 from daskps.shards.pushes import Pushes
-from daskps.shards.reads import round_gone
 from daskps.shards.refusals import find_refusal, is_for_owner
 from daskps.shards.run_record import EARLY, NEW, POLICY_CODES, REPEAT
 from daskps.shards.run_state import ShardRun

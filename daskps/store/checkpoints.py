@@ -11,7 +11,7 @@ from dask.utils import format_bytes
 from daskps.checkpoint import listing
 from daskps.checkpoint.listing import CheckpointTarget
 from daskps.checkpoint.storage import Storage, full_url, options_of, shown
-from daskps.cluster.protocol.options import pack_options
+from daskps.cluster.protocol.packing import pack_options
 from daskps.store.repr import TableList
 from daskps.tracebacks import entrance
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from daskps import config
 from daskps.cluster.caller import recovery, snapshots
-from daskps.cluster.caller.applied_shards import name_applied
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
 from daskps.cluster.caller.producer import Producer, producer_of
+from daskps.cluster.caller.questions import name_applied
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.upstream import current_task

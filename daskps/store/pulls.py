@@ -16,7 +16,7 @@ from daskps.tracebacks import entrance, hide
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.typing import Array

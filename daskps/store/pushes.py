@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import config
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.caller.routes import (
     ADD,
     ASSIGN,
     GRADIENT,
+    LOOK_LATER_NBYTES,
     REMOVE,
+    FiniteCheck,
     Request,
     Step,
 )
@@ -29,7 +30,7 @@ from daskps.tracebacks import hide
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.targets import Target

@@ -22,8 +22,7 @@ from daskps.tracebacks import entrances
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from daskps.cluster.caller.call_future import CallFuture
-    from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.link import CallFuture, Link
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.protocol.deadline import Deadline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.caller import routes
-from daskps.cluster.caller.absent_rows import AbsentRows
+from daskps.cluster.caller.row_reads import AbsentRows
 from daskps.cluster.caller.row_routes import IdSplit, slices_of
 from daskps.cluster.caller.targets import Target, find_overlap
 from daskps.cluster.protocol.row_messages import most_rows

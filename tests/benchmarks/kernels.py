@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import optim
-from daskps.kernels import copying, finite
+from daskps.kernels import finite, past
 from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.samples import Job, seconds
 
@@ -70,7 +70,7 @@ def _actions(arrays: Operands, cache_dir: str | None) -> dict[str, Action]:
         "Adam publish": lambda: adam.publish(w, out, g, slots, many),
         "Adam past": lambda: adam.publish(w, out, g, slots, many, slots_out, past=True),
         "Adam durable": lambda: adam.publish(w, out, g, slots, many, slots_out),
-        "copy, past": lambda: copying.copy(out, w, cache_dir=cache_dir),
+        "copy, past": lambda: past.copy(out, w, cache_dir=cache_dir),
         "finite": lambda: finite(w, cache_dir=cache_dir),
     }
 

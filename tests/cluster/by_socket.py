@@ -29,6 +29,7 @@ from daskps.cluster.sockets.frames import (
     ROW_NBYTES,
     TEMPLATE,
     Head,
+    Tail,
     pack_head,
     pack_text,
     unpack_head,
@@ -36,7 +37,6 @@ from daskps.cluster.sockets.frames import (
     unpack_text,
 )
 from daskps.cluster.sockets.served import views_of
-from daskps.cluster.sockets.tail import Tail
 from daskps.cluster.sockets.templates import (
     LEAST,
     key_of,

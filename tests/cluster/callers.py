@@ -16,8 +16,7 @@ from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import ReadSlice, Target
-from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.host.reachable_shards import ReachableShards
+from daskps.cluster.host.hosted import HostedShard, ReachableShards
 from daskps.cluster.protocol.deadline import Deadline
 
 #: What reads a thousand numbers of shard 0 into the first array.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskps.kernels import copying
+from daskps.kernels import past
 
 N = 80_000
 
@@ -16,7 +16,7 @@ def test_bytes_are_copied_from_and_to_any_place(shift, n):
     source = np.random.default_rng(n).integers(0, 256, N + 64, np.uint8)
     target = np.full(N + 200, 7, np.uint8)
     at = 70 + shift
-    copying.copy(target[at : at + n], source[5 : 5 + n])
+    past.copy(target[at : at + n], source[5 : 5 + n])
     np.testing.assert_array_equal(target[at : at + n], source[5 : 5 + n])
     target[at : at + n] = 7
     assert (target == 7).all()
@@ -29,7 +29,7 @@ def test_bytes_are_copied_from_and_to_any_place(shift, n):
 def test_numbers_are_copied_as_numpy_does(dtype, other):
     a = (np.arange(N) % 5).astype(dtype)
     out, expected = np.empty(N, other), np.empty(N, other)
-    copying.copy(out, a)
+    past.copy(out, a)
     np.copyto(expected, a)
     assert out.tobytes() == expected.tobytes()
 
@@ -38,14 +38,14 @@ def test_layouts_are_those_of_numpy():
     a = np.arange(float(N)).reshape(400, 200)
     for source in (a, a.T, a[::2], a[:, 1:3], a[:1]):
         out = np.empty(source.shape)
-        copying.copy(out, source)
+        past.copy(out, source)
         np.testing.assert_array_equal(out, source)
         turned = np.empty(source.shape[::-1]).T
-        copying.copy(turned, source)
+        past.copy(turned, source)
         np.testing.assert_array_equal(turned, source)
     with pytest.raises(ValueError, match="broadcast"):
-        copying.copy(np.empty(3), a)
+        past.copy(np.empty(3), a)
     frozen = np.empty(N)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        copying.copy(frozen, a.reshape(-1))
+        past.copy(frozen, a.reshape(-1))

@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "absent-rows-go-where-they-stand-by-shard",
-        "daskps.cluster.caller.absent_rows:AbsentRows.fill",
+        "daskps.cluster.caller.row_reads:AbsentRows.fill",
         "where = absent if given is None else given[absent]",
         "where = absent",
         ("tests/store/test_row_targets.py::test_rows_are_read_in_parts",),

@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawn-round-comes-back",
-        "daskps.shards.memory.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.publication:Withdrawal._begin",
         "self.record.take_producers(self.old)",
         "self.record.copy_from(self.old)",
         (
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawal-that-nobody-can-finish",
-        "daskps.shards.memory.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.publication:Withdrawal._begin",
         "segment.withdraws = flip",
         "pass",
         (
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "withdrawal-forgets-producers",
-        "daskps.shards.memory.withdrawal:Withdrawal._begin",
+        "daskps.shards.memory.publication:Withdrawal._begin",
         "self.record.take_producers(self.old)",
         "pass",
         (
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "memory-of-something-else-is-taken",
-        "daskps.shards.memory.holding:Identity.is_in",
+        "daskps.shards.memory.format:Identity.is_in",
         "if magic and found[1:] != (n, self.n_sides):",
         "if magic and found[1:2] != (n,):",
         (

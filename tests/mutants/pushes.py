@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-before-its-version",
-        "daskps.shards.reads:find_outcome",
+        "daskps.shards.parked:find_outcome",
         "return None if step.wait == READ and ready.version < step.at_least else ready",
         "return None if step.wait == READ and ready.version < step.at_least - 1 else ready",
         ("tests/shards/test_shard.py::test_a_pull_waits_for_the_version_it_asks_for",),

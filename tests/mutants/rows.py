@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "feed-forgets-a-round-that-is-withdrawn",
-        "daskps.shards.memory.withdrawal:Withdrawal.commit",
+        "daskps.shards.memory.publication:Withdrawal.commit",
         "table.feed.again(self.old, self.record)",
         "self.record.told[0] = self.old.told[0]",
         (f"{_CRASHES}::test_killed_while_a_publication_of_rows_is_withdrawn[batch0]",),

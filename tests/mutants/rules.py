@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     Mutant(
         "what-a-lost-push-left-over-is-kept",
-        "daskps.cluster.caller.run_codecs:RunCodecs.encoded",
+        "daskps.cluster.caller.trainer_step:RunCodecs.encoded",
         "return given._replace(words=words, left=left, rows=rows)",
         "self.keep(of := given._replace(words=words, left=left, rows=rows)); return of",
         (

@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "end-of-a-torn-answer",
-        "daskps.cluster.sockets.tail:Tail.made",
+        "daskps.cluster.sockets.frames:Tail.made",
         "if not self._is_whole():",
         "if not found:",
         (f"{TAIL}::test_an_answer_that_is_not_whole_has_no_end",),

@@ -34,7 +34,7 @@ ALLOWED = {
     "cluster/runs/graph/tasks.py": "weights that a task has read",
     # Reads of a segment's memory into the caller's, past the caches where that pays.
     "cluster/caller/call_template.py": "versions that are waited for, as bytes",
-    "cluster/sockets/tail.py": "the last bytes of an answer",
+    "cluster/sockets/frames.py": "the last bytes of an answer",
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.
     "shards/rounds/arena.py": "rows of a round, in the memory of mailboxes",

@@ -13,8 +13,8 @@ from daskps.consistency import ASP, SSP
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory.format import CLOCK, GENERATION
 from daskps.shards.memory.publication import Publication
+from daskps.shards.parked import find_outcome
 from daskps.shards.reader import NOT_YET, REFER, ShardReader, Visibility
-from daskps.shards.reads import find_outcome
 from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.shards.making import RUN, bsp, make, send, step

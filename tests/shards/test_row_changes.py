@@ -10,8 +10,8 @@ import pytest
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import Layout
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.reader import ShardReader
 from daskps.shards.row_changes import NEVER, ChangesRequest, changes, changes_locked
 from daskps.shards.shard import Shard

@@ -22,8 +22,8 @@ from daskps.layout.slots import PerRow
 from daskps.shards.arrays.row_operations import undo_word
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import FORWARD, ROWS_SEQUENCE, RUN, VERSION
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket

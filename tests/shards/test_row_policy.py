@@ -14,7 +14,7 @@ from daskps.shards.arrays.unbounded_rows import UnboundedRows
 from daskps.shards.frozen_rows import all_ids
 from daskps.shards.memory import areas
 from daskps.shards.memory.format import VERSION
-from daskps.shards.memory.withdrawal import Withdrawal
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Step

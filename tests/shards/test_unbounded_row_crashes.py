@@ -11,7 +11,7 @@ from daskps.layout.arrays import Layout
 from daskps.shards.arrays import unbounded_rows
 from daskps.shards.memory import areas, growth, room, undo
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
-from daskps.shards.memory.withdrawal import Withdrawal
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, REMOVE
 from tests.invariants import validate

@@ -16,9 +16,9 @@ from daskps.shards.deputy import NotHereError
 from daskps.shards.frozen_rows import all_ids
 from daskps.shards.memory import areas, growth
 from daskps.shards.memory.format import GENERATION, VERSION
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
-    from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.reachable_shards import ReachableShards
+    from daskps.cluster.host.hosted import HostedShard, ReachableShards
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import initial_slots
 from daskps.cluster.keys import Anchor, anchor_key, label_of
 from daskps.cluster.protocol.deadline import gather
-from daskps.cluster.protocol.options import pack_options
-from daskps.cluster.protocol.packing import pack_array, unpack_reply
+from daskps.cluster.protocol.packing import pack_array, pack_options, unpack_reply
 from daskps.cluster.protocol.wellformed import MOST_SECONDS
 from daskps.errors import CheckpointError, LayoutError, ShardLostError
 from daskps.init import constant

@@ -17,8 +17,8 @@ from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.call_socket import CallSocket
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.socket_pool import SocketPool
     from daskps.typing import Array
 

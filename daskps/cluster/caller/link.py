@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+from concurrent.futures import InvalidStateError
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,20 +23,78 @@ from distributed.utils import SyncMethodMixin
 from daskps import config
 from daskps.cluster import upstream
 from daskps.cluster.caller import interrupts
-from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.liveness import Reach
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.protocol.deadline import Deadline, silence
 from daskps.cluster.protocol.packing import unpack_reply
 from daskps.tracebacks import shown
+from daskps.usercode import UserFuture
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
     from contextlib import AbstractAsyncContextManager
 
-logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+class CallFuture(UserFuture[T]):
+    """A future of work on an event loop; cancelling it cancels that.
+
+    Parameters
+    ----------
+    loop : IOLoop
+        The event loop.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        super().__init__()
+        self._loop = loop
+        #: The one thread that wakes the waiting ones after a cancellation holds this
+        #: lock.
+        self._told = threading.Lock()
+        #: Kept so that it is not collected half way.
+        self.task: asyncio.Future[T] | None = None
+
+    def take(self, task: asyncio.Future[T]) -> None:
+        """Take over the outcome of the task behind the future."""
+        error = None if task.cancelled() else task.exception()
+        # The caller's thread may cancel it meanwhile.
+        with contextlib.suppress(InvalidStateError):
+            if task.cancelled():
+                self._cancel()
+            elif error:
+                self.set_exception(error)
+            else:
+                self.set_result(task.result())
+
+    def cancel(self) -> bool:
+        """Cancel the future and the work behind it."""
+        done = self._cancel()
+        if done:
+            self.stop()
+        return done
+
+    def _cancel(self) -> bool:
+        """Cancel it and wake waiting threads, in `wait` and `as_completed` as well."""
+        done = super().cancel()
+        # Once: a second call raises. No thread lets go of the lock.
+        if done and self._told.acquire(blocking=False):
+            self.set_running_or_notify_cancel()
+        return done
+
+    def stop(self) -> None:
+        """Cancel the work behind it, also where it is about to begin."""
+
+        def cancel() -> None:
+            if self.task is not None:
+                self.task.cancel()
+
+        self._loop.add_callback(cancel)
+
+
+logger = logging.getLogger(__name__)
 #: How long a call that is over waits for the end of the work that it leaves behind.
 GRACE_SECONDS = 1.5
 #: How long the scheduler may take to hear that something is over.

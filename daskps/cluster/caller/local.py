@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.routes import PieceSlice, Route
     from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.socket_route import SocketRoute
-    from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.reachable_shards import ReachableShards
+    from daskps.cluster.host.hosted import HostedShard, ReachableShards
     from daskps.typing import Array
 
 #: How long a simple step waits for a shard's lock before it becomes a ticket.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from daskps.cluster.caller.socket_carrier import start
 from daskps.cluster.caller.thread_call import ThreadCall
-from daskps.cluster.host.copying_out import copy_out
+from daskps.cluster.host.calls import copy_out
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.machine.locks import Pause
 from daskps.cluster.protocol.encoding import widened_step
 from daskps.config import cache_dir
 from daskps.errors import ShardBusyError, StaleGenerationError
@@ -29,10 +29,9 @@ from daskps.shards.steps import Ready, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.local import LocalPart, SplitRoute
     from daskps.cluster.caller.remote import RemoteShards
-    from daskps.cluster.caller.routes import Request
+    from daskps.cluster.caller.routes import FiniteCheck, Request
     from daskps.cluster.caller.thread_call import Left
     from daskps.cluster.protocol.deadline import Deadline
 

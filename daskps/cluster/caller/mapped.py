@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.host.reachable_shards import ReachableShards
+from daskps.cluster.host.hosted import HostedShard, ReachableShards
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import owner_of
 from daskps.cluster.machine.folder import CarrierClosed

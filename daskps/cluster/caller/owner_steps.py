@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from daskps.cluster.caller.applied_shards import applied_by
+from daskps.cluster.caller.questions import applied_by
 from daskps.cluster.caller.routes import route_of, runs_of
 from daskps.cluster.protocol.packing import pack_array, unpack_array, unpack_error
 from daskps.cluster.upstream import dumps

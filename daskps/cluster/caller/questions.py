@@ -1,10 +1,13 @@
 """Questions to the owners of shards: a measure of an array, ids and changes of a table.
 
 Local shards are looked at, where that is possible; others are asked, each owner once.
+A shard that has no more memory for new unbounded rows refuses a push by itself: the
+error of that push names the shards that have applied it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,18 +15,22 @@ import numpy as np
 from daskps.cluster.protocol.measures import Measuring, Share
 from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.cluster.protocol.row_messages import most_rows
-from daskps.errors import IllegalStateError
+from daskps.errors import DaskPSError, IllegalStateError
 from daskps.kernels.measures import BLOCK, by_block, computed_in, n_blocks, total
+from daskps.layout.arrays import counted
 from daskps.shards.row_changes import NEVER, Changed, ChangesRequest, changes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.protocol.deadline import Deadline
+    from daskps.errors import PushRejectedError
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
+    from daskps.shards.steps import Step
     from daskps.typing import Array
+
 
 #: Names for the users of stores, which import nothing of `shards`.
 __all__ = ["NEVER", "Changed", "Question", "ask", "find_ids", "look", "measured"]
@@ -235,3 +242,50 @@ class _Joined:
             by = None if other is None else other[first : first + len(held)]
             self._blocks[block] = by_block(self._asked.kind, held, by)[0]
         return self._blocks
+
+
+#: How long the hosts may take to answer.
+_ASK_SECONDS = 5.0
+
+
+async def name_applied(
+    shards: ShardClient, step: Step, error: PushRejectedError, n_before: int = 0
+) -> None:
+    """Add to an error the shards that have applied the push that ended with it.
+
+    Parameters
+    ----------
+    shards : ShardClient
+        The store.
+    step : Step
+        The push.
+    error : PushRejectedError
+        The error that it ended with.
+    n_before : int
+        Number of parts of a large push that all shards have applied before this one.
+    """
+    meta = shards.meta
+    if not meta.layout.grows:
+        return
+    owner = -1 - step.rank if step.run else step.producer
+    try:
+        asked = shards.control(
+            "has_step", run=step.run, owner=owner, sequence=step.sequence
+        )
+        found = await asyncio.wait_for(asked, _ASK_SECONDS)
+    except (OSError, DaskPSError) as why:
+        said = f"which shards have applied it could not be found out: {why}"
+    else:
+        said = applied_by(sorted(shard for of in found for shard in of))
+    if n_before:
+        before = counted(n_before, "part")
+        said = f"all shards have applied {before} of the push; of the next one {said}"
+    error.args = (f"{error}. Of store {meta.name!r}: {said}",)
+
+
+def applied_by(have: Sequence[int]) -> str:
+    """Return in words which shards have applied a step."""
+    if not have:
+        return "no shard has applied it"
+    named = ", ".join(map(str, have[:20])) + (", ..." if len(have) > 20 else "")
+    return f"{counted(len(have), 'shard')} ({named}) had applied it"

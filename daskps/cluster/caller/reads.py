@@ -29,7 +29,7 @@ from daskps.cluster.caller.routes import Step
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import Target, find_overlap
-from daskps.cluster.machine.pauses import Pause
+from daskps.cluster.machine.locks import Pause
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.shards.reader import BUSY, NOT_YET, REFER, ShardReader
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.cluster.caller.socket_route import SocketRoute
     from daskps.cluster.caller.targets import ReadSlice, ReadSlices
-    from daskps.cluster.host.reachable_shards import ReachableShards
+    from daskps.cluster.host.hosted import ReachableShards
     from daskps.shards.reader import RowsRead
     from daskps.typing import Array
 

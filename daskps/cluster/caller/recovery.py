@@ -22,7 +22,7 @@ from daskps.cluster.caller import creation
 from daskps.cluster.caller.creation import check_parameters, install, made_otherwise
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.protocol.options import unpack_options
+from daskps.cluster.protocol.packing import unpack_options
 from daskps.errors import (
     DaskPSError,
     ShardLostError,

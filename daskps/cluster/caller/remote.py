@@ -35,10 +35,9 @@ from daskps.shards.steps import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.call_template import SocketFrame
     from daskps.cluster.caller.carriers import Carriers
-    from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.link import CallFuture, Link
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.caller.socket_route import SocketRoute
     from daskps.cluster.caller.targets import Target

@@ -17,6 +17,7 @@ from daskps import codecs
 from daskps.cluster.caller.targets import ReadSlice, Target, at_least
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.upstream import loads
+from daskps.kernels.past import PAST_NBYTES
 from daskps.shards.steps import (
     ADD,
     ASSIGN,
@@ -37,13 +38,35 @@ from daskps.version import Version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from daskps.cluster.caller.finite_check import FiniteCheck
     from daskps.cluster.caller.producer import Turn
     from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import ShardMap, StoreMap
     from daskps.layout.parameters import Parameter
     from daskps.optim import Rule
     from daskps.typing import Array
+
+
+#: Smaller gradients are looked at before they leave: shards do not write these past the
+#: caches.
+LOOK_LATER_NBYTES = PAST_NBYTES
+
+
+@dataclass(slots=True)
+class FiniteCheck:
+    """A look for NaN and infinity in gradients, still to be done.
+
+    Called, it raises PushRejectedError where there are any.
+    """
+
+    function: Callable[[], None]
+    done: bool = False
+
+    def __call__(self) -> None:
+        """Look, unless a thread has looked already."""
+        if not self.done:
+            self.function()
+            self.done = True
+
 
 #: Names of steps for modules of stores and trainers, which import nothing of `shards`.
 __all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]

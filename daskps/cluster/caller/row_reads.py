@@ -1,18 +1,18 @@
 """Reads of rows alone, from shards that this process reaches, or over sockets.
 
 The shards, and the places where the rows of each table begin, stay the same from one
-read to the next: they are looked up once.
+read to the next: they are looked up once. A pull inserts nothing: the reading process
+works out the initial values of rows that an unbounded table does not have.
 """
 
 from __future__ import annotations
 
 import time
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from daskps.cluster.caller.absent_rows import AbsentRows
 from daskps.cluster.caller.local import AGAIN_SECONDS
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.caller.routes import Request, Route
@@ -25,6 +25,7 @@ from daskps.config import cache_dir
 from daskps.errors import ProtocolError
 from daskps.layout.ids import as_ids
 from daskps.layout.tables import UnboundedTable
+from daskps.row_init import initial_rows
 from daskps.shards.reader import RowsRead
 from daskps.shards.steps import READ, Step
 
@@ -41,6 +42,36 @@ if TYPE_CHECKING:
     #: Rows of one table that are read, by their ids, and the array of shape (n, dim)
     #: that they go to.
     TableRequest: TypeAlias = tuple[Table, Array, Array]
+
+
+class AbsentRows(NamedTuple):
+    """A read of ids; the shards will say which of these they have."""
+
+    table: UnboundedTable
+    split: IdSplit
+    #: The array that the rows go to, and the row of it that the first id goes to.
+    out: Array
+    start: int
+    #: The answers of the shards: 1 for each id, in the order of the cut, that has a
+    #: row.
+    marks: Array
+
+    def fill(self) -> None:
+        """Write the initial values of the rows that no shard has."""
+        if self.marks.all():
+            return
+        absent = np.flatnonzero(self.marks == 0)
+        (_, ids, given, _), table = self.split, self.table
+        where = absent if given is None else given[absent]
+        self.out.reshape(-1, table.dim)[self.start + where] = initial_rows(
+            ids[absent],
+            (table.dim, table.dtype),
+            table.of.init,
+            name=table.name,
+            seed=table.of.seed,
+            cache_dir=cache_dir(),
+        )
+
 
 _ID = np.dtype(np.int64)
 _READ = Step(wait=READ)

@@ -26,7 +26,7 @@ from daskps.checkpoint.zarr import nodes
 from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.protocol.deadline import gather
-from daskps.cluster.protocol.options import pack_options
+from daskps.cluster.protocol.packing import pack_options
 from daskps.errors import CheckpointError, SnapshotLostError
 from daskps.layout.chunks import WHOLE, unbounded_tables
 from daskps.layout.slots import marked

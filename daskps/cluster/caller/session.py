@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 from daskps import config
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.allreduce import PEER_SECONDS, Allreduces, CallCount
-from daskps.cluster.caller.applied_shards import name_applied
 from daskps.cluster.caller.call_socket import SocketPayload
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
+from daskps.cluster.caller.questions import name_applied
 from daskps.cluster.caller.routes import GRADIENT, Reply, Request
-from daskps.cluster.caller.run_codecs import RunCodecs
 from daskps.cluster.caller.shard_map import MOST_ROUTES
 from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import Target
-from daskps.cluster.caller.trainer_step import NO_MORE, TrainerStep
+from daskps.cluster.caller.trainer_step import NO_MORE, RunCodecs, TrainerStep
 from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.leases import LEAST_LIMIT, BufferPool
 from daskps.cluster.protocol.deadline import Deadline

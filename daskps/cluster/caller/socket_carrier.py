@@ -27,9 +27,9 @@ from daskps.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
     from daskps.cluster.caller.call_socket import CallSocket
     from daskps.cluster.caller.call_template import SocketFrame
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.remote import RemoteShards
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.socket_route import SocketRoute

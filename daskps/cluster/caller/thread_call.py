@@ -27,7 +27,7 @@ from daskps.cluster.caller.routes import Reply, joined
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.protocol.deadline import Deadline
 

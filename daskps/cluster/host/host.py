@@ -17,8 +17,7 @@ from daskps.cluster.host.calls import CallTickets, Templates, answers_of
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
-from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.host.reachable_shards import ReachableShards
+from daskps.cluster.host.hosted import LOCK_SECONDS, ReachableShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.leases import BufferPool, limit_of
 from daskps.cluster.machine.membership import HERE, Machine

@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import Future, wait
 from functools import partial
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
     from daskps.cluster.machine.blocks import Block
     from daskps.layout.arrays import Layout
+    from daskps.reduction import Empty
     from daskps.shards.steps import Step
     from daskps.typing import Array
+
 
 T = TypeVar("T")
 #: How long a thread waits for another process to release a shard.
@@ -372,3 +375,36 @@ class HostedShard:
             self._mutex.release()
             # A thread that came meanwhile found the mutex taken and left its ticket.
             self.serve()
+
+
+class ReachableShards(ABC):
+    """Shards of one worker, in its process or mapped into another one.
+
+    Parameters
+    ----------
+    empty : callable
+        Makes arrays for the values that are read and widened here.
+    patience : float
+        Most seconds that a call waits here.
+    """
+
+    #: Whether this process owns the shards.
+    is_own = False
+
+    def __init__(self, empty: Empty, patience: float) -> None:
+        self.shards: dict[tuple[str, int], HostedShard] = {}
+        self.empty, self.patience = empty, patience
+
+    @abstractmethod
+    def is_live(self) -> bool:
+        """Return whether the owner of the shards is there."""
+
+    @abstractmethod
+    def make_room(self, hosted: HostedShard, producer: int, seconds: float) -> None:
+        """Make room at a shard for the pushes of a producer, if it needs any.
+
+        Raises
+        ------
+        ShardBusyError
+            If that takes longer than so many seconds.
+        """

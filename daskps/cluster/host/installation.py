@@ -1,4 +1,4 @@
-"""A host's part in a restore: it reads what its new shards need, and fills them.
+"""A host's part in a new store: its loops are loaded; a restore fills its shards.
 
 The host reads each file once, whole, and checks its digest, whichever part of it is
 needed; no caller has seen the shards by then.
@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from daskps.checkpoint.plan import (
 from daskps.checkpoint.reading import read_file
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
+from daskps.cluster.host.rules import Rules
 from daskps.cluster.host.saving import ThreadFiles
 from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.handlers import HOST
-from daskps.cluster.protocol.options import unpack_options
+from daskps.cluster.protocol.packing import unpack_options
+from daskps.cluster.protocol.wellformed import layout_of
 from daskps.epochs import Epochs
 from daskps.errors import (
     CheckpointError,
@@ -44,7 +47,7 @@ from daskps.layout.tables import UnboundedTable
 from daskps.shards.installation import Counted, Installation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from daskps.checkpoint.arrays import StoredArray
     from daskps.checkpoint.manifest import Manifest, StoredTable
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.typing import Array
+
 
 #: Files that a host reads at the same time.
 _IN_FLIGHT = 2
@@ -258,3 +262,36 @@ async def _has_memory(hosted_shards: Iterable[HostedShard]) -> None:
     said = [str(error) for of in taken if (error := of.exception()) is not None]
     if said:
         raise LayoutError(said[0])
+
+
+#: Seconds between looks whether the worker is idle; idle looks in a row before the host
+#: loads; and looks after which it loads anyway.
+LOOK_SECONDS = 0.1
+QUIET_LOOKS = 5
+MOST_LOOKS = 50
+
+
+@HOST.handles("warm")
+async def warm(host: ShardHost, layout: Mapping[str, Any], rules: bytes) -> None:
+    """Load the loops of a store in a thread, when the worker is idle.
+
+    Not at once: the first tasks after a store was made, or a worker has come, would
+    share the interpreter with it. And in a thread of its own: the host's threads serve
+    calls of other stores meanwhile.
+    """
+    ready = partial(Rules(layout_of(layout), rules).warm, durable=True)
+    await _when_quiet(host, ready)
+
+
+async def _when_quiet(host: ShardHost, ready: Callable[[], object]) -> None:
+    quiet = 0
+    for _ in range(MOST_LOOKS):
+        if quiet == QUIET_LOOKS:
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+        quiet = 0 if host.worker.is_busy() else quiet + 1
+    thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-warm")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, ready)
+    finally:
+        thread.shutdown(wait=False)

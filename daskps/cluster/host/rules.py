@@ -9,7 +9,7 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.upstream import loads
-from daskps.kernels import copying, row_merge, row_writes
+from daskps.kernels import past, row_merge, row_writes
 from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.layout.slots import Master, OfWeights, PerRow
@@ -74,8 +74,8 @@ class Rules:
 
     def warm(self, *, durable: bool) -> None:
         """Compile all kernels, so that the first push finds them ready."""
-        if self.layout.nbytes >= copying.LARGE_NBYTES:
-            copying.warm(cache_dir=self.cache_dir)
+        if self.layout.nbytes >= past.LARGE_NBYTES:
+            past.warm(cache_dir=self.cache_dir)
         words.compiled(self.cache_dir)
         nbytes = -(-self.layout.nbytes // self.layout.n_shards)
         tables = {table.index: table.dtype for table in self.layout.tables}
@@ -89,11 +89,11 @@ class Rules:
                 computed = np.dtype(compute_dtype(tables[index]))
                 row_merge.warm(computed, cache_dir=self.cache_dir)
             elif bound is not None and not isinstance(bound, BoundFunction):
-                past = nbytes >= PAST_NBYTES
+                is_large = nbytes >= PAST_NBYTES
                 if not durable:
-                    bound.kernel.warm(past=past)
+                    bound.kernel.warm(past=is_large)
                 # Slots in private memory have two buffers during a run in rounds.
-                bound.kernel.warm(durable=True, past=past)
+                bound.kernel.warm(durable=True, past=is_large)
 
 
 def initial_slots(rule: Rule) -> tuple[float, ...]:

@@ -22,8 +22,7 @@ from daskps.checkpoint.storage import Storage, full_url
 from daskps.cluster.keys import saved_key
 from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.handlers import HOST
-from daskps.cluster.protocol.options import unpack_options
-from daskps.cluster.protocol.packing import pack_array, unpack_array
+from daskps.cluster.protocol.packing import pack_array, unpack_array, unpack_options
 from daskps.errors import ConsistencyError, ProtocolError, SnapshotLostError
 from daskps.kernels.id_hash import hashes
 from daskps.layout.chunks import WHOLE, unbounded_tables

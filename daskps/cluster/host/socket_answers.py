@@ -2,7 +2,7 @@
 
 Small answers are one buffer. The host sends large ones straight from the weights, but
 holds their end back until it knows that no update has overwritten the rest
-(:mod:`daskps.cluster.sockets.tail`).
+(:mod:`daskps.cluster.sockets.frames`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.protocol.read_words import encoded
-from daskps.cluster.sockets.frames import APPLIED, AnswerHead
-from daskps.cluster.sockets.tail import TAIL_NBYTES, Tail
+from daskps.cluster.sockets.frames import APPLIED, TAIL_NBYTES, AnswerHead, Tail
 from daskps.shards.reader import RowsRead, ShardReader
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from daskps.cluster.protocol.deadline import TAKE_SECONDS
 from daskps.cluster.sockets.channel import flat
@@ -22,11 +22,60 @@ from daskps.cluster.sockets.frames import HEAD_NBYTES, unpack_head
 from daskps.cluster.sockets.served import ServedChannel, views_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from daskps.cluster.sockets.calls import Calls, ParkedCall
-    from daskps.cluster.sockets.frames import Head
-    from daskps.cluster.sockets.tail import Tail
+    from daskps.cluster.sockets.frames import Head, Tail
+
+
+class ParkedCall(Protocol):
+    """A call that waits for other callers; its owner finishes or cancels it, once.
+
+    It is `Parked` of :mod:`daskps.cluster.host.calls`.
+    """
+
+    #: The latest time to finish it, by `time.monotonic`.
+    end: float
+
+    @property
+    def done(self) -> bool:
+        """Whether none of its tickets waits any more."""
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call a function when it is done, in the thread that completes it."""
+
+    def finish(self, seconds: float) -> list[Any]:
+        """Return the frame that answers it.
+
+        Raises
+        ------
+        ShardBusyError
+            If the answer takes longer than that; the caller may ask again.
+        """
+
+    def cancel(self) -> None:
+        """Forget it: its answer is not sent."""
+
+
+class Calls(Protocol):
+    """The calls in the frames of one socket: `SocketCalls`, and `HostTemplate` in it."""
+
+    def read_now(self, data: memoryview) -> bytearray | None:
+        """Return the answer to a frame without a body that only reads; None for others.
+
+        The buffer is valid until the next call: the caller sends it before.
+        """
+
+    def wanted(self, head: Head) -> list[Any]:
+        """Return the buffers for the body of a frame."""
+
+    def is_long(self, head: Head) -> bool:
+        """Return whether its answer takes long, or has many bytes."""
+
+    def begin(
+        self, head: Head, body: Sequence[Any], seconds: float
+    ) -> list[Any] | ParkedCall:
+        """Return the frame that answers one, or the call that waits."""
+
 
 #: A connection waits for bytes of a frame, for room to send bytes of an answer, for
 #: other callers to complete its call; or for nothing, as it has answered.

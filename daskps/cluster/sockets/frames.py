@@ -5,6 +5,10 @@ text. Then it sends calls: the number of their template, the changes, and arrays
 answers each frame with one frame. This module never unpickles, and its callers know the
 length of a body before they take memory for it.
 
+A host cannot take back bytes that it has sent straight from memory that updates
+overwrite. But an answer counts only when all of it has come: so the host holds back the
+end, a :class:`Tail`, until it knows that the rest was whole.
+
 Pure: bytes in, bytes out.
 """
 
@@ -20,7 +24,10 @@ from daskps.cluster.protocol.packing import sendable
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from daskps.typing import Array
+
 
 #: First bytes of every frame; they change with the format, so that two ends that
 #: disagree on it fail here.
@@ -268,3 +275,38 @@ def unpack_rows(
         parked, applied = bool(code & PARKED), bool(code & APPLIED)
         found.append(Answer(shard, None, parked, applied, version, lag))
     return found
+
+
+#: Bytes of an answer that the host holds back.
+TAIL_NBYTES: Final = 4096
+
+
+class Tail:
+    """The last bytes of an answer, in place of a buffer; the host sends them last.
+
+    Parameters
+    ----------
+    data : ndarray, shape (n,), uint8
+        The bytes, if the answer is whole.
+    is_whole : callable
+        Returns whether no update has overwritten these bytes, nor those sent before.
+    """
+
+    def __init__(self, data: Array, is_whole: Callable[[], bool]) -> None:
+        self._data, self._is_whole = data, is_whole
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def made(self) -> memoryview:
+        """Return the bytes, once the host has sent all bytes before them.
+
+        Raises
+        ------
+        OSError
+            If the answer must not be completed: updates have overwritten it.
+        """
+        found = self._data.tobytes()
+        if not self._is_whole():
+            raise ConnectionAbortedError("updates have run into an answer of a socket")
+        return memoryview(found)

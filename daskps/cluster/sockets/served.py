@@ -22,8 +22,7 @@ from daskps.cluster.sockets.channel import (
     Channel,
     flat,
 )
-from daskps.cluster.sockets.frames import HEAD_NBYTES, Head, unpack_head
-from daskps.cluster.sockets.tail import Tail
+from daskps.cluster.sockets.frames import HEAD_NBYTES, Head, Tail, unpack_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

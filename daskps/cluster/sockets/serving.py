@@ -28,8 +28,7 @@ from daskps.errors import ProtocolError, ShardBusyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.sockets.calls import ParkedCall
-    from daskps.cluster.sockets.connection import Connection
+    from daskps.cluster.sockets.connection import Connection, ParkedCall
 
 logger = logging.getLogger(__name__)
 #: How long a thread of sockets waits after an error of its own.

@@ -39,8 +39,8 @@ from daskps.shards.memory.format import (
     Words,
 )
 from daskps.shards.memory.format import FLOOR as SETTLED
+from daskps.shards.parked import flip_of_round
 from daskps.shards.producers import WINDOW
-from daskps.shards.reads import flip_of_round
 from daskps.shards.run_record import POLICY_CODES
 from daskps.shards.steps import Intervals, Ready, Ticket, changes
 

@@ -28,10 +28,10 @@ from daskps.shards.memory.format import (
     RUN,
     WITHDRAWS,
     WRITING,
+    Identity,
     Record,
     integers,
 )
-from daskps.shards.memory.holding import Identity
 from daskps.shards.memory.room import Memory, Own, begin_rows, held_nbytes
 from daskps.shards.memory.table_memory import tables_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import config
-from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES, FiniteCheck
+from daskps.cluster.caller.routes import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import ClockError

@@ -15,9 +15,8 @@ from tornado.ioloop import IOLoop
 
 import daskps
 from daskps import ParameterStore, optim
-from daskps.cluster.caller.call_future import CallFuture
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.link import Link
+from daskps.cluster.caller.link import CallFuture, Link
 from daskps.cluster.protocol import deadline
 from daskps.errors import StoreClosedError, StoreExistsError
 from tests.support import PATIENCE, gen_cluster

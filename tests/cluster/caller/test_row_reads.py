@@ -14,7 +14,7 @@ from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.reads import PreparedRead
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.host.hosted import HostedShard
-from daskps.cluster.machine import pauses
+from daskps.cluster.machine import locks
 from daskps.consistency import BSP, SSP
 from daskps.kernels.row_index import RowIndex
 from daskps.kernels.row_moves import FixedGather
@@ -23,7 +23,7 @@ from daskps.shards.arrays.unbounded_rows import FEWEST_LOOKED
 from daskps.shards.deputy import CLOSED, set_gate
 from daskps.shards.memory import undo
 from daskps.shards.memory.format import ROWS_SEQUENCE, VERSION
-from daskps.shards.memory.withdrawal import Withdrawal
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.reader import BUSY, NOT_YET, REFER, RowsRead
 from daskps.shards.steps import ADD, ASSIGN, REMOVE, Step, Ticket
 from tests.cluster.callers import Carriers, counted
@@ -113,7 +113,7 @@ def test_a_copy_that_an_update_runs_into_is_made_again(
     """For a moment, but once at least, also by a thread that is slow between two lines."""
     seconds = count().__next__ if slow else lambda: 0.0
     clock = SimpleNamespace(perf_counter=seconds, sleep=lambda _: None)
-    monkeypatch.setattr(pauses, "time", clock)
+    monkeypatch.setattr(locks, "time", clock)
     here, updates = Here(), iter(range(disturbed))
     here.pull([1])
     really = FixedGather.__call__

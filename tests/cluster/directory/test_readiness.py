@@ -17,7 +17,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.directory import machines as readiness
 from daskps.cluster.directory.machines import Readiness
-from daskps.cluster.host import warm_up
+from daskps.cluster.host import installation
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.protocol.handlers import HOST
@@ -140,15 +140,15 @@ def loaded_by(worker: Busy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool,
     def loaded(self: Rules, *, durable: bool) -> None:
         found.append((durable, threading.current_thread().name))
 
-    monkeypatch.setattr(warm_up, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(installation, "LOOK_SECONDS", 0)
     monkeypatch.setattr(Rules, "warm", loaded)
     host: Any = SimpleNamespace(worker=worker)
-    asyncio.run(warm_up.warm(host, LAYOUT.to_wire(), b""))
+    asyncio.run(installation.warm(host, LAYOUT.to_wire(), b""))
     return found
 
 
 def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch):
-    worker = Busy(0, 0, 0, 1, *[0] * warm_up.QUIET_LOOKS)
+    worker = Busy(0, 0, 0, 1, *[0] * installation.QUIET_LOOKS)
     [(durable, name)] = loaded_by(worker, monkeypatch)
     assert durable
     assert name.startswith("daskps-warm")
@@ -156,6 +156,6 @@ def test_loops_are_loaded_beside_everything_when_the_worker_is_idle(monkeypatch)
 
 
 def test_loops_are_loaded_by_a_worker_that_is_always_busy(monkeypatch):
-    worker = Busy(*[1] * warm_up.MOST_LOOKS)
+    worker = Busy(*[1] * installation.MOST_LOOKS)
     assert len(loaded_by(worker, monkeypatch)) == 1
     assert worker.counts == []

@@ -14,9 +14,9 @@ import pytest
 import daskps
 from daskps import config
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.host.copying_out import copy_out
+from daskps.cluster.host.calls import copy_out
 from daskps.errors import ConsistencyError, ShardBusyError
-from daskps.kernels import copying
+from daskps.kernels import past
 from daskps.shards.arrays.operations import PieceUpdate
 from daskps.shards.memory.publication import Publication
 from daskps.shards.steps import READ, Ready, Step, Ticket
@@ -81,8 +81,8 @@ def test_a_read_holds_the_lock_while_it_copies(hosted, monkeypatch):
         held.append(hosted.block.lock().try_acquire())
         out[:] = source
 
-    monkeypatch.setattr(copying, "LARGE_NBYTES", 0)
-    monkeypatch.setattr(copying, "copy", copy)
+    monkeypatch.setattr(past, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(past, "copy", copy)
     copy_out(hosted, asks(hosted), RANGES, [np.empty(1000)])
     assert held == [False]
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from daskps.cluster.host.copying_out import copy_out
+from daskps.cluster.host.calls import copy_out
 from daskps.cluster.protocol.messages import Call, Part
 from daskps.consistency import ASP, BSP
 from daskps.errors import ClockError, RunCancelledError

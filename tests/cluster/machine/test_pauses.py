@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from daskps.cluster.machine.pauses import LONGEST_NAP, NAP, Pause
+from daskps.cluster.machine.locks import LONGEST_NAP, NAP, Pause
 
 
 def test_other_threads_go_on_beside_one_that_spins():

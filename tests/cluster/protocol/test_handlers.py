@@ -23,12 +23,11 @@ TO_HOSTS = {
     "host.owner_steps": "apply lr_factors scale_lr",
     "host.questions": "row_changes table_ids measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",
-    "host.installation": "install",
+    "host.installation": "install warm",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
     "host.saving": "write_checkpoint edges sees_file",
-    "host.warm_up": "warm",
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {

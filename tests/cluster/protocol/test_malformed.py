@@ -24,7 +24,7 @@ from daskps.checkpoint.listing import CheckpointTarget
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.directory import runs
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.host import warm_up
+from daskps.cluster.host import installation
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.protocol.deadline import Deadline
@@ -292,7 +292,7 @@ async def test_what_is_malformed_is_refused(c, s, a, b, monkeypatch, caplog, tmp
     recorder = Recorder(monkeypatch)
     store = await live(c, tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(warm_up, "MOST_LOOKS", 0)
+    monkeypatch.setattr(installation, "MOST_LOOKS", 0)
     monkeypatch.setattr(runs, "OPEN_SECONDS", SECONDS)
     rng, bad = random.Random(7), list[Any]()
     directory, host = s.extensions["daskps-directory"], HOSTS[a.address]

@@ -19,7 +19,7 @@ from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.socket_calls import Parked
 from daskps.cluster.protocol.messages import Call, Part
 from daskps.errors import StoreClosedError
-from daskps.kernels import copying
+from daskps.kernels import past
 from daskps.layout.arrays import Layout
 from daskps.shards.memory import publication
 from daskps.shards.memory.format import GENERATION
@@ -339,7 +339,7 @@ def test_a_read_that_an_update_runs_into_begins_again(host, caller, monkeypatch)
 
 def test_large_answers_are_in_memory_that_is_used_again(monkeypatch):
     layout = Layout.build({"w": ((100_000,), "float32")}, 1)
-    monkeypatch.setattr(copying, "LARGE_NBYTES", 2**18)
+    monkeypatch.setattr(past, "LARGE_NBYTES", 2**18)
     with bare_host(None, *hosted_shards(layout)) as host, calling(host) as caller:
         data = np.arange(100_000, dtype="f4")
         assign = Step(ASSIGN, (Item(0, 0, data),), producer=1, sequence=1, owned=True)

@@ -29,9 +29,9 @@ from daskps.cluster.caller import (
     socket_carrier,
     socket_pool,
 )
-from daskps.cluster.caller.finite_check import LOOK_LATER_NBYTES
 from daskps.cluster.caller.link import _LINKS, link_of
 from daskps.cluster.caller.remote import RemoteShards
+from daskps.cluster.caller.routes import LOOK_LATER_NBYTES
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.host.sockets import most_sockets

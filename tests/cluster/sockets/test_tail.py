@@ -13,9 +13,8 @@ import pytest
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.socket_answers import COPY_SECONDS
 from daskps.cluster.protocol.messages import Call, Part
-from daskps.cluster.sockets.frames import HEAD_NBYTES, ROW_NBYTES
+from daskps.cluster.sockets.frames import HEAD_NBYTES, ROW_NBYTES, TAIL_NBYTES, Tail
 from daskps.cluster.sockets.served import ServedChannel, views_of
-from daskps.cluster.sockets.tail import TAIL_NBYTES, Tail
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import ADD, READ, Item, Step
 from tests.cluster.by_socket import Caller, calling, hosted_shards

@@ -12,8 +12,8 @@ from daskps.layout.arrays import Layout
 from daskps.shards.memory import feed as feed_
 from daskps.shards.memory.feed import LOST, LOST_IDS, ROOM, Feed
 from daskps.shards.memory.format import VERSION
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.memory.segment import Segment
-from daskps.shards.memory.withdrawal import Withdrawal
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, REMOVE, Item, Step, Ticket
 from tests.kernels.compiling import kept

@@ -19,7 +19,7 @@ from daskps.shards.memory import segment as segment_
 from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
-from daskps.shards.reads import flip_of_round
+from daskps.shards.parked import flip_of_round
 from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, RunPosition, Step, Ticket

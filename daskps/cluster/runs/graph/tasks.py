@@ -42,7 +42,7 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from daskps.cluster.caller.call_future import CallFuture
+    from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Computed
     from daskps.cluster.caller.targets import Target
     from daskps.cluster.host.contributions import RoundId
