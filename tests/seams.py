@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from daskps import ParameterStore
 from daskps.cluster.caller.producer import Producer
-from daskps.shards.reader import REFER
 
 if TYPE_CHECKING:
     import threading
@@ -99,11 +98,6 @@ def form_by(open_round: Round, form: Any) -> None:
 def room_of_sums(open_round: Round) -> list[Any]:
     """Return where the sums of each piece are formed."""
     return [of.room for of in open_round._forms]
-
-
-def refer_readers(shard: Shard) -> None:
-    """Have a shard decide of each reader that waits as of one that is no plain one."""
-    shard.parked._find_flip = lambda *_: REFER  # type: ignore[method-assign]
 
 
 def members_of(host: ShardHost) -> Any:

@@ -9,22 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daskps.errors import ClockError
-from daskps.shards.deputy import OPEN
 from daskps.shards.memory.format import (
     FLIP,
     GATE,
-    GENERATION,
     LIMIT,
     LIVE,
-    N_RANKS,
     POLICY,
-    RANK_WORDS,
     ROUNDS,
     RUN,
-    VERSION,
 )
 from daskps.shards.reader import BSP, NOT_YET, REFER, Visibility
-from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready, changes
+from daskps.shards.steps import BARRIER, NO_WAIT, READ, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -111,49 +106,8 @@ class ParkedTickets:
     def __init__(self, segment: Segment, run_state: ShardRun) -> None:
         self.tickets: list[Ticket] = []
         self._segment, self._run_state = segment, run_state
-        self._header = segment.header
-        self._heads = [record.plain for record in segment.records]
-        self._live_at = segment.records[0].ranks_at + LIVE
         #: The sight of the shard at which they were asked last.
         self._asked: object = None
-
-    def end(self, ticket: Ticket, generation: int) -> bool:
-        """Finish a ticket that has waited for its round, which is complete now.
-
-        Returns whether it is one, at a shard of that generation.
-        """
-        flip = self._find_flip(ticket, generation)
-        if flip < 0:
-            return False
-        version = self._heads[flip & 1][VERSION]
-        if not ticket.applied:
-            ticket.applied, ticket.version = True, ticket.version or version
-        ticket.outcome = Ready(flip, version, ticket.duplicate, exact=True)
-        return True
-
-    def _find_flip(self, ticket: Ticket, generation: int) -> int:
-        """Return the flip that a trainer in rounds may read, or REFER.
-
-        That is what :func:`find_outcome` says of nearly all tickets that wait. REFER where
-        it has to wait on, where there is more to it than to read, or there may be
-        something against it.
-        """
-        step, header = ticket.step, self._header
-        flip = header[FLIP]
-        words = self._heads[flip & 1]
-        if (
-            step.wait != READ
-            or not step.run
-            or step.run != words[RUN]
-            or words[POLICY] != BSP
-            or not 0 <= step.rank < words[N_RANKS]
-            or not words[self._live_at + step.rank * RANK_WORDS]
-            or header[GATE] != OPEN
-            or not header[GENERATION] == generation == step.generation
-            or not (ticket.applied or not changes(step))
-        ):
-            return REFER
-        return flip if step.clock + step.tick == words[ROUNDS] else REFER
 
     def settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Finish tickets that need not wait, park the rest; return those finished."""

@@ -294,7 +294,7 @@ class Shard:
         done: list[Ticket] = []
         while waiting := self.parked.take_stale():
             for ticket in waiting:
-                if self.parked.end(ticket, self.generation) or self._refused(ticket):
+                if self._refused(ticket):
                     done.append(ticket)
                 elif ticket.applied:
                     done += self.parked.settle([ticket])

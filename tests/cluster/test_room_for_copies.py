@@ -79,7 +79,9 @@ def test_who_takes_nothing_of_an_answer_loses_its_connection(takes, monkeypatch)
     monkeypatch.setattr("daskps.cluster.connections.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("daskps.cluster.host.node.TAKE_SECONDS", 1e6 if takes else 0.5)
     options: dict[str, Any] = {"processes": False, "protocol": "tcp"}
-    with dask.config.set(CARRIERS["rpc"]), local_cluster(1, **options) as client:
+    # Else the kernel closes it, after 30 s.
+    how = {**CARRIERS["rpc"], "distributed.comm.timeouts.tcp": "1 hour"}
+    with dask.config.set(how), local_cluster(1, **options) as client:
         store = daskps.create({"w": np.ones(n, "f4")})
         [host] = HOSTS.values()
         leave_no_room(host)

@@ -124,7 +124,7 @@ MUTANTS = (
         "return self._known.get(key) if self._where is self._meta.where else None",
         "return self._known.get(key)",
         (
-            "tests/cluster/caller/test_local.py::test_a_read_is_made_ready_anew_when_a_shard_has_moved",
+            "tests/cluster/caller/test_local.py::test_what_was_prepared_is_forgotten_when_a_shard_has_moved",
         ),
     ),
     Mutant(

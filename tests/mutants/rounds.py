@@ -212,20 +212,13 @@ MUTANTS = (
     ),
     Mutant(
         "reader-is-told-of-the-round-before",
-        "daskps.shards.parked:ParkedTickets._find_flip",
-        "return flip if step.clock + step.tick == words[ROUNDS] else REFER",
-        "return flip if step.clock == words[ROUNDS] else REFER",
+        "daskps.shards.parked:_outcome_in_run",
+        "reads, clock = Visibility(segment, step.run, step.rank), step.clock + step.tick",
+        "reads, clock = Visibility(segment, step.run, step.rank), step.clock",
         (
             "tests/shards/test_try_step.py"
-            "::test_readers_that_wait_are_told_as_others_are",
+            "::test_readers_that_wait_are_told_when_their_round_is_complete",
         ),
-    ),
-    Mutant(
-        "reader-is-parked-past-a-gate",
-        "daskps.shards.parked:ParkedTickets._find_flip",
-        "or header[GATE] != OPEN",
-        "or header[GATE] < OPEN",
-        ("tests/shards/test_try_step.py::test_shard_decides_about_a_reader_after",),
     ),
     Mutant(
         "reader-is-thought-to-have-been-asked",

@@ -171,7 +171,7 @@ MUTANTS = (
         "daskps.shards.memory.undo:_roll_back",
         "if flip_of(table.buffers.undo[0]) == flip:",
         "if flip_of(table.buffers.undo[0]) >= flip - 1:",
-        (f"{_ROWS}::test_only_named_rows_and_their_slots_change",),
+        (f"{_CRASHES}::test_killed_after_any_store",),
     ),
     Mutant(
         "what-was-begun-is-not-gone-on-with",
@@ -370,7 +370,7 @@ MUTANTS = (
         "daskps.shards.memory.publication:Publication._write_rows",
         "known = update if not i else update._replace(rows=None)",
         "known = update",
-        (f"{_ANY}::test_pushes_that_queued_up_see_each_others_rows",),
+        (f"{_ANY}::test_a_push_that_queued_up_behind_a_removal_begins_its_rows_anew",),
     ),
     Mutant(
         "a-deputy-takes-memory",

@@ -27,7 +27,7 @@ from daskps.shards.steps import (
     Ticket,
 )
 from tests.invariants import nodes_of, validate
-from tests.seams import judge_all, refer_readers
+from tests.seams import judge_all
 from tests.shards.making import (
     RUN,
     A,
@@ -411,51 +411,24 @@ def is_parked(shard: Shard, ticket: Ticket) -> bool:
     return shard.submit([ticket]) == [] and ticket in shard.parked.tickets
 
 
-def test_readers_that_wait_are_told_as_others_are():
-    """One that has to wait, and nothing else, is parked by what its words say alone."""
-    quick, asked = shard_of(3), shard_of(3)
-    refer_readers(asked)
-    tickets = []
-    for shard in (quick, asked):
-        readers = [waiting(0, 1), waiting(1, 1), waiting(2, 2)]
-        assert all(is_parked(shard, reader) for reader in readers)
-        steps = [Ticket(step(rank, 0, wait=READ)) for rank in (1, 2, 0)]
-        done = [shard.submit([ticket]) for ticket in steps[:2]]
-        # Asked again, though nothing was published: nobody is told of the open round.
-        shard.parked._asked = None
-        assert shard.submit([]) == []
-        done.append(shard.submit(steps[2:]))
-        assert [len(of) for of in done] == [0, 0, 5]
-        again = waiting(1, 1)
-        assert not is_parked(shard, again)
-        tickets.append([*readers, *steps, again])
-    for ours, theirs in zip(*tickets, strict=True):
-        said = ours.outcome, ours.applied, ours.duplicate, ours.version
-        assert said == (
-            theirs.outcome,
-            theirs.applied,
-            theirs.duplicate,
-            theirs.version,
-        )
-    assert isinstance(tickets[0][0].outcome, Ready)
-    assert tickets[0][2].outcome is None
-
-
-@pytest.mark.parametrize(
-    "event", [finished, ended, another, abandoned, moved, fenced, failed, cut]
-)
-def test_shard_decides_about_a_reader_after(event):
-    quick, asked = shard_of(), shard_of()
-    refer_readers(asked)
-    outcomes = []
-    for shard in (quick, asked):
-        before, after = waiting(0, 1), waiting(0, 1)
-        assert is_parked(shard, before)
-        event(shard)
-        shard.submit([after])
-        shard.submit([])
-        outcomes.append([repr(before.outcome), repr(after.outcome), after.applied])
-    assert outcomes[0] == outcomes[1]
+def test_readers_that_wait_are_told_when_their_round_is_complete():
+    shard = shard_of(3)
+    readers = [waiting(0, 1), waiting(1, 1), waiting(2, 2)]
+    assert all(is_parked(shard, reader) for reader in readers)
+    steps = [Ticket(step(rank, 0, wait=READ)) for rank in (1, 2, 0)]
+    done = [shard.submit([ticket]) for ticket in steps[:2]]
+    # Asked again, though nothing was published: nobody is told of the open round.
+    shard.parked._asked = None
+    assert shard.submit([]) == []
+    done.append(shard.submit(steps[2:]))
+    assert [len(of) for of in done] == [0, 0, 5]
+    again = waiting(1, 1)
+    assert not is_parked(shard, again)
+    ready = Ready(shard.segment.flip, 1, exact=True)
+    told = [*readers[:2], *steps, again]
+    assert [of.outcome for of in told] == [ready] * len(told)
+    assert {(of.applied, of.duplicate) for of in told[:-1]} == {(True, False)}
+    assert readers[2].outcome is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reader import RowsRead
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step
+from daskps.shards.steps import ADD, ASSIGN, GRADIENT, REMOVE, Item, Step
 from tests.invariants import validate
 from tests.kernels.compiling import kept
 from tests.shards.making import copy_rows
@@ -131,6 +131,24 @@ def test_pushes_that_queued_up_see_each_others_rows():
         model.push(*one)
     agrees([shard], model)
     assert read(shard, EMB, [5, 6, -9], flip) == {}
+
+
+def test_a_push_that_queued_up_behind_a_removal_begins_its_rows_anew():
+    """Both found the row before either changed it."""
+    shard, model = made(layout_of()), Model()
+    told = [
+        (ADD, {EMB: [(5, 1), (6, 2)]}),
+        (REMOVE, {EMB: [(5, 0)]}),
+        (ADD, {EMB: [(5, 3), (6, 1)]}),
+    ]
+    first, *others = [step(shard, *one, n) for n, one in enumerate(told)]
+    send(shard, first)
+    flip = shard.segment.flip
+    assert [t.version for t in send(shard, *others)] == [2, 3]
+    assert shard.segment.flip == flip + 1
+    for one in told:
+        model.push(*one)
+    agrees([shard], model)
 
 
 def test_arrays_beside_a_table_are_no_rows_of_it():

@@ -16,6 +16,7 @@ from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.reads import PreparedRead, Reads
 from daskps.cluster.caller.routes import push, read, route_of
+from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.deadline import Deadline
@@ -119,6 +120,20 @@ def test_nothing_is_read_from_the_memory_of_a_worker_that_is_gone(
     assert local(carriers).read([0], [np.empty(1000)]) == 0
     carriers.serving.lives = False
     assert local(carriers).read([0], [np.empty(1000)]) is None
+
+
+def test_what_was_prepared_is_forgotten_when_a_shard_has_moved() -> None:
+    meta: Any = SimpleNamespace(where=object())
+    before, prepared = meta.where, Prepared[str, int](meta)
+    prepared.keep("a key", 1, before)
+    assert prepared.find("a key") == 1
+    meta.where = object()
+    assert prepared.find("a key") is None
+    # Made before the move, kept after it.
+    prepared.keep("a key", 2, before)
+    assert prepared.find("a key") is None
+    prepared.keep("a key", 3, meta.where)
+    assert prepared.find("a key") == 3
 
 
 def test_a_read_is_made_ready_anew_when_a_shard_has_moved(
