@@ -14,6 +14,7 @@ This module alone, outside of the shard's memory, compares flips and row sequenc
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -44,13 +45,12 @@ from daskps.shards.memory.format import (
     WITHDRAWS,
     WRITING,
 )
-from daskps.shards.memory.sides import runs
 from daskps.shards.memory.undo import LOGGED, is_logged, roll_back
 from daskps.shards.run_record import POLICY_CODES
 from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from daskps.shards.arrays.unbounded_rows import UnboundedRows
     from daskps.shards.memory.format import Record
@@ -61,6 +61,44 @@ if TYPE_CHECKING:
     #: Elements of the vector of a dtype, the number of the array that they go to, and
     #: their place in it.
     PartRead: TypeAlias = tuple[tuple[str, int, int], int, slice]
+
+
+def runs(
+    segment: Segment, record: Record, part: tuple[str, int, int]
+) -> Iterator[Array]:
+    """Yield what a record has for a part of the vector of a dtype.
+
+    Parameters
+    ----------
+    segment : Segment
+        The memory.
+    record : Record
+        One of its records, which may be overwritten meanwhile: what a reader finds is
+        good once it has seen that it was not.
+    part : (str, int, int)
+        The dtype, and the elements from where to where.
+
+    Yields
+    ------
+    ndarray
+        Weights, one view after the other, as few as possible: one where all lie in
+        the same buffer.
+    """
+    (dtype, start, stop), side = part, record.plain[SIDE]
+    if side != MIXED:
+        yield segment.vectors[side][dtype][start:stop]
+        return
+    (starts, positions), sides = segment.places[dtype], record.weight_sides
+    # The piece that the next element lies in is the one before `i`.
+    n, at, i = len(starts), start, bisect_right(starts, start)
+    while at < stop:
+        side = sides[positions[i - 1]]
+        while i < n and starts[i] < stop and sides[positions[i]] == side:
+            i += 1
+        end = min(stop, starts[i]) if i < n else stop
+        yield segment.vectors[side][dtype][at:end]
+        at, i = end, i + 1
+
 
 #: Said instead of a flip: wait, or have the shard itself asked, by a call.
 NOT_YET, REFER = -1, -2

@@ -15,9 +15,9 @@ import numpy as np
 
 from daskps.consistency import BSP, Policy
 from daskps.epochs import Epochs
-from daskps.errors import IllegalStateError
+from daskps.errors import IllegalStateError, LayoutError
+from daskps.layout.arrays import counted
 from daskps.shards import run_record
-from daskps.shards.arrays import by_rank
 from daskps.shards.deputy import READING, NotHereError, set_gate
 from daskps.shards.memory.areas import HEADER, untouched
 from daskps.shards.memory.format import (
@@ -41,10 +41,48 @@ from daskps.shards.rounds.round import Round
 from daskps.shards.steps import RunPosition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from daskps.optim import Bound
     from daskps.reduction import Reducer
     from daskps.shards.memory.segment import Segment
     from daskps.shards.planning import UpdatePlanner
     from daskps.typing import Array
+
+
+def check_run(
+    rules: Iterable[tuple[str, Bound | None]], policy: Policy, n_ranks: int
+) -> None:
+    """Refuse a run whose trainers such a rule cannot tell from each other.
+
+    Parameters
+    ----------
+    rules : iterable of (str, Bound or None)
+        Parameters and their rules.
+    policy : Policy
+        Of the run.
+    n_ranks : int
+        How many trainers it has.
+
+    Raises
+    ------
+    LayoutError
+        Naming the parameter.
+    """
+    for name, bound in rules:
+        if bound is None or not bound.ranks:
+            continue
+        said = f"{name[:60]!r} has the optimizer {bound.rule!r}"
+        if isinstance(policy, BSP):
+            raise LayoutError(
+                f"{said}, which keeps state for each trainer, and under sync='bsp' their "
+                f"gradients are reduced to one; use sync='asp' or 'ssp'"
+            )
+        if n_ranks > bound.ranks:
+            raise LayoutError(
+                f"{said}, which keeps state for {counted(bound.ranks, 'trainer')}, and the "
+                f"run has {n_ranks}; use fewer, or make the store with ranks={n_ranks}"
+            )
 
 
 class ShardRun:
@@ -169,7 +207,7 @@ class ShardRun:
             raise IllegalStateError(f"a run of {n_ranks} ranks reached a shard")
         pieces = enumerate(self._segment.pieces)
         rules = ((p.parameter.name, self._planner.binding(at)) for at, p in pieces)
-        by_rank.check_run(rules, policy, n_ranks)
+        check_run(rules, policy, n_ranks)
         if self.run:
             self.end(self.run, "another run has begun")
         current = self._segment.current

@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "pieces-read-from-the-buffer-of-the-first",
-        "daskps.shards.memory.sides:runs",
+        "daskps.shards.reader:runs",
         "while i < n and starts[i] < stop and sides[positions[i]] == side:",
         "while i < n and starts[i] < stop:",
         (

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import uuid
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,7 +19,6 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.caller.call_template import least_in
-from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.liveness import Liveness, check_located, without_descriptors
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.socket_pool import pool_of
@@ -44,6 +44,40 @@ if TYPE_CHECKING:
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.cluster.protocol.messages import Answer
     from daskps.typing import Array
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts of a handle: messages, calls without one, their bytes, retries."""
+
+    messages: int = 0
+    local_calls: int = 0
+    nbytes: int = 0
+    retries: int = 0
+    #: Calls that sockets took, and the bytes of their arrays.
+    socket_calls: int = 0
+    socket_nbytes: int = 0
+    #: Rows of tables that were asked for and that were brought, repeats among them.
+    rows_pulled: int = 0
+    rows_pushed: int = 0
+    #: By reason how often a call that had a socket went on by message.
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def count_rows(self, request: Request) -> None:
+        """Count the rows of tables that a call names."""
+        if request.rows:
+            for given in request.rows:
+                self.rows_pushed += len(given.split.ids)
+        if request.target is not None and (rows := request.target.rows):
+            self.rows_pulled += sum(
+                len(r.asked.ids) for of in rows.values() for r in of
+            )
+
+    def fell_back(self, why: str) -> None:
+        """Count a call that a socket leaves to messages."""
+        # A new dict: another thread may be looking through the old one.
+        self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
+
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

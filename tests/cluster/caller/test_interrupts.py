@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from daskps.cluster.caller import interrupts
-from daskps.cluster.caller.counters import Counters
 from daskps.cluster.caller.reads import Reads
+from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import push, read
 from daskps.shards.steps import ADD, Step
 from tests.cluster.callers import Carriers, call, target_in

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daskps.cluster.machine import exits
+from daskps.cluster import plugins
 
 
 class Cycle:
@@ -27,7 +27,7 @@ def test_the_end_finalizes_what_nobody_holds_and_looks_at_nothing_else() -> None
     Cycle(finalized)
     before = gc.get_freeze_count()
     try:
-        exits.settle()
+        plugins.settle()
         assert finalized
         assert gc.get_freeze_count() > before
     finally:
@@ -42,5 +42,5 @@ def test_only_a_process_made_for_a_worker_ends_so(nanny: Any, monkeypatch: Any) 
     monkeypatch.setattr(atexit, "unregister", lambda f: registered.clear())
     worker: Any = SimpleNamespace(nanny=nanny)
     for _ in range(2):
-        exits.quicken(worker)
-    assert registered == ([exits.settle] if nanny else [])
+        plugins.quicken(worker)
+    assert registered == ([plugins.settle] if nanny else [])

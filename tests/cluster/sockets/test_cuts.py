@@ -21,7 +21,7 @@ import pytest
 from daskps import consistency, optim
 from daskps.cluster.caller.call_socket import CallSocket, SocketPayload
 from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
-from daskps.cluster.caller.counters import Counters
+from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch, slices_of
 from daskps.cluster.caller.socket_carrier import SocketCarrier

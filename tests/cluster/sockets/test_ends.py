@@ -24,7 +24,7 @@ from daskps.cluster.caller.call_socket import (
     SocketRefusedError,
 )
 from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
-from daskps.cluster.caller.counters import Counters
+from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.socket_pool import SocketPool
