@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -183,7 +182,8 @@ class ShardHost(ReachableShards):
             tickets.forget()
 
     async def _serve(self, call: Call, tickets: CallTickets) -> list[Answer]:
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         producer = call.step.producer
         for part in call.parts if producer else ():
             await self._make_room(self.get_shard(call.store, part.shard), producer)
@@ -216,7 +216,6 @@ class ShardHost(ReachableShards):
                 return served
             if not tickets.done:
                 # A timer, not `wait_for`: that would cost a task per message.
-                loop = asyncio.get_running_loop()
                 self.waiting[call.token] = woken = loop.create_future()
                 timer = loop.call_later(call.wait_seconds, _wake, woken)
                 tickets.then(self._waker(loop, woken))
@@ -228,7 +227,7 @@ class ShardHost(ReachableShards):
                 # Another thread may be reading the caller's arrays right now.
                 futures = map(asyncio.wrap_future, gone)
                 await asyncio.shield(asyncio.gather(*futures))
-        left = max(_MIN_SECONDS, call.wait_seconds - (time.monotonic() - began))
+        left = max(_MIN_SECONDS, call.wait_seconds - (loop.time() - began))
         return await self._read(call, tickets.started, left, small=small)
 
     async def _read(
