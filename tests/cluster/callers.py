@@ -88,7 +88,7 @@ class RemoteShards:
         self.counters = Counters()
         self.sent: list[tuple[Request, list[int]]] = []
 
-    def find_sockets(self, _: Request, __: Any) -> None:
+    def find_socket_route(self, _: Request, __: Any) -> None:
         """Return None: all calls are messages."""
 
     def send(self, request: Request, shards: Any, deadline: Any) -> Any:

@@ -126,7 +126,7 @@ class ShardClient:
             self._local.keep(key, local, request.route.where)
         if not local.parts:
             if self.link.may_wait():
-                route = self.remote.find_sockets(request, local.remote)
+                route = self.remote.find_socket_route(request, local.remote)
                 if route is not None:
                     if request.check is not None and not route.checks:
                         request.check()

@@ -261,7 +261,7 @@ class NamedRead:
         self.until = math.inf
         if remote_slices:
             request = self._request(remote_slices, 0, ())
-            self.route = remote.find_sockets(request, tuple(remote_slices))
+            self.route = remote.find_socket_route(request, tuple(remote_slices))
             self.until = time.monotonic() + AGAIN_SECONDS
         #: Whether it is worth keeping.
         self.is_possible = self.local is not None and (

@@ -150,7 +150,7 @@ class RemoteShards:
 
         return self.link.start(look)
 
-    def find_sockets(
+    def find_socket_route(
         self, request: Request, shards: Sequence[int]
     ) -> SocketRoute | None:
         """Return the route of a call over sockets; None where it may take none."""

@@ -243,7 +243,7 @@ class RowReads:
             rows[shard] = tuple(of)
         target = Target(NO_SLICES, flats, dict, rows)
         request = Request(self._route, _READ, {}, target)
-        route = self._remote.find_sockets(request, [*pending])
+        route = self._remote.find_socket_route(request, [*pending])
         if route is not None:
             SocketCarrier.of(self._remote, route, request, until()).run()
         return route is not None

@@ -276,7 +276,7 @@ class Session:
         route = step_route.socket_routes.get(key)
         if route is None or (target is not None and not route.reads_as(target)):
             request = make()
-            route = remote.find_sockets(request, step_route.remote)
+            route = remote.find_socket_route(request, step_route.remote)
             if route is None:
                 return self._send(request, timeout).versions, None
             step_route.socket_routes[key] = route

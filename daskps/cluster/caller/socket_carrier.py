@@ -270,7 +270,7 @@ def start(
     remote: RemoteShards, request: Request, shards: Sequence[int], deadline: Deadline
 ) -> ThreadCall | CallFuture[Reply]:
     """Begin a call, or a part of it: over sockets if possible, else by message."""
-    route = remote.find_sockets(request, shards)
+    route = remote.find_socket_route(request, shards)
     if route is None:
         return remote.send(request, shards, deadline)
     call = ThreadCall(

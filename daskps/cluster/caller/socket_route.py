@@ -95,7 +95,7 @@ class HostCalls:
         layout, target = meta.layout, request.target
         plain = None if target is None else target._replace(rows={})
         call = request._replace(rows=(), target=plain).call(meta, shards, 0.0, "")
-        call = _without_check(call) if checks else call
+        call = _to_be_checked(call) if checks else call
         codec = codecs.named(request.codec) if request.codec else None
         #: Whether each frame says how many words there are of each array.
         self._counts = codec is not None and not codec.is_fixed
@@ -451,7 +451,7 @@ def looks_there(request: Request, shards: Sequence[int]) -> bool:
     )
 
 
-def _without_check(call: Call) -> Call:
+def _to_be_checked(call: Call) -> Call:
     """Return a call with `check` set: nobody has looked at its gradients."""
     parts = [part._replace(step=part.step._replace(check=True)) for part in call.parts]
     return call._replace(parts=tuple(parts))

@@ -76,8 +76,8 @@ class HostTemplate:
         #: Whether the values read are sent as words of a codec.
         self._is_coded = bool(template.call.read_codec)
         self._may_read_now = self._only_reads and self._answers.may_read_now
-        #: Whether the rows that it reads are read without tickets; also where it reads none.
-        self._reads_rows = not template.read or (
+        #: Whether what it reads is read without tickets; also where that is nothing.
+        self._reads_at_once = not template.read or (
             self._only_reads and not self._is_coded and not template.is_marked
         )
         #: The shards of the last lookup; none before the first call.
@@ -165,7 +165,7 @@ class HostTemplate:
             if self._steps:
                 parts = self.template.parts(head, said)
                 versions = self._try_steps(parts, seconds)
-            if self._reads_rows and (self._only_reads or ASK not in versions):
+            if self._reads_at_once and (self._only_reads or ASK not in versions):
                 # The answer to a push as well, with what it reads, if anything.
                 asked = said.asked if self.template.read else ()
                 frame = self._answers.read(head.number, bounds, versions, asked)
