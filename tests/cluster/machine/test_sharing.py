@@ -69,7 +69,7 @@ def test_many_stores_leave_nothing(machine):
     with store(machine) as warm:
         machine.submit(uses, warm, pure=False).result()
     before = everywhere(machine)
-    for turn in range(200):
+    for turn in range(100):
         with store(machine) as s:
             s.push({"w": np.ones(10, "f4")})
             if turn % 10 == 0:
