@@ -54,6 +54,11 @@ def loop(function):
 """
 
 
+logger = logging.getLogger(__name__)
+#: Numba compiles one function at a time anyway; this keeps our own state right too.
+_lock = threading.RLock()
+
+
 def module_source(text: str) -> str:
     """Return the module with these loops.
 
@@ -69,12 +74,6 @@ def module_source(text: str) -> str:
         The text with what each generated module begins with.
     """
     return _HEADER + text
-
-
-logger = logging.getLogger(__name__)
-
-#: Numba compiles one function at a time anyway; this keeps our own state right too.
-_lock = threading.RLock()
 
 
 class Module:

@@ -63,6 +63,18 @@ if TYPE_CHECKING:
     PartRead: TypeAlias = tuple[tuple[str, int, int], int, slice]
 
 
+#: Said instead of a flip: wait, or have the shard itself asked, by a call.
+NOT_YET, REFER = -1, -2
+BSP, SSP = POLICY_CODES["bsp"], POLICY_CODES["ssp"]
+#: The clocks of more ranks than this are for NumPy to look at.
+MOST_RANKS = 64
+#: Said instead of a version: rows are being changed, or updates ran into the copy.
+BUSY = -3
+#: Number of tries of a copy of elements that updates run into. Any update of a table
+#: spoils a read of rows, so a second try at once would fail as well.
+TRIES = 4
+
+
 def runs(
     segment: Segment, record: Record, part: tuple[str, int, int]
 ) -> Iterator[Array]:
@@ -98,18 +110,6 @@ def runs(
         end = min(stop, starts[i]) if i < n else stop
         yield segment.vectors[side][dtype][at:end]
         at, i = end, i + 1
-
-
-#: Said instead of a flip: wait, or have the shard itself asked, by a call.
-NOT_YET, REFER = -1, -2
-BSP, SSP = POLICY_CODES["bsp"], POLICY_CODES["ssp"]
-#: The clocks of more ranks than this are for NumPy to look at.
-MOST_RANKS = 64
-#: Said instead of a version: rows are being changed, or updates ran into the copy.
-BUSY = -3
-#: Number of tries of a copy of elements that updates run into. Any update of a table
-#: spoils a read of rows, so a second try at once would fail as well.
-TRIES = 4
 
 
 class RowsRead(NamedTuple):

@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+logger = logging.getLogger(__name__)
+#: How long a call that is over waits for the end of the work that it leaves behind.
+GRACE_SECONDS = 1.5
+#: How long the scheduler may take to hear that something is over.
+OVER_SECONDS = 5.0
+_LOCK = threading.Lock()
+#: In a forked process the clients and workers of its parent, whose event loops do
+#: not run there.
+_PARENTS: list[Client | Worker] = []
+
+
 class CallFuture(UserFuture[T]):
     """A future of work on an event loop; cancelling it cancels that.
 
@@ -92,13 +103,6 @@ class CallFuture(UserFuture[T]):
                 self.task.cancel()
 
         self._loop.add_callback(cancel)
-
-
-logger = logging.getLogger(__name__)
-#: How long a call that is over waits for the end of the work that it leaves behind.
-GRACE_SECONDS = 1.5
-#: How long the scheduler may take to hear that something is over.
-OVER_SECONDS = 5.0
 
 
 class Link(SyncMethodMixin):
@@ -358,10 +362,6 @@ class Link(SyncMethodMixin):
 
 
 _LINKS: dict[int, Link] = {}
-_LOCK = threading.Lock()
-#: In a forked process the clients and workers of its parent, whose event loops do
-#: not run there.
-_PARENTS: list[Client | Worker] = []
 
 
 def _in_child() -> None:

@@ -46,6 +46,20 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+#: How long one message may wait at a host before it asks again. Bounds what a host
+#: keeps for a caller that is gone.
+WAIT_SECONDS = 20.0
+#: How long the directory may take to say where the shards are that a worker left: the
+#: first time, and after that.
+FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
+#: How long a host may take to say who keeps a call that is late.
+ASK_SECONDS = 0.5
+#: Pauses between two tries to reach a host that does not answer.
+_BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
+
+
 @dataclass(slots=True)
 class Counters:
     """Counts of a handle: messages, calls without one, their bytes, retries."""
@@ -77,20 +91,6 @@ class Counters:
         """Count a call that a socket leaves to messages."""
         # A new dict: another thread may be looking through the old one.
         self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
-
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-#: How long one message may wait at a host before it asks again. Bounds what a host
-#: keeps for a caller that is gone.
-WAIT_SECONDS = 20.0
-#: How long the directory may take to say where the shards are that a worker left: the
-#: first time, and after that.
-FIRST_SECONDS, ADOPT_SECONDS = 1.0, 5.0
-#: How long a host may take to say who keeps a call that is late.
-ASK_SECONDS = 0.5
-#: Pauses between two tries to reach a host that does not answer.
-_BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
 
 class RemoteShards:

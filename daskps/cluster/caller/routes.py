@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 LOOK_LATER_NBYTES = PAST_NBYTES
 
 
+#: Names of steps for modules of stores and trainers, which import nothing of `shards`.
+__all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
+#: The end of a slice that has all words of a piece, however many they are.
+_MOST_WORDS = 2**62
+#: The step of a read outside runs.
+_OUTSIDE = Step()
+#: Position of a piece in its shard, name of the array, and start and stop in the array.
+PieceSlice = tuple[int, Any, int, int]
+
+
 @dataclass(slots=True)
 class FiniteCheck:
     """A look for NaN and infinity in gradients, still to be done.
@@ -66,17 +76,6 @@ class FiniteCheck:
         if not self.done:
             self.function()
             self.done = True
-
-
-#: Names of steps for modules of stores and trainers, which import nothing of `shards`.
-__all__ = ["ADD", "ASSIGN", "GRADIENT", "MODEL", "REMOVE", "Step"]
-
-#: The end of a slice that has all words of a piece, however many they are.
-_MOST_WORDS = 2**62
-#: The step of a read outside runs.
-_OUTSIDE = Step()
-#: Position of a piece in its shard, name of the array, and start and stop in the array.
-PieceSlice = tuple[int, Any, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     TableRequest: TypeAlias = tuple[Table, Array, Array]
 
 
+_ID = np.dtype(np.int64)
+_READ = Step(wait=READ)
+
+
 class AbsentRows(NamedTuple):
     """A read of ids; the shards will say which of these they have."""
 
@@ -71,10 +75,6 @@ class AbsentRows(NamedTuple):
             seed=table.of.seed,
             cache_dir=cache_dir(),
         )
-
-
-_ID = np.dtype(np.int64)
-_READ = Step(wait=READ)
 
 
 class RowReads:

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     Finish = Callable[[Sequence[Started], float], list[Any]]
 
 
+#: A read may wait at least this long for its turn, however late it is.
+_MIN_SECONDS = 0.01
+#: Templates that a host keeps, the latest.
+_MOST_KEPT = 256
+
+
 def copy_out(
     hosted: HostedShard,
     ticket: Ticket,
@@ -80,12 +86,6 @@ def copy_out(
             ready = reader.latest(ready)
             reader.read_at(ready.flip, outs, rows, locked=True)
     return ready
-
-
-#: A read may wait at least this long for its turn, however late it is.
-_MIN_SECONDS = 0.01
-#: Templates that a host keeps, the latest.
-_MOST_KEPT = 256
 
 
 class Templates:

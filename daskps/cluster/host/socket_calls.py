@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
 
 
+__all__ = ["Parked", "SocketCalls"]
+#: Fields of a head that says nothing but a clock.
+_READ = MAGIC, CALL, 0, 0, 1.0
+#: A leader lets another thread lead before an answer above this size, or has another
+#: thread send it.
+LONG = 65_536
+
+
 def answer_fetch(host: ShardHost, text: bytes | bytearray, number: int) -> list[Any]:
     """Return the frame that answers a fetch, as buffers.
 
@@ -63,14 +71,6 @@ def answer_fetch(host: ShardHost, text: bytes | bytearray, number: int) -> list[
     check(handler.function, about, f"a fetch of {what}")
     value, arrays = handler.function(host, **about)
     return pack_fetched(value, arrays, number)
-
-
-__all__ = ["Parked", "SocketCalls"]
-#: Fields of a head that says nothing but a clock.
-_READ = MAGIC, CALL, 0, 0, 1.0
-#: A leader lets another thread lead before an answer above this size, or has another
-#: thread send it.
-LONG = 65_536
 
 
 class SocketCalls:

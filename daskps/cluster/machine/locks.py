@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 NAP, LONGEST_NAP = 20e-6, 500e-6
 
 
+#: Seconds that a waiter spins before it sleeps.
+_SPIN = 100e-6
+#: Seconds that the last holder waits for its successor.
+_GRACE = 2e-3
+#: Another object in each forked child; asking the system for it takes longer.
+_process = object()
+
+
 class Pause:
     """Waits a little, at first without sleeping, later longer each time.
 
@@ -57,14 +65,6 @@ class Pause:
         else:
             time.sleep(self._nap)
             self._nap = min(self._nap * 1.5, LONGEST_NAP)
-
-
-#: Seconds that a waiter spins before it sleeps.
-_SPIN = 100e-6
-#: Seconds that the last holder waits for its successor.
-_GRACE = 2e-3
-#: Another object in each forked child; asking the system for it takes longer.
-_process = object()
 
 
 class FileLock:

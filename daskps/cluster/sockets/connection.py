@@ -27,6 +27,27 @@ if TYPE_CHECKING:
     from daskps.cluster.sockets.frames import Head, Tail
 
 
+#: A connection waits for bytes of a frame, for room to send bytes of an answer, for
+#: other callers to complete its call; or for nothing, as it has answered.
+BYTES: Final = 1
+ROOM: Final = 2
+OTHERS: Final = 3
+ANSWERED: Final = 4
+#: A thread serves bodies and answers up to this size between those of other sockets.
+SMALL_NBYTES = 65_536
+#: Seconds without a byte, in the middle of a frame, after which the host gives up a
+#: caller.
+PATIENCE_SECONDS = 30.0
+#: The host may end a socket without a frame for so long, to give one to another caller.
+IDLE_SECONDS = 1.0
+#: Least bytes of a frame that a caller must send or take in a second.
+_SLOW_NBYTES = 1_000_000
+#: Events of a socket: bytes have come or its caller is gone; there is room to send. The
+#: set reports one of them, once.
+_IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_OUT = select.EPOLLOUT | select.EPOLLONESHOT
+
+
 class ParkedCall(Protocol):
     """A call that waits for other callers; its owner finishes or cancels it, once.
 
@@ -75,27 +96,6 @@ class Calls(Protocol):
         self, head: Head, body: Sequence[Any], seconds: float
     ) -> list[Any] | ParkedCall:
         """Return the frame that answers one, or the call that waits."""
-
-
-#: A connection waits for bytes of a frame, for room to send bytes of an answer, for
-#: other callers to complete its call; or for nothing, as it has answered.
-BYTES: Final = 1
-ROOM: Final = 2
-OTHERS: Final = 3
-ANSWERED: Final = 4
-#: A thread serves bodies and answers up to this size between those of other sockets.
-SMALL_NBYTES = 65_536
-#: Seconds without a byte, in the middle of a frame, after which the host gives up a
-#: caller.
-PATIENCE_SECONDS = 30.0
-#: The host may end a socket without a frame for so long, to give one to another caller.
-IDLE_SECONDS = 1.0
-#: Least bytes of a frame that a caller must send or take in a second.
-_SLOW_NBYTES = 1_000_000
-#: Events of a socket: bytes have come or its caller is gone; there is room to send. The
-#: set reports one of them, once.
-_IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
-_OUT = select.EPOLLOUT | select.EPOLLONESHOT
 
 
 def _stay() -> float:

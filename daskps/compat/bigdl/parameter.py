@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _CODEC = BFloat16(truncate=True)
 
 
+_ids = itertools.count()
+
+
 def check_vector(given: Any, what: str, size: int, *, compressed: bool) -> Array:
     """Return a vector of a size, or refuse what is none.
 
@@ -80,9 +83,6 @@ def decode(words: Array, *, compressed: bool) -> Array:
     found = np.empty(len(words), "f4")
     _CODEC.decode(words, found, cache_dir=config.cache_dir())
     return found
-
-
-_ids = itertools.count()
 
 
 @dataclass
