@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from _pytest.logging import LogCaptureHandler
@@ -174,6 +175,19 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch_space(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have clusters of this process share their directory with no other process.
+
+    Each worker that starts removes what killed ones have left there, and logs an error
+    where another process is at it too.
+    """
+    folder = str(tmp_path_factory.mktemp("dask"))
+    os.environ["DASK_TEMPORARY_DIRECTORY"] = folder  # of commands that tests start
+    for config in (dask.config.config, support.DEFAULTS):
+        dask.config.set({"temporary-directory": folder}, config=config)
 
 
 @pytest.fixture(autouse=True)

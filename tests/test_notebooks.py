@@ -36,7 +36,12 @@ def code_cells(notebook: Any) -> list[Any]:
 def execute(source: Path, folder: Path) -> Any:
     """Run a copy of a notebook as a person does; return it with its outputs."""
     target = folder / source.name
-    own = {"JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython"}
+    own = {
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "IPYTHONDIR": "ipython",
+        # A worker that starts removes what killed ones of other tests have left.
+        "DASK_TEMPORARY_DIRECTORY": "dask",
+    }
     ours = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(source), str(target)],

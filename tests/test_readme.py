@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
+from tests import pages
 from tests.support import PATIENCE
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +24,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 #: Its blocks need the cluster it starts; tests/test_docs.py runs them.
 TUTORIAL = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Errors, but for what Dask says where another program has its dashboard's port.
-WARNINGS = ["-Werror", "-Wignore:Port", "-Wignore:unclosed:ResourceWarning"]
 #: How pages start their cluster, with some number of threads.
 STARTED = re.compile(
     r"Client\(n_workers=2, threads_per_worker=\d, dashboard_\w+=[^)]+\)"
@@ -44,18 +41,17 @@ def with_python(pages: list[Path]) -> list[str]:
 
 def run_python(code: str, folder: Path) -> str:
     """Run code in one process without a file of its own, as in a notebook."""
-    done = subprocess.run(
-        [sys.executable, *WARNINGS, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "the cluster to lose" not in done.stderr  # what was never closed
-    return done.stdout
+    process = get_context("forkserver").Process(target=pages.run, args=(code, folder))
+    process.start()
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    said, errors = ((folder / name).read_text() for name in pages.STREAMS)
+    assert process.exitcode == 0, errors
+    assert "Traceback" not in errors
+    assert "the cluster to lose" not in errors  # what was never closed
+    return said
 
 
 EXAMPLES = with_python([p for p in PAGES if p != TUTORIAL])
