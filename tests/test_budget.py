@@ -19,6 +19,7 @@ from tests.house import HOUSE, ROOT
 #: Code lines and statements of each folder of the package, "." for its own modules.
 ROOMS = {
     ".": (1405, 1084),
+    "backend": (14, 18),
     "checkpoint": (1456, 1205),
     "cli": (679, 486),
     "cluster": (18792, 16305),
@@ -44,6 +45,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 44, 37, "a message carries the frame of a socket, and its template"),
     ("store", 28, 26, "longer names of the field; old ones hold for a release"),
     ("compat", 3, 3, "an error is told to others without its traceback"),
+    ("shards", 69, 47, "all that touches payload asks the memory that it is in"),
     ("training", 2, 2, "a run that was stopped counts complete rounds alone"),
 ]
 #: Names that stand for what is read or written of rows.

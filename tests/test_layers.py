@@ -38,6 +38,7 @@ LAYERS = {
     "optim": 1,
     "reduction": 1,
     "version": 1,
+    "backend": 0,
     "config": 0,
     "errors": 0,
     "limits": 0,

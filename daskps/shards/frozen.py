@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from daskps.backend.host import private
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
 from daskps.layout.chunks import ARRAYS, WHOLE
@@ -24,7 +25,6 @@ from daskps.shards.frozen_rows import (
     room_for,
 )
 from daskps.shards.installation import Counted
-from daskps.shards.memory.areas import private
 from daskps.shards.reader import RowsAtRest
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class HeldShard(FrozenShard):
         else:
             now = segment.view(segment.record(self._flip), span)
             check_span(span, span.start + len(now))
-            found = np.empty_like(now)
-            segment.payload.copy(found, now)
+            found = np.empty(now.shape, now.dtype)
+            segment.payload.read([(found, now)])
         self._check()
         return found
 

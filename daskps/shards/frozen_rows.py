@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.backend.host import untouched
 from daskps.kernels.id_hash import hashes
 from daskps.kernels.row_moves import gather
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, ROWS
-from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.undo import roll_back
 from daskps.shards.reader import RowsAtRest, not_any, table_at
 

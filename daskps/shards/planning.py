@@ -12,7 +12,6 @@ import numpy as np
 
 from daskps import config
 from daskps.errors import NoOptimizerError, PushRejectedError
-from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.optim import Bound, BoundFunction
@@ -218,9 +217,11 @@ class UpdatePlanner:
             given, segment = PieceUpdate(data, start), self._segment
             weights = segment.weights_of(segment.current, position)
             piece, step = self._pieces[position], record.steps[position] + 1
-            of = rule, piece, given
+            of, payload = (rule, piece, given), segment.payload
             with np.errstate(all="ignore"):
-                return by_function.update_of(*of, weights=weights, step=step)
+                return by_function.update_of(
+                    *of, weights=weights, step=step, payload=payload
+                )
         replace = rule is None and said.kind != ADD
         values = data, start, rule, scalars, replace, check
         return tuple.__new__(PieceUpdate, values)
@@ -334,7 +335,7 @@ class UpdatePlanner:
         planned: Operations = []
         for position in sorted(reduced):
             data = reduced[position]
-            checks = check and isinstance(data, np.ndarray)
+            checks = check and not isinstance(data, Formed)
             update = self._array((position, 0, data), said, record, checks)
             planned.append((position, update))
         for position in sorted(rows):
@@ -369,7 +370,7 @@ class UpdatePlanner:
 
     def _weighed(self, position: int, data: Array, weight: float) -> Array:
         """Return a gradient times its weight, or refuse what overflows."""
-        product = scaled(data, weight)
+        product = scaled(data, weight, self._segment.payload)
         if weight > 1.0 and not self._is_finite(position, product):
             self._refuse_overflow(position, data)
         return product
@@ -382,5 +383,5 @@ class UpdatePlanner:
     def _is_finite(self, position: int, data: Array) -> bool:
         binding = self.binding(position)
         # The rule's look is kept on disk, as its loops are.
-        look = finite if binding is None else binding.is_finite
+        look = self._segment.payload.is_finite if binding is None else binding.is_finite
         return look(data.reshape(-1))

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from daskps.backend.host import untouched
 from daskps.consistency import BSP, Policy
 from daskps.epochs import Epochs
 from daskps.errors import IllegalStateError, LayoutError
 from daskps.layout.arrays import counted
 from daskps.shards import run_record
 from daskps.shards.deputy import READING, NotHereError, set_gate
-from daskps.shards.memory.areas import HEADER, untouched
+from daskps.shards.memory.areas import HEADER
 from daskps.shards.memory.format import (
     CLOCK,
     DELAYS,

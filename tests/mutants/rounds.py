@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     Mutant(
         "caller-may-not-change-its-arrays",
-        "daskps.shards.rounds.unticked:_own",
-        "return data.copy()",
-        "return data",
+        "daskps.shards.rounds.unticked:join_pushes",
+        "arrays[item.position] = payload.duplicate(data)",
+        "arrays[item.position] = data",
         (
             "tests/shards/rounds/test_rounds.py::test_what_was_sent_before_the_tick_stays_the_callers",
         ),

@@ -38,7 +38,6 @@ ALLOWED = {
     # Arithmetic of sums, and what is kept of a step before its tick, in the mailboxes'
     # memory: beside the segment, and the host's.
     "shards/rounds/arena.py": "rows of a round, in the memory of mailboxes",
-    "shards/rounds/sums.py": "forms sums",
     "shards/rounds/unticked.py": "keeps what came before the tick",
     # The segment's own copy.
     "shards/frozen.py": "a copy of a segment",

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps import config
+from daskps.backend.host import PAGE_NBYTES
 from daskps.errors import DaskPSError, LayoutError
 from daskps.layout.placement import check_memory
-from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daskps.backend.host import PAGE_NBYTES
 from daskps.cluster.machine.folder import CarrierClosed, Inode, check_file
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.mapping import FILES, Mapped
 from daskps.cluster.machine.registry import PID_BITS
 from daskps.errors import IllegalStateError, LayoutError
-from daskps.shards.memory.areas import PAGE_NBYTES, without
+from daskps.shards.memory.areas import without
 from daskps.shards.memory.format import (
     FORMAT,
     FORMAT_AT,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from daskps.layout.parameters import Piece
     from daskps.optim import Bound
+    from daskps.shards.arrays.payload import Payload
     from daskps.typing import Array
 
 
@@ -28,6 +29,7 @@ def update_of(
     *,
     weights: Array,
     step: int,
+    payload: Payload,
 ) -> PieceUpdate:
     """Return what replaces the weights of a piece: what the function makes of a gradient.
 
@@ -46,6 +48,8 @@ def update_of(
         The weights that this update follows.
     step : int
         Number of this update, from 1.
+    payload : Payload
+        The functions of the memory of these arrays.
 
     Raises
     ------
@@ -58,7 +62,7 @@ def update_of(
             f"{binding.rule!r} takes all of {parameter.name[:60]!r}, and this is a part "
             f"of it; nothing was applied"
         )
-    gradient = given.formed.data[0 : piece.size]
+    gradient = given.formed(payload)[0 : piece.size]
     if not binding.is_finite(gradient):
         raise PushRejectedError(
             f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"

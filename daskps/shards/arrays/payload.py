@@ -7,36 +7,98 @@ the update rules, and by nothing else in a shard; a segment has them as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from daskps.backend.host import untouched
 from daskps.kernels import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from daskps.typing import Array
 
 
 class Payload(NamedTuple):
-    """The functions of one kind of memory; arrays are flat, of one dtype and length."""
+    """The functions of one kind of memory; arrays are flat, of one dtype and length.
+
+    In memory of a device they only say what is to be done, in order: it is done when
+    `wait` returns.
+    """
 
     #: Copies to the first array what the second one holds.
     copy: Callable[[Array, Array], object]
     #: Writes the sum of the first two arrays to the third one.
     add: Callable[[Array, Array, Array], object]
+    #: Write an array times a number, or divided by one, to another array.
+    multiply: Callable[[Array, float, Array], object]
+    divide: Callable[[Array, float, Array], object]
+    #: Writes to the first array, of another float dtype, what the second one is rounded to.
+    round: Callable[[Array, Array], object]
     #: Sets all elements to a number.
     fill: Callable[[Array, float], object]
     #: Returns whether an array has no NaN and no infinity.
     is_finite: Callable[[Array], bool]
+    #: The same; True where `wait` will say.
+    look: Callable[[Array], bool]
+    #: Returns memory for so many elements of a dtype, aligned to a page.
+    empty: Callable[[int, Any], Array]
     #: Returns the same numbers in memory of their own.
     duplicate: Callable[[Array], Array]
+    #: Returns what a caller has brought in this kind of memory.
+    bring: Callable[[Array], Array]
+    #: Copies to each first array, in host memory, what the second one holds, now.
+    read: Callable[[Iterable[tuple[Array, Array]]], object]
+    #: Returns, when all is done, whether all that was looked at was finite.
+    wait: Callable[[], bool]
+    #: The device that the memory is on, None for that of the host.
+    device: str | None = None
+
+    def part(self, nbytes: int, whole: int) -> int:
+        """Return how much to take at a time: a tile that stays in caches, or the whole."""
+        return nbytes if self.device is None else max(whole, 1)
+
+
+def _round(out: Array, values: Array) -> None:
+    with np.errstate(over="ignore"):  # too large for them is infinity there
+        np.copyto(out, values, casting="same_kind")
 
 
 def _fill(out: Array, value: float) -> None:
     out[:] = value
 
 
+def _empty(n: int, dtype: Any) -> Array:
+    return untouched(n * np.dtype(dtype).itemsize).view(dtype)
+
+
+def _read(pairs: Iterable[tuple[Array, Array]]) -> None:
+    for out, a in pairs:
+        np.copyto(out, a)
+
+
+def _here(a: Array) -> Array:
+    return a
+
+
+def _done() -> bool:
+    return True
+
+
 #: Memory of the process, or shared with others.
-NUMPY = Payload(np.copyto, np.add, _fill, finite, np.array)
+NUMPY: Final = Payload(
+    copy=np.copyto,
+    add=np.add,
+    multiply=np.multiply,
+    divide=np.divide,
+    round=_round,
+    fill=_fill,
+    is_finite=finite,
+    look=finite,
+    empty=_empty,
+    duplicate=np.array,
+    bring=_here,
+    read=_read,
+    wait=_done,
+)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from daskps.backend.host import PAGE_NBYTES
 from daskps.kernels import index_probe
 from daskps.kernels.index_memory import SWEPT_WORDS, WORDS_OF_AN_ID
 from daskps.layout.arrays import ALIGN_NBYTES, align, compute_dtype
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from daskps.layout.tables import TablePiece
     from daskps.typing import Array
 
-#: Weights begin at a page: copies into fresh memory, which does too, took 9 ms for
-#: 64 MiB then, and 12 to 17 ms from other places within a page.
-PAGE_NBYTES = 4096
 #: Second buffers of so many bytes may get their pages after the rest of a segment.
 SPARE_NBYTES = 2**20
 #: Names of areas, beside those of :mod:`daskps.layout.spans`.
@@ -281,20 +279,3 @@ def without(
         if at < stop:
             found.append((at, stop))
     return found
-
-
-def untouched(nbytes: int) -> Array:
-    """Return zeroed private memory, aligned to a page, whose pages are taken as they fill."""
-    raw = np.zeros(nbytes + PAGE_NBYTES, dtype=np.uint8)
-    start = -raw.ctypes.data % PAGE_NBYTES
-    return raw[start : start + nbytes]
-
-
-def private(nbytes: int) -> Array:
-    """Return zeroed private memory whose pages exist, aligned to a page.
-
-    Writing to each takes the page faults here instead of in the first update.
-    """
-    memory = untouched(nbytes)
-    memory[::PAGE_NBYTES] = 0
-    return memory

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.errors import PushRejectedError
-from daskps.kernels import finite
 from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import (
+    Formed,
     PieceBuffers,
     PieceUpdate,
     overflows,
@@ -153,7 +153,9 @@ class Publication:
             self._take_along()
         if segment.n_sides == 1 and segment.has_slots:
             self._look_first()
-        large, sizes = segment.weights_nbytes >= PAST_NBYTES, segment.sizes
+        # As `is_large`, which each update would call.
+        is_here, sizes = segment.payload.device is None, segment.sizes
+        large = not is_here or segment.weights_nbytes >= PAST_NBYTES
         for position, operations in changed.items():
             data, start, rule, scalars, replace, check = operations[0]
             n = sizes[position]
@@ -164,9 +166,9 @@ class Publication:
                 and not (large or replace or start)
                 and len(operations) == 1
                 and len(data) == n
-                and (isinstance(data, np.ndarray) or n <= data.step)
+                and (not isinstance(data, Formed) or n <= data.step)
             ):
-                whole = data if isinstance(data, np.ndarray) else data[0:n]
+                whole = data[0:n] if isinstance(data, Formed) else data
                 if check and not rule.is_finite(whole):
                     raise self._not_finite(position)
                 self._update(position, rule, whole, scalars)
@@ -209,8 +211,8 @@ class Publication:
             return
         for position, operations in self._operations.items():
             for data, *_, check in operations:
-                if isinstance(data, np.ndarray):
-                    if check and not finite(data):
+                if not isinstance(data, Formed):
+                    if check and not self.segment.payload.is_finite(data):
                         raise self._not_finite(position)
                 elif data.checks:
                     for lo in range(0, len(data), data.step):
@@ -389,8 +391,9 @@ def checks(segment: Segment, items: Sequence[Item]) -> bool:
 
 
 def is_large(segment: Segment) -> bool:
-    """Return whether what a segment has is written past the caches."""
-    return segment.weights_nbytes >= PAST_NBYTES
+    """Return whether a segment is updated past the caches, or on a device."""
+    is_here = segment.payload.device is None
+    return not is_here or segment.weights_nbytes >= PAST_NBYTES
 
 
 def is_possible(segment: Segment) -> bool:

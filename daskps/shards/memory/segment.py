@@ -6,6 +6,9 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from daskps.backend.host import private
 from daskps.layout.slots import has_master, of_weights
 from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
@@ -15,9 +18,7 @@ from daskps.shards.memory.areas import (
     areas_of,
     first_feed,
     held_parts,
-    private,
     spare_parts,
-    untouched,
 )
 from daskps.shards.memory.format import (
     CHANGED_ROW,
@@ -188,7 +189,7 @@ class Segment:
             out = self.view(self.current, one)
             if out.shape != data.shape or span.stop - span.start != len(data):
                 raise ValueError(f"{len(data)} values for elements {span}")
-            out[:] = data
+            self.payload.copy(out, data)
 
     @staticmethod
     def needed_nbytes(
@@ -255,7 +256,8 @@ class Segment:
     def double_slots(self) -> None:
         """Give slots of one buffer a second one: a round may have to be taken back."""
         if self.n_sides == 1 and self._slot_areas:
-            memory, start = untouched(self.more_nbytes), self._slot_areas[0].offset
+            memory = self.payload.empty(self.more_nbytes, np.uint8)
+            start = self._slot_areas[0].offset
             views = (area.views(memory, start)[0] for area in self._slot_areas)
             self.slots, self.n_sides = (self.slots[0], self._by_piece(views)), 2
 
@@ -305,8 +307,7 @@ class Segment:
     def copy(self, flip: int, parts: Sequence[tuple[Span, Array]]) -> bool:
         """Copy elements out without the lock; return whether all are of that flip."""
         record, sequence = self.record(flip), self.header[ROWS_SEQUENCE]
-        for span, out in parts:
-            self.payload.copy(out, self.view(record, span))
+        self.payload.read((out, self.view(record, span)) for span, out in parts)
         of_tables = [self._is_of_table(span) for span, _ in parts]
         if any(of_tables):
             now = self.header[ROWS_SEQUENCE], self.flip

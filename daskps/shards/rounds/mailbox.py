@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.backend.host import PAGE_NBYTES
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
-from daskps.shards.memory.areas import PAGE_NBYTES
 from daskps.shards.memory.format import integers
 from daskps.shards.rounds.arena import Arena, RowSpan, room_of
 from daskps.shards.rounds.words import HEAD, MASK, N_BROUGHT, ROUND, SHIFT

@@ -128,7 +128,8 @@ class Round:
         self._wanted = list(zip(dtypes, shapes, strict=True))
         #: Whether sums that are not finite are refused: what they are made of is.
         self._checks = config.check_finite()
-        self._forms = forms_of(segment.pieces, self.work, check=self._checks)
+        of = segment.pieces, self.work, segment.payload
+        self._forms = forms_of(*of, check=self._checks)
         #: By kind whether what ranks bring is weighed, and the sum of it divided: of
         #: gradients that is as the run says; models are averaged, and deltas added up.
         is_mean = {GRADIENT: reduce == "mean", MODEL: True}
@@ -389,14 +390,14 @@ class Round:
         kind = before.kind if before else NOTHING
         if step.items:
             kind = self._check_kind(step, table)
-            step = widened(step)
+            step = widened(step, self._segment.payload)
         rows = join_rows(rows, step, self._planner)
         brought = {p - len(self._wanted): of for p, of in rows.items()}
         for ordinal, came in brought.items() if step.weight else ():
             taken = table.spans(ordinal).values()
             self.mailbox.arenas[ordinal].check(taken, len(came.ids))
         with np.errstate(all="ignore"):
-            arrays = join_pushes(arrays, step)
+            arrays = join_pushes(arrays, step, self._segment.payload)
         step = step._replace(kind=kind, items=())
         if step.tick:
             n = self._climb(rank, bool(arrays and step.weight))

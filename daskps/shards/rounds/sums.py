@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import isnan
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from daskps.kernels import finite
 from daskps.layout.arrays import compute_dtype
-from daskps.shards.arrays.operations import overflows
+from daskps.shards.arrays.operations import Formed, overflows
 from daskps.shards.steps import ADD, GRADIENT, MODEL, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from daskps.layout.parameters import Piece
+    from daskps.shards.arrays.payload import Payload
     from daskps.shards.rounds.arena import RowSpan
     from daskps.shards.rounds.mailbox import Slice
     from daskps.shards.rounds.words import Compiled
@@ -53,7 +53,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sum:
+class Sum(Formed):
     """The sum of one piece over a node of the rank tree, not yet formed.
 
     Slicing it forms that part of it, in memory that the next slicing of any sum of the
@@ -78,7 +78,12 @@ class Sum:
     @property
     def step(self) -> int:
         """Number of elements to form at a time."""
-        return TILE_NBYTES // self.start.dtype.itemsize
+        return self.how.step
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        return self.start.dtype
 
     def __getitem__(self, part: slice) -> Array:
         """Form elements [part.start, part.stop); refuse those that are not finite."""
@@ -86,7 +91,7 @@ class Sum:
         out = self.how.room[:nbytes].view(self.start.dtype)
         is_finite = self._form(part, out)
         if (name := self.how.name) is not None and not (
-            finite(out) if is_finite is None else is_finite
+            self.how.payload.look(out) if is_finite is None else is_finite
         ):
             raise overflows(name, self.start.dtype)
         return out
@@ -127,13 +132,16 @@ class Sum:
 
     def _form_slowly(self, found: Array, part: slice, out: Array) -> None:
         """Form a part of integers, or of what is no sum of several."""
+        payload = self.how.payload
         with np.errstate(all="ignore"):
             if self.scale != 1.0:
-                found = np.multiply(found, self.scale, out=out)
+                payload.multiply(found, self.scale, out)
+                found = out
             for other in self.others:
-                found = np.add(found, other[part], out=out)
+                payload.add(found, other[part], out)
+                found = out
             if self.divisor != 1.0 or found is not out:
-                np.divide(found, self.divisor, out=out)
+                payload.divide(found, self.divisor, out)
 
 
 class Forming(NamedTuple):
@@ -147,18 +155,29 @@ class Forming(NamedTuple):
     form: Callable[[Array, Array, float, Array, float], bool] | None
     #: Of its parameter, where sums that are not finite are refused.
     name: str | None
+    #: Number of elements to form at a time.
+    step: int
+    payload: Payload
 
 
-def forms_of(pieces: Sequence[Piece], work: Compiled, *, check: bool) -> list[Forming]:
+def forms_of(
+    pieces: Sequence[Piece], work: Compiled, payload: Payload, *, check: bool
+) -> list[Forming]:
     """Return how sums of some pieces are formed, with `check` finite ones alone."""
     dtypes = [np.dtype(compute_dtype(piece.parameter.dtype)) for piece in pieces]
     most = max(
         (p.size * d.itemsize for p, d in zip(pieces, dtypes, strict=True)), default=0
     )
-    room = np.empty(min(most, TILE_NBYTES), np.uint8)
+    room = payload.empty(min(most, payload.part(TILE_NBYTES, most)), np.uint8)
     forms = {"f4": work.form4, "f8": work.form8}
     return [
-        Forming(room, forms.get(dtype.str[1:]), piece.parameter.name if check else None)
+        Forming(
+            room,
+            forms.get(dtype.str[1:]),
+            piece.parameter.name if check else None,
+            payload.part(TILE_NBYTES, most) // dtype.itemsize,
+            payload,
+        )
         for piece, dtype in zip(pieces, dtypes, strict=True)
     ]
 

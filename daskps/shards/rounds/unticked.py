@@ -18,6 +18,7 @@ from daskps.shards.steps import NOTHING, Item
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from daskps.shards.arrays.payload import Payload
     from daskps.shards.planning import UpdatePlanner
     from daskps.shards.rounds.mailbox import MailboxTable
     from daskps.shards.steps import Step
@@ -63,15 +64,18 @@ class Unticked(dict[int, Pushed]):
         return None
 
 
-def widened(step: Step) -> Step:
+def widened(step: Step, payload: Payload) -> Step:
     """Return a step with float16 as sums have it: gradients come so, deltas do not."""
     narrow = [item.data.dtype == np.float16 for item in step.items]
     if not any(narrow):
         return step
-    items = [
-        item._replace(data=item.data.astype(np.float32)) if is_narrow else item
-        for item, is_narrow in zip(step.items, narrow, strict=True)
-    ]
+    items = []
+    for item, is_narrow in zip(step.items, narrow, strict=True):
+        if is_narrow:
+            wide = payload.empty(item.data.size, np.float32)
+            payload.round(wide, item.data.reshape(-1))
+            item = item._replace(data=wide.reshape(item.data.shape))
+        items.append(item)
     return step._replace(items=items)
 
 
@@ -109,7 +113,9 @@ def _in_order(data: Array, at: Array | None) -> Array:
     return data if at is None else data[at]
 
 
-def join_pushes(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
+def join_pushes(
+    arrays: dict[int, Array], step: Step, payload: Payload
+) -> dict[int, Array]:
     """Return the arrays of a rank's earlier pushes with those of one more.
 
     Before the tick they are kept: in place, and what came is copied. With the tick
@@ -120,18 +126,13 @@ def join_pushes(arrays: dict[int, Array], step: Step) -> dict[int, Array]:
     for item in step.items:
         if item.ids is not None:
             continue
-        known = arrays.get(item.position)
-        if step.tick:
-            data = item.data
-            arrays[item.position] = data if known is None else known + data
-        elif known is None:
-            arrays[item.position] = _own(item.data, step.owned)
+        known, data = arrays.get(item.position), item.data
+        if known is not None:
+            total = payload.empty(len(data), data.dtype) if step.tick else known
+            payload.add(known, data, total)
+            arrays[item.position] = total
+        elif step.tick or (step.owned and data.flags.writeable):
+            arrays[item.position] = data
         else:
-            known += item.data
+            arrays[item.position] = payload.duplicate(data)
     return arrays
-
-
-def _own(data: Array, owned: bool) -> Array:
-    if owned and data.flags.writeable:
-        return data
-    return data.copy()

@@ -13,7 +13,8 @@ from daskps import optim
 from daskps.consistency import ASP
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.shards import producers
-from daskps.shards.arrays.operations import TILE, PieceUpdate
+from daskps.shards.arrays.operations import TILE, Formed, PieceUpdate
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.memory.format import MIXED, SIDE
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.segment import Segment
@@ -321,13 +322,13 @@ def test_a_publication_that_resets_may_update_too():
     assert shard.segment.current.slot_sides.tolist() == [0, 1, 0]
 
 
-class Formed:
+class InTwos(Formed):
     """An array that is formed two elements at a time, in the same memory."""
 
-    checks = False
+    checks, step, dtype = False, 2, np.dtype(float)
 
     def __init__(self, data: np.ndarray) -> None:
-        self.data, self.step, self.tile = data, 2, np.empty(2)
+        self.data, self.tile = data, np.empty(2)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -340,6 +341,6 @@ class Formed:
 
 def test_what_is_formed_part_by_part_is_one_array_for_a_function():
     array = np.arange(5.0)
-    np.testing.assert_array_equal(PieceUpdate(Formed(array)).formed.data, array)
-    given = PieceUpdate(array)
-    assert given.formed is given
+    formed = PieceUpdate(InTwos(array)).formed(NUMPY)
+    np.testing.assert_array_equal(formed, array)
+    assert PieceUpdate(array).formed(NUMPY) is array

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskps.backend.host import private
 from daskps.errors import IllegalStateError, ProtocolError
 from daskps.layout.arrays import DTYPES, FLOATS, Layout
 from daskps.layout.spans import WEIGHTS, Span, slot_area
 from daskps.shards.memory import format as format_
-from daskps.shards.memory.areas import RECORD, private
+from daskps.shards.memory.areas import RECORD
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Step

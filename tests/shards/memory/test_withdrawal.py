@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from daskps import optim
+from daskps.backend.host import untouched
 from daskps.consistency import BSP
 from daskps.errors import IllegalStateError, RunCancelledError
 from daskps.layout.arrays import Layout
 from daskps.shards import producers
 from daskps.shards.deputy import OPEN, READING, gate_of
 from daskps.shards.memory import segment as segment_
-from daskps.shards.memory.areas import untouched
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
 from daskps.shards.parked import flip_of_round
