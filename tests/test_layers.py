@@ -88,6 +88,7 @@ PACKAGES = {
 #: And by module, what it takes where that is installed.
 ALSO = {
     "checkpoint.storage": {"fsspec"},
+    "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},
     "training.callbacks": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
@@ -205,7 +206,8 @@ def stdlib_fault(module: Module, package: str) -> str | None:
     compiles |= module.name == "kernels.cache" and package == "fcntl"
     if package in CONCURRENCY and module.layer in (1, 2) and not compiles:
         return f"layer {module.layer} has no threads, locks or event loop"
-    by_name = ("kernels.cache", "checkpoint.storage", "checkpoint.local_files")
+    kernels = ("kernels.cache", "kernels.device.libdevice")
+    by_name = (*kernels, "checkpoint.storage", "checkpoint.local_files")
     does_files = module.name in by_name
     if package in INPUT_OUTPUT and module.layer in (1, 2) and not does_files:
         return f"layer {module.layer} has no input or output"

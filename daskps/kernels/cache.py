@@ -5,6 +5,7 @@ Layout of a cache directory, which processes of several versions may share::
     daskps_<content hash>.py                  the generated source
     __pycache__/daskps_<content hash>.*.nbi   Numba's index of compiled signatures
     __pycache__/daskps_<content hash>.*.nbc   the machine code of one signature
+    daskps_<content hash>.ll                  LLVM code of a loop for devices
 
 A name never gets another content, so nothing goes stale; anything may be deleted at
 any time. Of several processes that need the same at the same time one compiles it. The
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,42 @@ def load(source: str, cache_dir: str | None) -> ModuleType:
     return _execute(source, name, f"<{name}>", cached=False)
 
 
+def text_of(key: object, make: Callable[[], str], cache_dir: str | None) -> str:
+    """Return a text that takes long to make, from the disk where it is there.
+
+    Parameters
+    ----------
+    key : object
+        What it is made of; its repr says all.
+    make : callable
+        Makes it.
+    cache_dir : str or None
+        As in `load`. A file that is damaged is made again.
+
+    Returns
+    -------
+    str
+        The text.
+    """
+    if cache_dir is None:
+        return make()
+    path = os.path.join(os.path.abspath(cache_dir), f"{content_name(repr(key))}.ll")
+    with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+        head, text = file.readline(), file.read()
+        if head == _head(text):
+            return text
+    text = make()
+    try:
+        _write(_head(text) + text, path)
+    except OSError as error:
+        warn_once(cache_dir, error)
+    return text
+
+
+def _head(text: str) -> str:
+    return f"; {hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
 @contextmanager
 def turn(module: ModuleType) -> Iterator[None]:
     """Wait while another process compiles functions of a module that is on disk.
@@ -163,9 +200,9 @@ def warn_once(cache_dir: str, error: Exception) -> None:
         )
 
 
-def _write(source: str, path: str) -> None:
+def _write(text: str, path: str) -> None:
     """Write atomically, unless it is there: Numba's files depend on the text."""
-    data = source.encode()
+    data = text.encode()
     try:
         with open(path, "rb") as file:
             if file.read() == data:

@@ -5,37 +5,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.kernels.compiled import module_of
-from daskps.kernels.inputs import check_input, check_output
-from daskps.kernels.row_updates import Arrays, RowLoops, Scalars
+from daskps.kernels.row_updates import RowLoops
+from daskps.kernels.rule_kernel import Arrays, Fixed, Scalars, form_of
 from daskps.kernels.update_source import update_source
-from daskps.typing import Array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.kernels.rows import OfRows
     from daskps.kernels.update_source import Before
+    from daskps.typing import Array
 
-#: An update of arrays that stay where they are, given a gradient and scalars.
-Fixed: TypeAlias = Callable[[Array, Scalars], None]
 #: Bytes of a cache line: what is written past the caches is written in full lines.
 LINE = 64
 #: Elements that weights are widened at a time: the two float32 scratch arrays
 #: of it stay in a second-level cache.
 _SCRATCH = 16_384
-#: The compute dtype by the dtype of weights that there are kernels for; then the same
-#: for weights with a master.
-_COMPUTED: Final = {
-    np.dtype(of): np.dtype(wide)
-    for of, wide in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))
-}
-_WIDER: Final = {
-    np.dtype(of): np.dtype(wide) for of, wide in (("f2", "f4"), ("f4", "f8"))
-}
 
 
 class Kernel(RowLoops):
@@ -154,28 +144,6 @@ class Kernel(RowLoops):
         self.module.function("publish")(w_in, w_out, g, *(outs or slots), c)
         return True
 
-    def _of_rank(
-        self, slots: Arrays, outs: Arrays | None, scalars: Scalars
-    ) -> tuple[Arrays, Arrays | None, Scalars]:
-        """Return the slots of the rank that is named last, with those of all.
-
-        Slots of other ranks are copied where they are to be written too.
-        """
-        ranks, rank = self._ranks, scalars[-1]
-        if not 0 <= rank < len(ranks):
-            raise ValueError(
-                f"rank {rank:g} is none of the {len(ranks)} that have slots"
-            )
-        own = ranks[int(rank)]
-        for at in ranks:
-            if outs is not None and at != own:
-                np.copyto(outs[at], slots[at])
-        kept, to = (
-            None if of is None else (*of[: ranks.start], of[own], *of[ranks.stop :])
-            for of in (slots, outs)
-        )
-        return kept or (), to, scalars[:-1]
-
     def _widened(
         self, w_in: Array, w_out: Array, g: Array, slots: Arrays, outs: Arrays, c: Array
     ) -> None:
@@ -280,28 +248,6 @@ class Kernel(RowLoops):
                     return name, first
         return None
 
-    def _check_gradient(self, g: Array, shape: tuple[int, ...]) -> None:
-        wide = g.dtype == self.compute_dtype
-        check_input(g, self.compute_dtype if wide else self.dtype, shape)
-
-    def _check_arrays(
-        self, w_in: Array, w_out: Array, slots: Arrays, slots_out: Arrays | None
-    ) -> None:
-        """Refuse weights and slots that do not fit, and arrays for a rule of rows."""
-        shape = (len(w_out),)
-        if self.per_row is not None:
-            raise ValueError("the rule needs rows: it updates tables, and no arrays")
-        for some in (slots, slots if slots_out is None else slots_out):
-            if len(some) != self.n_slots:
-                raise ValueError(f"the rule has {self.n_slots} slots, got {len(some)}")
-        check_output(w_out, self.dtype, shape, "weights")
-        for slot in slots if slots_out is None else slots_out:
-            check_output(slot, self.compute_dtype, shape, "a slot")
-        if w_in is not w_out:
-            check_input(w_in, self.dtype, shape)
-        for slot in () if slots_out is None else slots:
-            check_input(slot, self.compute_dtype, shape)
-
 
 def _first_line(arrays: Arrays) -> int | None:
     """Return the element with which all arrays begin a cache line, if there is one."""
@@ -371,16 +317,10 @@ def build(
     ValueError
         If there is no kernel for `dtype`.
     """
-    dtype = np.dtype(dtype)
-    wide = _WIDER.get(dtype) if master else _COMPUTED.get(dtype)
-    if wide is None:
-        known = ", ".join(map(str, _WIDER if master else _COMPUTED))
-        raise ValueError(f"no kernel for {dtype}: use one of {known}")
-    per_row = None if of_rows is None else of_rows.per_row
     sizes = n_slots, n_scalars
+    form = form_of(*sizes, dtype, of_rows, master=master, ranks=ranks)
+    wide = form.compute_dtype
     source = update_source(
         update, *sizes, wide, of_rows=of_rows, before=before, master=master
     )
-    of_ranks = range(master, master + ranks)
-    module = module_of(source, cache_dir)
-    return _kernel(module, (dtype, wide), sizes, per_row, of_ranks)
+    return _kernel(module_of(source, cache_dir), form)

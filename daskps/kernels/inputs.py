@@ -58,9 +58,13 @@ def check_output(
     ValueError
         If it is no contiguous, aligned and writable array of that dtype and shape.
     """
-    if a.dtype != dtype or a.shape != shape or not a.flags.carray:
+    flags = a.flags
+    # Arrays of devices say less, and are always aligned and writable.
+    fit = getattr(flags, "carray", flags.c_contiguous)
+    if a.dtype != dtype or a.shape != shape or not fit:
         raise ValueError(
             f"{what} must be a contiguous, aligned and writable {dtype} array of shape "
             f"{shape}, got {a.dtype} of shape {a.shape} with strides {a.strides}, "
-            f"aligned {a.flags.aligned}, writable {a.flags.writeable}"
+            f"aligned {getattr(flags, 'aligned', True)}, "
+            f"writable {getattr(flags, 'writeable', True)}"
         )

@@ -1,12 +1,11 @@
-"""The loops of an update rule over rows of tables, and what those over arrays share."""
+"""The loops of an update rule over rows of tables."""
 # ruff: noqa: PLR0917  (compiled loops take positional arguments only: weights,
 # gradient, slots, scalars; the methods around them keep that order)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,58 +14,32 @@ from daskps.kernels.row_log import (
     TableRows,
     UndoLog,
     check_inside,
-    check_log,
-    check_named,
     in_blocks,
     outside,
 )
 from daskps.kernels.row_moves import NOWHERE
-from daskps.typing import Array
+from daskps.kernels.rule_kernel import FixedRows, RuleForm, RuleKernel, Scalars
 
 if TYPE_CHECKING:
     from daskps.kernels.compiled import Module
-
-Arrays: TypeAlias = tuple[Array, ...]
-Scalars: TypeAlias = tuple[float, ...]
-#: An update of rows of a table that stays where it is, like its log: given ids, where
-#: their gradients are, gradients, scalars, `base` and `begin` of the log, and `check`.
-FixedRows: TypeAlias = Callable[
-    [Array, Array | None, Array, Scalars, int, int, bool], bool
-]
-_LARGEST = {
-    np.dtype(dtype): float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)
-}
+    from daskps.kernels.rule_kernel import Arrays
+    from daskps.typing import Array
 
 
-class RowLoops:
+class RowLoops(RuleKernel):
     """The loops of an update rule over rows, for weights of one dtype.
 
     Parameters
     ----------
     module : Module
         The generated module.
-    dtypes : (dtype, dtype)
-        Of weights and gradients, and of slots and arithmetic.
-    sizes : (int, int)
-        How many slots the loops take, and scalars.
-    per_row : tuple of bool, optional
-        Of each slot whether it has one number per row; None of a rule for arrays too.
-    ranks : range
-        The slots of ranks, of which the loops take one; none where it is empty.
+    form : RuleForm
+        What its loops take.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
-        sizes: tuple[int, int],
-        per_row: tuple[bool, ...] | None,
-        ranks: range,
-    ) -> None:
-        self.module, self.per_row, self._ranks = module, per_row, ranks
-        self.dtype, self.compute_dtype = dtypes
-        self.n_slots, self.n_scalars = sizes[0] + max(0, len(ranks) - 1), sizes[1]
-        self._is_wide = self.dtype != self.compute_dtype
+    def __init__(self, module: Module, form: RuleForm) -> None:
+        super().__init__(form)
+        self.module = module
         #: Whether a gradient has no NaN and no infinity; its loop is kept with the rule's.
         self.is_finite = partial(finite, cache_dir=module.cache_dir)
 
@@ -225,58 +198,8 @@ class RowLoops:
         """
         self.module.function("rows")
 
-    def check_scalars(self, scalars: Scalars) -> None:
-        """Refuse scalars that a loop cannot take.
-
-        Parameters
-        ----------
-        scalars : tuple of float
-            What `Bound.scalars` is about to return, from the rule's `prepare`.
-
-        Raises
-        ------
-        ValueError
-            If there are more or fewer, or one does not fit into the dtype.
-        """
-        if len(scalars) != self.n_scalars:
-            raise ValueError(
-                f"the rule has {self.n_scalars} scalars, got {len(scalars)}: {scalars}"
-            )
-        largest = _LARGEST[self.compute_dtype]
-        for scalar in scalars:
-            if not -largest <= scalar <= largest:
-                raise ValueError(
-                    f"scalars must be finite in {self.compute_dtype}, got {scalars}. "
-                    f"Check what `prepare` returns."
-                )
-
     def _cast(self, scalars: Scalars) -> Array:
         """Return scalars in the compute dtype; their values were checked before."""
         if len(scalars) != self.n_scalars:
             self.check_scalars(scalars)
         return np.array(scalars, self.compute_dtype)
-
-    def _check_rows(
-        self, table: TableRows, ids: Array, at: Array | None, g: Array, log: UndoLog
-    ) -> Array:
-        """Refuse rows that do not fit; return the positions of their gradients."""
-        if self._ranks:
-            raise ValueError("a rule with slots of ranks updates arrays, and no tables")
-        wide, (n, dim) = self.compute_dtype, table.w.shape
-        if table.w.dtype != self.dtype or g.dtype not in (self.dtype, wide):
-            raise ValueError(
-                f"expected rows of {self.dtype} and gradients of {wide}, got "
-                f"{table.w.dtype} and {g.dtype}"
-            )
-        if [a.dtype for a in table.slots] != [wide] * self.n_slots:
-            raise ValueError(
-                f"the rule has {self.n_slots} slots of {wide}, got "
-                f"{[str(a.dtype) for a in table.slots]}"
-            )
-        per_row = self.per_row or (False,) * self.n_slots
-        for slot, of_row in zip(table.slots, per_row, strict=True):
-            if slot.shape != (shape := (n, 1 if of_row else dim)):
-                raise ValueError(f"expected a slot of {shape}, got {slot.shape}")
-        places = check_named(table, ids, at, g)
-        check_log(table, log, len(ids))
-        return places

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from daskps.kernels.dense import Kernel
     from daskps.kernels.row_log import TableRows, UndoLog
-    from daskps.kernels.row_updates import Arrays
+    from daskps.kernels.rule_kernel import Arrays
     from daskps.typing import Array
 
 

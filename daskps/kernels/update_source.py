@@ -112,13 +112,12 @@ def update_source(
     TypeError
         If the function cannot be a kernel.
     """
-    slots = [f"s{j}" for j in range(n_slots)]
-    scalars = [f"c{j}" for j in range(n_scalars)]
+    slots, scalars = argument_names(n_slots, n_scalars)
     scalars_read = "".join(f"    {c} = c[{j}]\n" for j, c in enumerate(scalars))
-    names = slots[master:], scalars, before
-    text = _functions_text(update, dtype, of_rows, names)
-    if master:
-        text += _mastered(slots, scalars)
+    text = functions_text(
+        update, n_slots, n_scalars, dtype, of_rows=of_rows, before=before, master=master
+    )
+    text = module_source(text)
     if of_rows is not None:
         rows = row_text(of_rows.per_row, scalars)
         return text + rows_source(slots, scalars_read, rows)
@@ -131,42 +130,72 @@ def update_source(
             arguments=", ".join([arguments, *(f"{slot}: WRITE" for slot in slots)]),
             scalars=scalars_read,
             targets=", ".join(f"{a}[i]" for a in (target, *slots)),
-            call=_call(slots, scalars, "[i]"),
+            call=call_of(slots, scalars, "[i]"),
         )
-    text += past_source(slots, scalars_read, _call(slots, scalars, "_[i]"))
-    call = _call(slots, scalars, "[r, i]", "[source, i]")
+    text += past_source(slots, scalars_read, call_of(slots, scalars, "_[i]"))
+    call = call_of(slots, scalars, "[r, i]", "[source, i]")
     return text + rows_source(slots, scalars_read, weights_text(slots, call))
 
 
-def _functions_text(
+def functions_text(
     update: Callable[..., Any],
+    n_slots: int,
+    n_scalars: int,
     dtype: np.dtype[Any],
-    of_rows: OfRows | None,
-    names: tuple[list[str], list[str], Before],
+    *,
+    of_rows: OfRows | None = None,
+    before: Before = (),
+    master: bool = False,
 ) -> str:
-    """Return the text of what the loops call, for slots and scalars of these names."""
-    slots, scalars, before = names
+    """Return the text of what loops call: `_update`, and maybe `_mean`, of one weight.
+
+    Parameters
+    ----------
+    update, n_slots, n_scalars, dtype, of_rows, before, master
+        As in `update_source`.
+
+    Returns
+    -------
+    str
+        Definitions, for a generated module.
+    """
+    names, scalars = argument_names(n_slots, n_scalars)
+    slots = names[master:]
     own = scalars[: len(scalars) - sum(n for _, n in before)]
     between = slots if of_rows is None else ["mean", *slots]
     unsigned = f"uint{8 * dtype.itemsize}"
-    text = module_source(_NUMBERS.format(dtype=dtype.name, unsigned=unsigned))
+    text = _NUMBERS.format(dtype=dtype.name, unsigned=unsigned)
     text += _function("_update", freeze(update, 2 + len(between) + len(own), dtype))
     called = [("_update", between)]
     if of_rows is not None:
         called.append(("_mean", []))
         text += _function("_mean", freeze(of_rows.mean, 2 + len(own), dtype))
-    if not before:
-        return text
     changed, at = "g", len(scalars)
     for j, (function, n) in reversed([*enumerate(before)]):
         name, at = f"before{j}", at - n
         text += _function(name, freeze(function, 1 + n, dtype))
         changed = f"{name}({', '.join([changed, *scalars[at : at + n]])})"
-    for name, more in called:
+    for name, more in called if before else ():
         arguments = ", ".join(["w", "g", *more, *scalars])
         given = ", ".join(["w", changed, *more, *own])
         text += _AFTER.format(name=name, arguments=arguments, given=given)
-    return text
+    return text + _mastered(names, scalars) if master else text
+
+
+def argument_names(n_slots: int, n_scalars: int) -> tuple[list[str], list[str]]:
+    """Return the names in generated text.
+
+    Parameters
+    ----------
+    n_slots, n_scalars : int
+        How many of them.
+
+    Returns
+    -------
+    tuple of (list of str, list of str)
+        Those of slots, and those of scalars.
+    """
+    return [f"s{j}" for j in range(n_slots)], [f"c{j}" for j in range(n_scalars)]
 
 
 def _mastered(slots: list[str], scalars: list[str]) -> str:
@@ -184,8 +213,21 @@ def _function(name: str, frozen: Frozen) -> str:
     return _FUNCTION.format(name=name, code=code, names=names, cells=cells)
 
 
-def _call(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
-    """Return the update of one weight: where it is, and where its gradient is if not."""
+def call_of(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
+    """Return the text of the update of one weight.
+
+    Parameters
+    ----------
+    slots, scalars : list of str
+        Names of the arguments.
+    at, g_at : str
+        Follow the names of weights and slots, and that of the gradient, if it is elsewhere.
+
+    Returns
+    -------
+    str
+        A call; without slots its result is the bare weight.
+    """
     read = [f"w{at}", f"g{g_at or at}", *(f"{slot}{at}" for slot in slots)]
     call = f"_update({', '.join([*read, *scalars])})"
     return call if slots else f"weight({call})"

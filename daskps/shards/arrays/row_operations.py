@@ -18,7 +18,7 @@ from daskps.kernels.row_moves import gather
 from daskps.kernels.row_writes import add, assign
 
 if TYPE_CHECKING:
-    from daskps.kernels.row_updates import FixedRows
+    from daskps.kernels.rule_kernel import FixedRows
     from daskps.typing import Array
 
 #: Bits of an undo word that count entries; the flip is above them.

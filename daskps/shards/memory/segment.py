@@ -39,7 +39,7 @@ from daskps.shards.memory.table_memory import tables_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from daskps.kernels.dense import Fixed
+    from daskps.kernels.rule_kernel import Fixed
     from daskps.layout.arrays import Layout
     from daskps.layout.parameters import Piece
     from daskps.layout.spans import Span

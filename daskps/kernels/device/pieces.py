@@ -1,0 +1,163 @@
+"""Loops over many pieces of arrays in one launch.
+
+A piece is a row of a table of int64: how many elements it has, and the addresses of its
+arrays. So one launch takes parameters of all sizes, and a small one costs what it has.
+Arguments are the table, then int64 `flag` where the loop has one, then scalars.
+"""
+# ruff: noqa: PLR0917  (the parts of a text, in their order)
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from daskps.kernels.device.loops import DeviceLoop, loop_of
+from daskps.kernels.update_source import argument_names, call_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from daskps.kernels.rule_kernel import RuleForm
+
+    Kind = np.dtype[Any]
+
+#: What the text of element functions refers to.
+_HEAD: Final = "\nfrom daskps.kernels.device.intrinsics import narrow, pointer, widen\n"
+_HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
+_FLAG: Final = "flag", "i8*"
+_LOOK: Final = """\
+    bits = a[j]
+    if bits & {exponent} == {exponent}:
+        flag[0] = 1
+"""
+
+
+class RuleText(NamedTuple):
+    """An update rule for weights of one dtype, as text."""
+
+    #: From `update_source.functions_text`.
+    text: str
+    form: RuleForm
+    #: The rule, in messages.
+    what: str
+
+
+def as_kind(dtype: Kind) -> str:
+    """Return the kind of what an array has: bits, but for float32 and float64."""
+    plain = dtype.kind == "f" and dtype != _HALF
+    return f"{'f' if plain else 'u'}{dtype.itemsize}"
+
+
+def numpy_type(kind: str) -> str:
+    """Return the text of the type of numbers of a kind."""
+    return f"np.{np.dtype(kind)}"
+
+
+def load(place: str, dtype: Kind, wide: Kind) -> str:
+    """Return the text of an element in the dtype of arithmetic."""
+    if dtype == wide:
+        return place
+    return f"widen({place})" if dtype == _HALF else f"np.{wide}({place})"
+
+
+def rounded(number: str, dtype: Kind, wide: Kind) -> str:
+    """Return the text of a number as an array of another dtype has it."""
+    if dtype == wide:
+        return number
+    return f"narrow({number})" if dtype == _HALF else f"np.{dtype}({number})"
+
+
+def _loop(
+    name: str,
+    text: str,
+    arrays: Mapping[str, Kind],
+    more: Sequence[tuple[str, str]],
+    body: str,
+    **form: Any,
+) -> DeviceLoop:
+    """Return a loop whose body finds arrays by their names."""
+    width = 1 + len(arrays)
+    where = f"    row = k * {width}\n" + "".join(
+        f"    {a} = pointer(table[row + {i}], {numpy_type(as_kind(dtype))})\n"
+        for i, (a, dtype) in enumerate(arrays.items(), 1)
+    )
+    arguments = [("table", "i8*"), *more]
+    return loop_of(name, _HEAD + text, arguments, where + body, width=width, **form)
+
+
+@functools.cache
+def update_loop(rule: RuleText, gradient: Kind) -> DeviceLoop:
+    """Return the loop of an update rule.
+
+    Parameters
+    ----------
+    rule : RuleText
+        The rule.
+    gradient : dtype
+        That of the weights, or of arithmetic.
+
+    Returns
+    -------
+    DeviceLoop
+        Its arrays are weights, new weights, gradient, slots and new slots, which may be the
+        same ones. It does nothing where the flag is not 0.
+    """
+    dtype, wide, *sizes = rule.form[:4]
+    slots, scalars = argument_names(*sizes)
+    outs = [f"t{j}" for j in range(len(slots))]
+    arrays = {"w": dtype, "out": dtype, "g": gradient}
+    arrays |= dict.fromkeys([*slots, *outs], wide)
+    targets = ", ".join(["made", *(f"{out}[j]" for out in outs)])
+    body = f"""\
+    w_, g_ = {load("w[j]", dtype, wide)}, {load("g[j]", gradient, wide)}
+{"".join(f"    {slot}_ = {slot}[j]{chr(10)}" for slot in slots)}\
+    {targets} = {call_of(slots, scalars, "_")}
+    out[j] = {rounded("made", dtype, wide)}
+"""
+    more = [_FLAG, *((c, as_kind(wide)) for c in scalars)]
+    form = {"guarded": True, "what": rule.what}
+    return _loop("update", rule.text, arrays, more, body, **form)
+
+
+@functools.cache
+def look_loop(dtype: Kind) -> DeviceLoop:
+    """Return the loop that sets the flag to 1 where an element is NaN or infinite."""
+    info = np.finfo(dtype)
+    exponent = ((1 << info.iexp) - 1) << info.nmant
+    bits = np.dtype(f"u{dtype.itemsize}")
+    body = _LOOK.format(exponent=f"np.{bits}({exponent})")
+    return _loop("look", "", {"a": bits}, [_FLAG], body, guarded=True)
+
+
+@functools.cache
+def elementwise(expression: str, dtype: Kind, to: Kind | None = None) -> DeviceLoop:
+    """Return the loop of an expression.
+
+    Parameters
+    ----------
+    expression : str
+        Of arrays `a` and `b` and scalars `s` and `d`: "a + b", or "(a * s + b) / d".
+    dtype : dtype
+        Of the arrays. float16 is computed in float32; integers wrap around.
+    to : dtype, optional
+        Of the result, if not that of the arrays: rounded to the nearest.
+
+    Returns
+    -------
+    DeviceLoop
+        Its arrays are the result and those of the expression; its scalars have the dtype of
+        arithmetic, integers their bits.
+    """
+    floats = dtype.kind == "f"
+    wide = max(dtype, _SINGLE) if floats else np.dtype(as_kind(dtype))
+    found = sorted(set(re.findall(r"\b[a-z]\b", expression)))
+    arrays = {"out": (to or dtype) if floats else wide}
+    arrays |= {a: dtype if floats else wide for a in found if a in "ab"}
+    places = {a: load(f"{a}[j]", arrays[a], wide) for a in found if a in arrays}
+    text = re.sub(r"\b[ab]\b", lambda name: places[name[0]], expression)
+    body = f"    out[j] = {rounded(f'({text})', arrays['out'], wide)}\n"
+    more = [(s, as_kind(wide)) for s in found if s not in arrays]
+    return _loop("form", "", arrays, more, body)
