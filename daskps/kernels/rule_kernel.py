@@ -41,7 +41,7 @@ _WIDER: Final = {
 
 
 class RuleForm(NamedTuple):
-    """What the loops of a rule take."""
+    """The arguments that the loops of a rule take."""
 
     #: Of weights and gradients, and of slots and arithmetic.
     dtype: np.dtype[Any]

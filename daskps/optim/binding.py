@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from daskps.usercode import user_code
 
 if TYPE_CHECKING:
     from daskps.kernels import Kernel
+    from daskps.kernels.device import Launcher
     from daskps.optim.base import Rule
     from daskps.typing import Array
 
@@ -38,8 +39,10 @@ class Bound:
         self.rule, self.kernel = rule, kernel
         # The methods of :class:`~daskps.kernels.dense.Kernel`, by the same names.
         self.inplace, self.publish = kernel.inplace, kernel.publish
-        self.fixed, self.fixed_rows = kernel.fixed, kernel.fixed_rows
-        self.rows, self.is_finite = kernel.rows, kernel.is_finite
+        self.fixed, self.is_finite = kernel.fixed, kernel.is_finite
+        # Devices have no tables.
+        self.fixed_rows: Any = getattr(kernel, "fixed_rows", None)
+        self.rows: Any = getattr(kernel, "rows", None)
         #: The last request for scalars, and the answer: the parameters of a rule ask
         #: for the same one after the other.
         self._latest: tuple[Asked, tuple[float, ...]] | None = None
@@ -145,7 +148,13 @@ def _bits(scalars: tuple[float, ...]) -> bytes:
     return array("d", scalars).tobytes()
 
 
-def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
+def bind(
+    rule: Rule,
+    dtype: Any,
+    *,
+    cache_dir: str | None = None,
+    launcher: Launcher | None = None,
+) -> Bound:
     """Return `rule` with its kernels for parameters of `dtype`.
 
     Nothing is compiled before the first use, or `Bound.kernel.warm()`.
@@ -158,6 +167,8 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
         float16, float32 or float64.
     cache_dir : str, optional
         Where compiled kernels are kept between processes.
+    launcher : Launcher, optional
+        The device that the arrays are on, where its loops are launched.
 
     Returns
     -------
@@ -185,7 +196,16 @@ def bind(rule: Rule, dtype: Any, *, cache_dir: str | None = None) -> Bound:
         of_rows = None if mean is None else kernels.OfRows(mean, per_row)
         given = rule.update, *sizes, dtype, cache_dir, of_rows
         before, master = tuple(rule.before), isinstance(rule, WithMaster)
-        kernel = kernels.build(*given, before=before, master=master, ranks=ranks)
+        how: dict[str, Any] = {"before": before, "master": master, "ranks": ranks}
+        kernel: Kernel
+        if launcher is None:
+            kernel = kernels.build(*given, **how)
+        else:
+            from daskps.kernels import device
+
+            of = rule.update, *sizes, dtype, of_rows
+            made = device.build(*of, launcher=launcher, what=repr(rule), **how)
+            kernel = cast("Kernel", made)  # it has the methods that are called
     if isinstance(rule, Function):
         return BoundFunction(rule, kernel)
     return Bound(rule, kernel)

@@ -86,6 +86,12 @@ class UpdatePlanner:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
 
+    def brought(self, step: Step) -> Step:
+        """Return a step with its arrays on the device."""
+        bring = self._segment.payload.bring
+        items = [item._replace(data=bring(item.data)) for item in step.items]
+        return step._replace(items=items, owned=False)
+
     def check(self, step: Step, whole: bool = False) -> None:
         """Refuse arrays and rows that do not fit, with `whole` also parts of a piece.
 
@@ -154,6 +160,8 @@ class UpdatePlanner:
         `fused` by those operations; of rows where it is `alone`, as they can be rolled
         back.
         """
+        if self._segment.payload.device is not None:
+            step = self.brought(step)
         if (planned := self._plan_kept(step, record)) is not None:
             return planned
         self.check(step)

@@ -311,7 +311,11 @@ class ShardReader(Visibility):
             if not self._parts:
                 return True
         side, copy = self._records[flip & 1][SIDE], self._copy
-        for number, where, weights in self._whole[side] or self._find(flip, side):
+        found = self._whole[side] or self._find(flip, side)
+        if self._segment.payload.device is not None:
+            self._segment.payload.read((outs[i][where], a) for i, where, a in found)
+            found = []
+        for number, where, weights in found:
             if copy is None:
                 outs[number][where] = weights
             else:

@@ -269,7 +269,8 @@ class ShardRun:
         if memory is None:
             # Most rounds need far fewer slices than the worst order of arrival.
             memory = untouched(self.mailbox_nbytes(n_ranks, reduce))
-        mailbox = Mailbox(pieces, n_ranks, reduce, memory, tables=tables)
+        of, payload = (pieces, n_ranks, reduce, memory), self._segment.payload
+        mailbox = Mailbox(*of, tables=tables, payload=payload)
         if attach:
             mailbox.check(run)
         else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Kind = np.dtype[Any]
 
-#: What the text of element functions refers to.
+#: The names that the text of element functions refers to.
 _HEAD: Final = "\nfrom daskps.kernels.device.intrinsics import narrow, pointer, widen\n"
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _FLAG: Final = "flag", "i8*"

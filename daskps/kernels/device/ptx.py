@@ -145,7 +145,7 @@ class Form:
     width: int = 0
     #: Whether the second argument is a flag, which stops the loop where it is not 0.
     guarded: bool = False
-    #: Whose loop it is, in messages.
+    #: The rule of the loop, in messages.
     what: str = "a device loop"
 
 
@@ -242,7 +242,7 @@ def _driver(template: str, form: Form, **more: str) -> str:
         for kind in form.kinds
     ]
     parameters = "".join(f", {of} %p{j}" for j, of in enumerate(types))
-    # What a row reads of its table is read once: no array overlaps another argument.
+    # A row of the table is read once: no array overlaps another argument.
     more["alone"] = parameters.replace("ptr", "ptr noalias")
     length = _EVEN
     if form.width:

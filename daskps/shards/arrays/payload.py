@@ -17,6 +17,7 @@ from daskps.kernels import finite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from daskps.kernels.device import Launcher
     from daskps.typing import Array
 
 
@@ -43,6 +44,8 @@ class Payload(NamedTuple):
     #: The same; True where `wait` will say.
     look: Callable[[Array], bool]
     #: Returns memory for so many elements of a dtype, aligned to a page.
+    allocate: Callable[[int, Any], Array]
+    #: The same, until `wait`.
     empty: Callable[[int, Any], Array]
     #: Returns the same numbers in memory of their own.
     duplicate: Callable[[Array], Array]
@@ -52,8 +55,12 @@ class Payload(NamedTuple):
     read: Callable[[Iterable[tuple[Array, Array]]], object]
     #: Returns, when all is done, whether all that was looked at was finite.
     wait: Callable[[], bool]
+    #: Writes to the first array (a * s + b) / d of the others, where this memory has that.
+    form: Callable[[Array, Array, float, Array, float], bool | None] | None = None
     #: The device that the memory is on, None for that of the host.
     device: str | None = None
+    #: Where loops of rules are launched there.
+    launcher: Launcher | None = None
 
     def part(self, nbytes: int, whole: int) -> int:
         """Return how much to take at a time: a tile that stays in caches, or the whole."""
@@ -69,7 +76,7 @@ def _fill(out: Array, value: float) -> None:
     out[:] = value
 
 
-def _empty(n: int, dtype: Any) -> Array:
+def _allocate(n: int, dtype: Any) -> Array:
     return untouched(n * np.dtype(dtype).itemsize).view(dtype)
 
 
@@ -96,7 +103,8 @@ NUMPY: Final = Payload(
     fill=_fill,
     is_finite=finite,
     look=finite,
-    empty=_empty,
+    allocate=_allocate,
+    empty=np.empty,
     duplicate=np.array,
     bring=_here,
     read=_read,

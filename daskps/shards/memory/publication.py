@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.errors import PushRejectedError
+from daskps.errors import IllegalStateError, PushRejectedError
 from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import (
@@ -151,10 +151,10 @@ class Publication:
             self._write_rows()
         if segment.is_together and 0 < len(changed) < len(segment.pieces):
             self._take_along()
-        if segment.n_sides == 1 and segment.has_slots:
-            self._look_first()
         # As `is_large`, which each update would call.
         is_here, sizes = segment.payload.device is None, segment.sizes
+        if not is_here or (segment.n_sides == 1 and segment.has_slots):
+            self._look_first()
         large = not is_here or segment.weights_nbytes >= PAST_NBYTES
         for position, operations in changed.items():
             data, start, rule, scalars, replace, check = operations[0]
@@ -174,6 +174,8 @@ class Publication:
                 self._update(position, rule, whole, scalars)
             else:
                 self._run(position, operations, large=large)
+        if not is_here:
+            self._await_device()
         self.record.plain[SIDE] = self.record.side
         if (self._resets or self.withdraws) and segment.tables:
             kind = undo.RESET if self._resets else undo.WITHDRAW
@@ -201,11 +203,25 @@ class Publication:
             if not run_operations(operations, target, large):
                 raise self._not_finite(position)
 
+    def _queue_looks(self) -> None:
+        """Have a device look at all that is to be looked at, before the first update."""
+        for position, operations in self._operations.items():
+            looked = []
+            for operation in operations:
+                if operation.check:
+                    self.segment.payload.look(operation.formed(self.segment.payload))
+                    operation = operation._replace(check=False)
+                looked.append(operation)
+            self._operations[position] = tuple(looked)
+
     def _look_first(self) -> None:
         """Look at sums before anything is written, where slots in force would be.
 
         In memory of this process alone slots have one buffer.
         """
+        if self.segment.payload.device is not None:
+            self._queue_looks()
+            return
         slots = self.segment.slot_init
         if not any(map(slots.__getitem__, self._operations)):
             return
@@ -217,6 +233,17 @@ class Publication:
                 elif data.checks:
                     for lo in range(0, len(data), data.step):
                         data[lo : min(lo + data.step, len(data))]
+
+    def _await_device(self) -> None:
+        """Wait for a device; refuse what it has looked at, if that is not finite."""
+        payload = self.segment.payload
+        if payload.wait():
+            return
+        for position, operations in self._operations.items():
+            for operation in operations:
+                if not payload.is_finite(operation.formed(payload)):
+                    raise self._not_finite(position)
+        raise IllegalStateError("a look has found what no look finds again")
 
     def _not_finite(self, position: int) -> PushRejectedError:
         """Return why what was to be looked at is refused."""
@@ -384,7 +411,11 @@ def checks(segment: Segment, items: Sequence[Item]) -> bool:
         and len({item.position for item in items}) == len(items)
         and all(
             len(item.data) == segment.pieces[item.position].size
-            and (segment.n_sides > 1 or not segment.slot_init[item.position])
+            and (
+                segment.n_sides > 1
+                or segment.payload.device is not None
+                or not segment.slot_init[item.position]
+            )
             for item in items
         )
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.backend.host import private
+from daskps.backend.host import private, untouched
 from daskps.layout.slots import has_master, of_weights
 from daskps.layout.spans import WEIGHTS, slot_area
 from daskps.shards.arrays.payload import NUMPY
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from daskps.layout.parameters import Piece
     from daskps.layout.spans import Span
     from daskps.optim import Bound
+    from daskps.shards.arrays.payload import Payload
+    from daskps.shards.memory.areas import Area
     from daskps.typing import Array
 
 #: Shards with so many bytes of weights at most keep them in one buffer at all times:
@@ -68,12 +70,21 @@ class Segment:
     durable : bool, default False
         Whether the slots have two buffers, so that a process killed in an update
         leaves a shard that others can go on with.
+    payload : Payload, optional
+        The functions of the memory that weights and slots are in: on a device they are
+        beside `buffer`, at the same distances from each other.
 
     Raises
     ------
     ProtocolError
         If `buffer` holds something else: another format, or another shard.
     """
+
+    #: Has memory for more unbounded rows; None where only the owner has. In memory that
+    #: was given it is the owner who says what has.
+    memory: Memory | None = None
+    #: How much of it is memory of a device, in bytes.
+    device_nbytes = 0
 
     def __init__(
         self,
@@ -83,17 +94,22 @@ class Segment:
         buffer: Array | None = None,
         *,
         durable: bool = False,
+        payload: Payload = NUMPY,
     ) -> None:
         self.pieces: tuple[Piece, ...] = layout.pieces[shard]
         #: How many buffers the slots have.
-        self.n_sides = 2 if durable else 1
-        self.is_durable = durable
+        self.is_durable, self.n_sides = durable, 1 + durable
         #: Whether the store has no other shard.
         self.is_alone = layout.n_shards == 1
         #: The place of each area; everything else follows from it.
         self.areas = areas_of(layout, shard, slots, durable=durable)
         self.nbytes = self.areas[-1].stop
-        self.buffer = private(self.nbytes) if buffer is None else buffer
+        if buffer is None:
+            # Pages of what is on a device are never taken.
+            new = private if payload.device is None else untouched
+            buffer, self.memory = new(self.nbytes), Own()
+        #: The functions that copy, add, fill and check its arrays.
+        self.buffer, self.payload = buffer, payload
         n, n_tables = len(self.pieces), len(layout.tables)
         identity = Identity(n, self.n_sides, n_tables, self.nbytes)
         identity.check_header(self.buffer)
@@ -106,32 +122,33 @@ class Segment:
         weights = [area for area in others if area.name == WEIGHTS]
         self.weights_nbytes = sum(area.stride for area in weights)
         self.sizes = [piece.size for piece in self.pieces]
+        #: Whether all of them lie in one buffer at all times.
+        self.is_together = self.weights_nbytes <= TOGETHER_NBYTES
+        first = [slots.get(p.parameter.index, ()) for p in self.pieces]
+        #: For each piece the initial value of each optimizer slot.
+        self.slot_init = [tuple(map(float, of)) for of in first]
+        self.has_slots = any(self.slot_init)
+        #: Whether its first slot is a master.
+        self.has_master = [*map(has_master, first)]
+        #: The numbers of its slots that begin with the weights, and of those that do so
+        #: whenever optimizer state begins anew.
+        self.copied = [*map(of_weights, first)]
+        self.copied_anew = [of_weights(of, anew=True) for of in first]
+        at = len(weights) + sum(map(len, self.slot_init))
+        arrays, self._slot_areas = (
+            self._arrays_of(others[:at]),
+            others[len(weights) : at],
+        )
         #: For each buffer the weights of each dtype, and of each piece.
         self.vectors: tuple[dict[str, Array], ...] = tuple(
-            {area.dtype: area.views(self.buffer)[side] for area in weights}
+            {area.dtype: area.views(*arrays)[side] for area in weights}
             for side in (0, 1)
         )
         self.weights = tuple(
             [v[p.parameter.dtype][p.local : p.local + p.size] for p in self.pieces]
             for v in self.vectors
         )
-        #: Whether all of them lie in one buffer at all times.
-        self.is_together = self.weights_nbytes <= TOGETHER_NBYTES
-        #: For each piece the initial value of each optimizer slot.
-        self.slot_init = [
-            tuple(map(float, slots.get(p.parameter.index, ()))) for p in self.pieces
-        ]
-        self.has_slots = any(self.slot_init)
-        #: Whether its first slot is a master.
-        firsts = [slots.get(p.parameter.index, ()) for p in self.pieces]
-        self.has_master = [*map(has_master, firsts)]
-        #: The numbers of its slots that begin with the weights, and of those that do so
-        #: whenever optimizer state begins anew.
-        self.copied = [*map(of_weights, firsts)]
-        self.copied_anew = [of_weights(first, anew=True) for first in firsts]
-        at = len(weights) + sum(map(len, self.slot_init))
-        self._slot_areas = others[len(weights) : at]
-        views = [area.views(self.buffer) for area in self._slot_areas]
+        views = [area.views(*arrays) for area in self._slot_areas]
         #: For each of their buffers the slots of each piece.
         self.slots = tuple(
             self._by_piece(of[side] for of in views) for side in range(self.n_sides)
@@ -141,12 +158,7 @@ class Segment:
             tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
         )
         self.has_unbounded = any(table.unbounded is not None for table in self.tables)
-        #: Has memory for more unbounded rows; None where only the owner has. In memory
-        #: that was given it is the owner who says what has.
-        self.memory: Memory | None = Own() if buffer is None else None
         self._cache_dir: str | None = None
-        #: The functions that copy, add, fill and check its arrays.
-        self.payload = NUMPY
         #: Updates that :mod:`daskps.shards.memory.publication` makes ready once, by
         #: piece and buffers: the rule, and what its `Kernel.fixed` has returned.
         self.updates: dict[tuple[int, int, int, bool], tuple[Bound, Fixed]] = {}
@@ -155,6 +167,16 @@ class Segment:
         self.copied_until = 0.0
         if not holds:
             self._begin(identity)
+
+    def _arrays_of(self, areas: Sequence[Area]) -> tuple[Array, int]:
+        """Return the memory of weights and slots, and where it begins in a segment."""
+        if self.payload.device is None or not areas:
+            return self.buffer, 0
+        start, n = areas[0].offset, areas[-1].stop - areas[0].offset
+        memory = self.payload.allocate(n, np.uint8)
+        self.device_nbytes = n
+        self.payload.fill(memory.view(np.int64), 0)
+        return memory, start
 
     def _begin(self, identity: Identity) -> None:
         """Make a shard of zeroed memory."""
@@ -165,6 +187,7 @@ class Segment:
             table.fill_slots(self.payload.fill)
             begin_rows(table)
             table.feed.begin(first_feed(table.piece))
+        self.payload.wait()
         identity.write(self.words)
 
     def begin_copies(self) -> None:
@@ -256,7 +279,7 @@ class Segment:
     def double_slots(self) -> None:
         """Give slots of one buffer a second one: a round may have to be taken back."""
         if self.n_sides == 1 and self._slot_areas:
-            memory = self.payload.empty(self.more_nbytes, np.uint8)
+            memory = self.payload.allocate(self.more_nbytes, np.uint8)
             start = self._slot_areas[0].offset
             views = (area.views(memory, start)[0] for area in self._slot_areas)
             self.slots, self.n_sides = (self.slots[0], self._by_piece(views)), 2

@@ -39,6 +39,7 @@ import numpy as np
 from daskps.backend.host import PAGE_NBYTES
 from daskps.errors import ProtocolError
 from daskps.layout.arrays import align, compute_dtype
+from daskps.shards.arrays.payload import NUMPY, Payload
 from daskps.shards.memory.format import integers
 from daskps.shards.rounds.arena import Arena, RowSpan, room_of
 from daskps.shards.rounds.words import HEAD, MASK, N_BROUGHT, ROUND, SHIFT
@@ -128,13 +129,18 @@ class MailboxTable:
 class Slice:
     """The contents of one slice: an array and a weight per piece."""
 
-    def __init__(self, buffer: Array, pieces: Sequence[Piece]) -> None:
-        self.weights: memoryview[float] = buffer[: 8 * len(pieces)].data.cast("d")
-        self.arrays = []
+    def __init__(
+        self, buffer: Array, pieces: Sequence[Piece], payload: Payload
+    ) -> None:
         at = align(8 * len(pieces))
+        self.weights: memoryview[float] = buffer[: 8 * len(pieces)].data.cast("d")
+        memory = buffer[at:]
+        if payload.device is not None:
+            memory = payload.allocate(len(buffer) - at, np.uint8)
+        self.arrays, at = [], 0
         for piece, dtype in _dtypes(pieces):
             nbytes = piece.size * dtype.itemsize
-            self.arrays.append(buffer[at : at + nbytes].view(dtype))
+            self.arrays.append(memory[at : at + nbytes].view(dtype))
             at += align(nbytes)
 
     def weigh(self, weights: list[float]) -> None:
@@ -163,6 +169,9 @@ class Mailbox:
         Memory to use.
     tables : sequence of TablePiece, default ()
         The pieces of tables of the shard.
+    payload : Payload, optional
+        The functions of the memory that the arrays of slices are in: on a device they
+        are beside `buffer`.
     """
 
     def __init__(
@@ -173,9 +182,10 @@ class Mailbox:
         buffer: Array,
         *,
         tables: Sequence[TablePiece] = (),
+        payload: Payload = NUMPY,
     ) -> None:
         self.n_ranks, self.n_slices = n_ranks, n_slices(n_ranks, reduce)
-        self._pieces, self._buffer = pieces, buffer
+        self._pieces, self._buffer, self._payload = pieces, buffer, payload
         self._slice_nbytes = _slice_nbytes(pieces)
         rooms = [room_of(piece, n_ranks, reduce) for piece in tables]
         arenas = [*map(Arena.nbytes_of, tables, rooms)]
@@ -253,7 +263,7 @@ class Mailbox:
         if found is None:
             at = self._slices_at + index * self._slice_nbytes
             memory = self._buffer[at : at + self._slice_nbytes]
-            found = self._slices[index] = Slice(memory, self._pieces)
+            found = self._slices[index] = Slice(memory, self._pieces, self._payload)
         return found
 
 

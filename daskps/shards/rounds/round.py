@@ -105,6 +105,7 @@ class Round:
         self.mailbox = mailbox
         self._segment, self._planner = segment, planner
         self._fail, self._cache_dir = fail, cache_dir
+        self._is_on_device = segment.payload.device is not None
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._records = [record.words for record in segment.records]
@@ -175,6 +176,8 @@ class Round:
             When the others send another kind.
         """
         table = self.find_table()
+        if self._is_on_device:
+            step = self._planner.brought(step)
         arrays: dict[int, Array] = {}
         code = KIND_CODES.get(step.kind, words.FREE) if step.items else 0
         joins = step.tick and may_apply and takes_ticks and not self._unticked
@@ -271,6 +274,9 @@ class Round:
                 weights[position] = total.weight
                 total.write(out.arrays[position])
             out.weigh(weights)
+            if self._is_on_device:
+                # Their owner may change the arrays once this is taken.
+                self._segment.payload.wait()
         table, other = self._table, mailbox.tables[self._table is mailbox.tables[0]]
         who = step.rank, came.bits, step.sequence + 1, came.code, step.weight
         self.work.join(table.array, other.array, *self._sizes, self._found, n, *who)
@@ -404,6 +410,7 @@ class Round:
             self._deliver(step, arrays, n, rows=brought, may_apply=may_apply)
         else:
             table.note_pushed(rank, True)
+            self._segment.payload.wait()
             self._unticked[rank] = Pushed(step, arrays, rows)
         return NEW
 

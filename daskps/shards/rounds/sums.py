@@ -104,7 +104,10 @@ class Sum(Formed):
     def write(self, out: Array) -> None:
         """Form all of it in `out`, for a sum that others are added to."""
         if self.scale == 1.0 and not self.others:
-            out[:] = self.start  # `copyto` would be a call of Python
+            if self.how.payload.device is None:
+                out[:] = self.start  # `copyto` would be a call of Python
+            else:
+                self.how.payload.copy(out, self.start)
             return
         size = len(self.start)
         # Several passes over a tile stay in the second-level cache; one needs none.
@@ -118,7 +121,8 @@ class Sum(Formed):
         # Of a small piece, cutting its arrays costs as much as adding them.
         whole, form = len(out) == len(self.start), self.how.form
         found: Array = self.start if whole else self.start[part]
-        scale, last, is_finite = self.scale, len(self.others) - 1, True
+        scale, last = self.scale, len(self.others) - 1
+        is_finite: bool | None = True
         if form is None or last < 0:
             self._form_slowly(found, part, out)
             return None
@@ -152,7 +156,7 @@ class Forming(NamedTuple):
     room: Array
     #: Adds two arrays, after the first was multiplied and before the sum is divided;
     #: None for integers.
-    form: Callable[[Array, Array, float, Array, float], bool] | None
+    form: Callable[[Array, Array, float, Array, float], bool | None] | None
     #: Of its parameter, where sums that are not finite are refused.
     name: str | None
     #: Number of elements to form at a time.
@@ -168,8 +172,8 @@ def forms_of(
     most = max(
         (p.size * d.itemsize for p, d in zip(pieces, dtypes, strict=True)), default=0
     )
-    room = payload.empty(min(most, payload.part(TILE_NBYTES, most)), np.uint8)
-    forms = {"f4": work.form4, "f8": work.form8}
+    room = payload.allocate(min(most, payload.part(TILE_NBYTES, most)), np.uint8)
+    forms = {"f4": payload.form or work.form4, "f8": payload.form or work.form8}
     return [
         Forming(
             room,

@@ -1,0 +1,233 @@
+"""Work for a device: put into a queue in order, and waited for.
+
+A :class:`Stream` says what to copy and to launch; nothing of it is done before
+:meth:`Stream.wait` returns, or an event tells that it is. Copies between host and device
+go through *pinned* memory of two halves: one fills, or is emptied, while the device copies
+the other, and is used again once the device is done with it. So what a caller has given
+may be changed as soon as a call returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.typing import Array
+
+#: Bytes of half of the pinned memory of a stream: at first, and at most.
+_FIRST_NBYTES: Final = 2**16
+_MOST_NBYTES: Final = 2**23
+
+
+class Loop(Protocol):
+    """A loop over the elements of arrays, as :mod:`daskps.kernels.device` makes them."""
+
+    @property
+    def name(self) -> str:
+        """Of its kernel."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of its arguments: dtypes such as "f4", with a star where they are pointers."""
+
+    def ptx(self, cache_dir: str | None = None) -> str:
+        """Return its text for devices."""
+
+    def host(self, cache_dir: str | None = None) -> Any:
+        """Return a function that runs it here, in some order of its elements."""
+
+
+class DeviceInfo(NamedTuple):
+    """A device: its name in messages, which one it is, and its memory in bytes."""
+
+    name: str
+    uuid: str
+    free: int
+    total: int
+
+
+class Device(ABC):
+    """One device, as this process sees it."""
+
+    #: As in `create(device=)`, with its number: "cuda:0".
+    name: str
+
+    @abstractmethod
+    def info(self) -> DeviceInfo:
+        """Return what there is of it now."""
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """Return a new queue of work."""
+
+    @abstractmethod
+    def adopt(self, array: Any) -> Array | None:
+        """Return an array of any library on this device as one of the device's own.
+
+        It shares memory. None for an array that is in host memory.
+
+        Raises
+        ------
+        ValueError
+            For an array of another device, naming both.
+        """
+
+
+class Stream(ABC):
+    """A queue of work for one device; one thread at a time uses it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        #: Copies, their bytes, launches and waits, by name.
+        self.counts: Counter[str] = Counter()
+        self._halves: list[Array] = []
+        #: For each half what has to happen before it is used again.
+        self._busy: list[Any] = [None, None]
+        self._half = self._used = 0
+
+    # -- what a device does ----------------------------------------------------
+
+    @abstractmethod
+    def empty(self, nbytes: int) -> Array:
+        """Return memory of the device, with anything in it; MemoryError without any."""
+
+    @abstractmethod
+    def address(self, a: Array) -> int:
+        """Return where an array begins in the memory of the device."""
+
+    @abstractmethod
+    def load(self, loop: Loop) -> None:
+        """Make a loop ready, so that its first launch finds it."""
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> Array:
+        """Return host memory that the device can copy from and to by itself."""
+
+    @abstractmethod
+    def send(self, out: Array, pinned: Array) -> None:
+        """Queue a copy from pinned memory to the device, of as many bytes."""
+
+    @abstractmethod
+    def fetch(self, pinned: Array, a: Array) -> None:
+        """Queue a copy from the device to pinned memory, of as many bytes."""
+
+    @abstractmethod
+    def copy(self, out: Array, a: Array) -> None:
+        """Queue a copy within the device, of as many bytes."""
+
+    @abstractmethod
+    def launch(
+        self,
+        loop: Loop,
+        size: tuple[int, int],
+        args: Sequence[Any],
+        touched: Sequence[Array] = (),
+    ) -> None:
+        """Queue a loop over rows and columns.
+
+        `touched` are the arrays behind addresses in its arguments.
+        """
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Have what is queued from here on come after what this thread has launched."""
+
+    @abstractmethod
+    def record(self) -> Any:
+        """Return an event: that all that was queued so far is done."""
+
+    @abstractmethod
+    def await_event(self, event: Any) -> None:
+        """Wait for an event of this stream."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until all that was queued is done."""
+
+    # -- what follows from it --------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all that was queued is done; count it."""
+        self.counts["waits"] += 1
+        self.finish()
+        self._busy, self._used = [None, None], 0
+
+    def upload(self, out: Array, a: Array) -> None:
+        """Queue a copy of a host array to the device; it may be changed at once."""
+        self.counts["copies to device"] += 1
+        self.counts["bytes to device"] += a.nbytes
+        to, source = as_bytes(out), as_bytes(np.ascontiguousarray(a))
+        at = 0
+        while at < len(source):
+            memory = self._take(len(source) - at)
+            n = len(memory)
+            memory[:] = source[at : at + n]
+            self.send(to[at : at + n], memory)
+            at += n
+
+    def download(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        """Copy arrays of the device to host memory, now."""
+        held: tuple[list[tuple[Array, Array]], ...] = [], []
+        for out, a in pairs:
+            self.counts["copies to host"] += 1
+            self.counts["bytes to host"] += a.nbytes
+            to, source, at = as_bytes(out), as_bytes(a), 0
+            while at < len(source):
+                before = self._half
+                memory = self._take(len(source) - at)
+                if self._half != before:
+                    _give_out(held[self._half])
+                stop = at + len(memory)
+                self.fetch(memory, source[at:stop])
+                held[self._half].append((to[at:stop], memory))
+                at = stop
+        self.wait()
+        for half in held:
+            _give_out(half)
+
+    def _take(self, nbytes: int) -> Array:
+        """Return pinned memory for so many bytes, or as many as there is room for."""
+        if not self._halves or self._used == len(self._halves[self._half]):
+            self._turn(nbytes)
+        half = self._halves[self._half]
+        start = self._used
+        self._used = min(len(half), start + nbytes)
+        return half[start : self._used]
+
+    def _turn(self, nbytes: int) -> None:
+        """Begin with the other half, once the device is done with it."""
+        if self._halves:
+            self._busy[self._half] = self.record()
+            self._half ^= 1
+        self._used = 0
+        if (event := self._busy[self._half]) is not None:
+            self.counts["waits"] += 1
+            self.await_event(event)
+            self._busy[self._half] = None
+        size = min(max(nbytes, _FIRST_NBYTES), _MOST_NBYTES)
+        if not self._halves:
+            self._halves = [self.pinned(size) for _ in range(2)]
+        elif len(self._halves[self._half]) < size:
+            self._halves[self._half] = self.pinned(size)
+
+
+def _give_out(held: list[tuple[Array, Array]]) -> None:
+    for out, memory in held:
+        out[:] = memory
+    held.clear()
+
+
+def is_here(a: Any) -> bool:
+    """Return whether an array is in host memory, as one of NumPy's."""
+    return isinstance(a, np.ndarray)
+
+
+def as_bytes(a: Array) -> Array:
+    """Return a contiguous array as its bytes."""
+    return a.reshape(-1).view(np.uint8)

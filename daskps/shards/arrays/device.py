@@ -1,0 +1,310 @@
+"""The payload of a segment that is in memory of a device.
+
+Its functions put work into the queue of one stream, in order; consecutive updates by one
+loop, with the same scalars, share a launch. A look for NaN and infinity sets a
+*flag* there, and no update that comes after it does anything: so nothing is waited for
+before :meth:`DeviceMemory.wait`, which says what the looks have found.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from daskps.backend.stream import is_here
+from daskps.errors import PushRejectedError
+from daskps.kernels.device.pieces import elementwise, look_loop
+from daskps.shards.arrays.payload import Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.backend.stream import Device, Stream
+    from daskps.kernels.device import DeviceLoop
+    from daskps.typing import Array
+
+#: Where temporary arrays begin, in bytes.
+_ALIGN: Final = 256
+#: Most memory for temporary arrays that is kept from one publication to the next.
+_KEPT_NBYTES: Final = 2**26
+
+
+class _Launch:
+    """Pieces that one launch of a loop takes, in any order: none touches another's."""
+
+    def __init__(self, loop: DeviceLoop, scalars: tuple[float, ...]) -> None:
+        self.loop, self.scalars = loop, scalars
+        #: Of the loop's table, and the arrays that it names.
+        self.rows: list[list[int]] = []
+        self.arrays: list[Array] = []
+        #: Where these begin and end, in order.
+        self._edges: list[int] = []
+
+    def takes(
+        self,
+        loop: DeviceLoop,
+        scalars: tuple[float, ...],
+        spans: Iterable[tuple[int, int]],
+    ) -> bool:
+        """Return whether a piece may join."""
+        edges = self._edges
+        return (loop, scalars) == (self.loop, self.scalars) and all(
+            # Between two of them, and after as many ends as beginnings.
+            not (at := bisect_right(edges, start)) & 1
+            and (at == len(edges) or edges[at] >= stop)
+            for start, stop in spans
+        )
+
+    def add(
+        self, row: list[int], spans: Iterable[tuple[int, int]], arrays: Sequence[Array]
+    ) -> None:
+        """Take a piece."""
+        self.rows.append(row)
+        self.arrays += arrays
+        for start, stop in spans:
+            at = bisect_right(self._edges, start)
+            self._edges[at:at] = start, stop
+
+
+class DeviceMemory:
+    """Memory of a device and what is done there, for one shard.
+
+    Parameters
+    ----------
+    device : Device
+        The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.stream = device, device.stream()
+        self._readers: deque[Stream] = deque()
+        #: 0, or 1 after a look that has found something; in memory of the device.
+        self.flag = self.allocate(2, np.int64)[:1]
+        self._asked = self.allocate(1, np.int64)
+        self._has_looked = False
+        self._next: _Launch | None = None
+        #: Memory for temporary arrays, what of it is used, and what was there before.
+        self._room = self.stream.empty(0)
+        self._used = 0
+        self._rooms: list[Array] = []
+        self.fill(self.flag, 0)
+
+    def payload(self) -> Payload:
+        """Return its functions."""
+        return Payload(
+            copy=self.copy,
+            add=self.add,
+            multiply=self.multiply,
+            divide=self.divide,
+            round=self.round,
+            fill=self.fill,
+            is_finite=self.is_finite_array,
+            look=self.look,
+            empty=self.empty,
+            allocate=self.allocate,
+            duplicate=self.duplicate,
+            bring=self.bring,
+            read=self.read,
+            wait=self.wait,
+            form=self.form,
+            device=self.device.name,
+            launcher=self,
+        )
+
+    # -- as :class:`daskps.kernels.device.Launcher` -----------------------------
+
+    def load(self, loop: DeviceLoop) -> None:
+        """Make a loop ready, so that its first launch finds it."""
+        self.stream.load(loop)
+
+    def update(
+        self, loop: DeviceLoop, arrays: Sequence[Array], scalars: tuple[float, ...]
+    ) -> None:
+        """Queue a piece of arrays of one length for a loop over pieces."""
+        n = len(arrays[0])
+        if not n:
+            return
+        self._has_looked |= loop.name == "look"
+        starts = [*map(self.stream.address, arrays)]
+        spans = {(at, at + a.nbytes) for at, a in zip(starts, arrays, strict=True)}
+        following = self._next
+        if following is None or not following.takes(loop, scalars, spans):
+            self._flush()
+            following = self._next = _Launch(loop, scalars)
+        following.add([n, *starts], spans, arrays)
+
+    def launch(
+        self, loop: DeviceLoop, rows: int, columns: int, args: Sequence[Array | float]
+    ) -> None:
+        """Queue a loop; NumPy arrays are copied to the device first, as they are now."""
+        self._flush()
+        given: list[Any] = [*args]
+        for i, a in enumerate(given):
+            if is_here(a):
+                given[i] = self._sent(a)
+        self.stream.launch(loop, (rows, columns), given)
+
+    def is_finite(self, loop: DeviceLoop, a: Array) -> bool:
+        """Wait for a look at one array, with a flag of its own; return what it says."""
+        self.fill(self._asked, 0)
+        self._flush()
+        table = self._sent(np.array([[len(a), self.stream.address(a)]]))
+        self.stream.launch(loop, (1, len(a)), [table, self._asked], [a])
+        found = np.empty(1, np.int64)
+        self.stream.download([(found, self._asked)])
+        return not found[0]
+
+    def _flush(self) -> None:
+        """Queue the launch that was put together."""
+        if self._next is None:
+            return
+        launch, self._next = self._next, None
+        loop, table = launch.loop, np.array(launch.rows, np.int64)
+        flag = [self.flag] if loop.guarded else []
+        given = [self._sent(table), *flag, *launch.scalars]
+        size = len(table), int(table[:, 0].max())
+        self.stream.launch(loop, size, given, launch.arrays)
+
+    def _sent(self, a: Array) -> Array:
+        """Return a host array in memory of the device, until `wait`."""
+        out = self.empty(a.size, a.dtype)
+        self.stream.upload(out, a)
+        return out.reshape(a.shape)
+
+    # -- as :class:`Payload` ---------------------------------------------------
+
+    def allocate(self, n: int, dtype: Any) -> Array:
+        """Return memory for elements."""
+        return self.stream.empty(n * np.dtype(dtype).itemsize).view(dtype)
+
+    def empty(self, n: int, dtype: Any) -> Array:
+        """Return memory for elements until `wait`."""
+        nbytes = n * np.dtype(dtype).itemsize
+        start = -(-self._used // _ALIGN) * _ALIGN
+        if start + nbytes > self._room.nbytes:
+            self._rooms.append(self._room)
+            size = max(nbytes, 2 * min(self._room.nbytes, _KEPT_NBYTES), 2**16)
+            self._room, start = self.stream.empty(size), 0
+        self._used = start + nbytes
+        return self._room[start : self._used].view(dtype)
+
+    def copy(self, out: Array, a: Array) -> None:
+        """Copy to the device's array `out` one of the device or the host."""
+        if is_here(a):
+            self._flush()
+            self.stream.upload(out, a.astype(out.dtype, copy=False))
+        elif a.dtype != out.dtype:
+            self.round(out, a)
+        else:
+            bits = np.dtype(f"u{a.itemsize}")
+            self.update(elementwise("a", bits), (out, a), ())
+
+    def add(self, a: Array, b: Array, out: Array) -> None:
+        """Write a sum, computed in the wider of two dtypes."""
+        wide = max(a.dtype, b.dtype)
+        given = self._in(wide, a), self._in(wide, b)
+        self.update(elementwise("a + b", wide, out.dtype), (out, *given), ())
+
+    def _in(self, dtype: np.dtype[Any], a: Array) -> Array:
+        """Return an array in another float dtype."""
+        if a.dtype == dtype:
+            return a
+        out = self.empty(len(a), dtype)
+        self.round(out, a)
+        return out
+
+    def multiply(self, a: Array, number: float, out: Array) -> None:
+        """Write an array times a number."""
+        self.update(elementwise("a * s", a.dtype), (out, a), (number,))
+
+    def divide(self, a: Array, number: float, out: Array) -> None:
+        """Write an array divided by a number."""
+        self.update(elementwise("a / d", a.dtype), (out, a), (number,))
+
+    def form(  # noqa: PLR0917 - as `words.form4`, which is compiled
+        self, out: Array, a: Array, s: float, b: Array, d: float
+    ) -> None:
+        """Write (a * s + b) / d."""
+        # In the order of their names, as the loop has them.
+        self.update(elementwise("(a * s + b) / d", a.dtype), (out, a, b), (d, s))
+
+    def round(self, out: Array, values: Array) -> None:
+        """Write values as another dtype has them."""
+        self.update(elementwise("a", values.dtype, out.dtype), (out, values), ())
+
+    def fill(self, out: Array, value: float) -> None:
+        """Set all elements to a number."""
+        self.update(elementwise("s", out.dtype), (out,), (value,))
+
+    def look(self, a: Array) -> bool:
+        """Have `wait` say whether an array is finite."""
+        if a.dtype.kind == "f":
+            self.update(look_loop(a.dtype), (a,), ())
+        return True
+
+    def is_finite_array(self, a: Array) -> bool:
+        """Return whether an array is finite, now."""
+        return a.dtype.kind != "f" or self.is_finite(look_loop(a.dtype), a)
+
+    def duplicate(self, a: Array) -> Array:
+        """Return the same numbers in memory of their own."""
+        out = self.allocate(a.size, a.dtype)
+        self.copy(out, a.reshape(-1))
+        return out.reshape(a.shape)
+
+    def bring(self, a: Array) -> Array:
+        """Return a caller's array on the device: until `wait`, if it is in host memory."""
+        if is_here(a):
+            return self._sent(a)
+        try:
+            found = self.device.adopt(a)
+        except ValueError as error:
+            raise PushRejectedError(f"a gradient cannot be taken: {error}") from error
+        if found is None:
+            raise PushRejectedError(
+                f"a gradient is a {type(a).__name__}, and no array of {self.device.name} "
+                f"or of NumPy; nothing was applied"
+            )
+        self._flush()
+        self.stream.follow()
+        return found
+
+    def read(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        """Copy arrays of the shard out, now, in any thread and beside the shard's turn."""
+        try:
+            stream = self._readers.pop()
+        except IndexError:
+            stream = self.device.stream()
+        to_host = []
+        for out, a in pairs:
+            if is_here(out):
+                to_host.append((out, a))
+            else:
+                stream.copy(out, a)
+        if to_host:
+            stream.download(to_host)
+        else:
+            stream.wait()
+        self._readers.append(stream)
+
+    def wait(self) -> bool:
+        """Return, when all is done, whether all that was looked at was finite."""
+        self._flush()
+        found = np.zeros(1, np.int64)
+        if self._has_looked:
+            self.stream.download([(found, self.flag)])
+            self._has_looked = False
+        else:
+            self.stream.wait()
+        if found[0]:
+            # Gradients stay here until the next wait: somebody says which it was.
+            self.fill(self.flag, 0)
+            return False
+        self._used = 0
+        self._rooms.clear()
+        if self._room.nbytes > _KEPT_NBYTES:
+            self._room = self.stream.empty(0)
+        return True
