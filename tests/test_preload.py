@@ -128,7 +128,7 @@ def test_preloaded_servers_keep_shards_when_registered_again(servers: Servers) -
 def test_preloaded_worker_of_a_plain_scheduler(servers: Servers) -> None:
     """The client brings the directory, which adds the host a second time."""
     servers.scheduler()
-    servers.worker("one", *PRELOAD)
+    servers.worker("one", *PRELOAD, "--no-nanny")
     client = servers.client()
     client.wait_for_workers(1, timeout=PATIENCE)
     with pickled_by_value():
@@ -146,7 +146,7 @@ def test_preloaded_worker_of_a_plain_scheduler(servers: Servers) -> None:
 )
 def test_worker_that_joins_later(servers: Servers, options: list[str]) -> None:
     servers.scheduler(*PRELOAD)
-    servers.worker("first", *PRELOAD)
+    servers.worker("first", *PRELOAD, "--no-nanny")
     client = servers.client()
     client.wait_for_workers(1, timeout=PATIENCE)
     with (

@@ -6,12 +6,12 @@ The table falls where a route gets shorter; it rises only with what an issue gra
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.test_readme import run_python
 
 #: Files, functions and returns of each trip: near, by socket and by message.
 TABLE = {
@@ -33,15 +33,11 @@ TABLE = {
 SLACK = {"near": 1.0, "socket": 1.15, "message": 1.03}
 
 
+@pytest.mark.leaky  # the process that its process is forked from
 @pytest.mark.parametrize("carrier", SLACK)
-def test_trips_are_short(carrier: str) -> None:
-    command = [sys.executable, "-m", "tests.walks", carrier]
-    root = Path(__file__).parents[1]
-    ran = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, Any] = json.loads(ran.stdout)
+def test_trips_are_short(carrier: str, tmp_path: Path) -> None:
+    said = run_python(f"from tests import walks; walks.main({carrier!r})", tmp_path)
+    found: dict[str, Any] = json.loads(said)
     assert {*found} == {*TABLE}
     column, slack = [*SLACK].index(carrier), SLACK[carrier]
     longer = {

@@ -164,14 +164,14 @@ def walks(carrier: str) -> dict[str, tuple[Walk, list[str]]]:
     return FOUND
 
 
-def main() -> None:
-    """Print the walks of the carrier that the command line names."""
+def main(carrier: str) -> None:
+    """Print the walks of a carrier."""
     RECORDER.install()
-    sys.stdout.write(json.dumps(walks(sys.argv[1])))
+    sys.stdout.write(json.dumps(walks(carrier)))
 
 
 if __name__ == "__main__":
     # By its own name: tasks find what they are to fill there.
     from tests import walks as named
 
-    named.main()
+    named.main(sys.argv[1])
