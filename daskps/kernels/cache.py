@@ -5,7 +5,7 @@ Layout of a cache directory, which processes of several versions may share::
     daskps_<content hash>.py                  the generated source
     __pycache__/daskps_<content hash>.*.nbi   Numba's index of compiled signatures
     __pycache__/daskps_<content hash>.*.nbc   the machine code of one signature
-    daskps_<content hash>.ll                  LLVM code of a loop for devices
+    daskps_<content hash>.ptx                 a loop for devices
 
 A name never gets another content, so nothing goes stale; anything may be deleted at
 any time. Of several processes that need the same at the same time one compiles it. The
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Raised whenever the generated code or `intrinsics.py` changes its meaning.
+#: Raised whenever the generated code, or `intrinsics.py` and what else makes machine code
+#: of it, changes its meaning.
 _FORMAT = 5
 #: How long a process waits for what another compiles, in seconds: many times what it
 #: takes. The process that compiles may have been stopped; then each one compiles
@@ -122,7 +123,7 @@ def text_of(key: object, make: Callable[[], str], cache_dir: str | None) -> str:
     """
     if cache_dir is None:
         return make()
-    path = os.path.join(os.path.abspath(cache_dir), f"{content_name(repr(key))}.ll")
+    path = os.path.join(os.path.abspath(cache_dir), f"{content_name(repr(key))}.ptx")
     with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
         head, text = file.readline(), file.read()
         if head == _head(text):
@@ -136,7 +137,7 @@ def text_of(key: object, make: Callable[[], str], cache_dir: str | None) -> str:
 
 
 def _head(text: str) -> str:
-    return f"; {hashlib.sha256(text.encode()).hexdigest()}\n"
+    return f"// {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 @contextmanager

@@ -121,16 +121,38 @@ def restore(table: TableRows, log: UndoLog, n: int) -> None:
         If an array is not as `Kernel.rows` wants it, the log has fewer entries, or one
         names no row of the table: nothing outside is touched.
     """
-    check_log(table, log._replace(begin=0), n)
-    rows = log.rows[:n]
-    for bad in np.flatnonzero(rows.view(np.uint64) >= len(table.w))[::-1]:
-        raise ValueError(
-            f"entry {bad} of an undo log names row {rows[bad]} of {len(table.w)}"
-        )
+    rows = logged_rows(table, log, n)
     pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
     for a, kept in pairs:
         # The newest first: what a row was before the oldest of its entries stays.
         a[rows[::-1]] = kept[:n][::-1]
+
+
+def logged_rows(table: TableRows, log: UndoLog, n: int) -> Array:
+    """Refuse a log that `restore` cannot put back; return its first `n` numbers of rows.
+
+    Parameters
+    ----------
+    table, log, n
+        As in `restore`.
+
+    Returns
+    -------
+    ndarray, int64
+        Those of the log.
+
+    Raises
+    ------
+    ValueError
+        As `restore`.
+    """
+    check_log(table, log._replace(begin=0), n)
+    rows: Array = log.rows[:n]
+    for bad in np.flatnonzero(rows.view(np.uint64) >= len(table.w))[::-1]:
+        raise ValueError(
+            f"entry {bad} of an undo log names row {rows[bad]} of {len(table.w)}"
+        )
+    return rows
 
 
 def find_oldest(
@@ -185,6 +207,36 @@ def overlay(
     ValueError
         If an array is not as described, or a row is at none of `out`.
     """
+    entries, places = oldest_entries(log, n, ids, at, first=first, cache_dir=cache_dir)
+    gather(log.w, entries, out, places, cache_dir=cache_dir)
+
+
+def oldest_entries(
+    log: UndoLog,
+    n: int,
+    ids: Array,
+    at: Array | None,
+    *,
+    first: int,
+    cache_dir: str | None = None,
+) -> tuple[Array, Array]:
+    """Return the first entries of a log for ids that have one, and where they are read.
+
+    Parameters
+    ----------
+    log, n, ids, at, first, cache_dir
+        As in `overlay`.
+
+    Returns
+    -------
+    tuple of (ndarray, ndarray), int64
+        Entries, and rows of what is read.
+
+    Raises
+    ------
+    ValueError
+        If an array is not as described.
+    """
     for some in (ids,) if at is None else (ids, at):
         check_input(some, ID, ids.shape)
     n = min(n, len(log.rows))
@@ -193,8 +245,7 @@ def overlay(
     loop = _module(cache_dir).function("find_oldest")
     loop(log.rows, n, first, ids, table, bits, entries)
     there = np.flatnonzero(entries >= 0)
-    places = there if at is None else at[there]
-    gather(log.w, entries[there], out, places, cache_dir=cache_dir)
+    return entries[there], there if at is None else at[there]
 
 
 def warm(*, cache_dir: str | None = None) -> None:

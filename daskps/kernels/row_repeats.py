@@ -167,6 +167,25 @@ class Repeats:
             raise ValueError(f"a position is none of {len(rows)} rows")
         return out.view(rows.dtype)
 
+    def grouped(self, at: Array | None = None) -> tuple[Array, Array]:
+        """Return the positions of each id one behind the other, as loops of devices sum them.
+
+        Parameters
+        ----------
+        at : ndarray, shape (n,), int64, optional
+            The positions; 0, 1 and so on without it.
+
+        Returns
+        -------
+        order : ndarray, shape (n,), int64
+            Positions, those of one id in order of appearance.
+        ends : ndarray, shape (k,), int64
+            Where those of each id end.
+        """
+        order = np.argsort(self._where, kind="stable")
+        ends = np.cumsum(np.bincount(self._where, minlength=len(self.ids)))
+        return order if at is None else at[order], ends
+
     def last(self, at: Array | None = None) -> Array:
         """Return the position of the last appearance of each id.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from daskps.kernels.compiled import module_source
@@ -40,7 +40,7 @@ _names = {{"__name__": __name__, {names}}}
 _cells = tuple(CellType(value) for value in ({cells}))
 {name} = rebuild("{name}", _names, _cells,
 {code})
-{name} = njit(error_model="numpy", nogil=True)({name})
+{name} = inner({name})
 """
 
 _AFTER = """\
@@ -48,7 +48,7 @@ _AFTER = """\
 {name}_of_changed = {name}
 
 
-@njit(error_model="numpy", nogil=True)
+@inner
 def {name}({arguments}):
     return {name}_of_changed({given})
 """
@@ -59,7 +59,7 @@ _MASTERED = """\
 _update_of_master = _update
 
 
-@njit(error_model="numpy", nogil=True)
+@inner
 def _update({arguments}):
     {targets} = {call}
     return s0, {given}
@@ -213,7 +213,14 @@ def _function(name: str, frozen: Frozen) -> str:
     return _FUNCTION.format(name=name, code=code, names=names, cells=cells)
 
 
-def call_of(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> str:
+def call_of(
+    slots: list[str],
+    scalars: list[str],
+    at: str,
+    g_at: str = "",
+    *,
+    between: Sequence[str] = (),
+) -> str:
     """Return the text of the update of one weight.
 
     Parameters
@@ -222,12 +229,14 @@ def call_of(slots: list[str], scalars: list[str], at: str, g_at: str = "") -> st
         Names of the arguments.
     at, g_at : str
         Follow the names of weights and slots, and that of the gradient, if it is elsewhere.
+    between : sequence of str
+        Names of the arguments between gradient and slots.
 
     Returns
     -------
     str
         A call; without slots its result is the bare weight.
     """
-    read = [f"w{at}", f"g{g_at or at}", *(f"{slot}{at}" for slot in slots)]
+    read = [f"w{at}", f"g{g_at or at}", *between, *(f"{slot}{at}" for slot in slots)]
     call = f"_update({', '.join([*read, *scalars])})"
     return call if slots else f"weight({call})"

@@ -12,6 +12,18 @@ _HALF, _SINGLE, _WORD = ir.HalfType(), ir.FloatType(), ir.IntType(32)
 
 
 @intrinsic
+def scalar(_: Any) -> Any:
+    """Keep the function that this is called in as it is: devices have no vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # Loops are not vectorised where it stands.
+        builder.function.attributes.add("noimplicitfloat")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def pointer(_: Any, address: Any, kind: Any) -> Any:
     """Return a pointer to numbers of a NumPy type, which are in a device's global memory."""
     made = types.CPointer(kind.dtype)  # type: ignore[no-untyped-call]

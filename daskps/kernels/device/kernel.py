@@ -1,18 +1,16 @@
-"""The kernel of an update rule for arrays of a device."""
+"""The kernel of an update rule for arrays and rows of a device."""
 # ruff: noqa: PLR0913, PLR0917  (the methods of :class:`~daskps.kernels.dense.Kernel`)
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from daskps.kernels.device.pieces import (
-    RuleText,
-    elementwise,
-    look_loop,
-    update_loop,
-)
+from daskps.kernels.device.pieces import RuleText, elementwise, look_loop, update_loop
+from daskps.kernels.device.row_loops import row_look_loop, row_loop
+from daskps.kernels.row_log import TableRows, UndoLog, check_inside
 from daskps.kernels.rule_kernel import Arrays, RuleKernel, Scalars, form_of
 from daskps.kernels.update_source import functions_text
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from daskps.kernels.device.loops import DeviceLoop
     from daskps.kernels.rows import OfRows
-    from daskps.kernels.rule_kernel import Fixed
+    from daskps.kernels.rule_kernel import Fixed, FixedRows
     from daskps.kernels.update_source import Before
     from daskps.typing import Array
 
@@ -69,7 +67,7 @@ class DeviceKernel(RuleKernel):
     Notes
     -----
     Its methods are those of :class:`~daskps.kernels.dense.Kernel`. They check what they are
-    given, and queue loops: nothing has changed before the launcher's wait.
+    given, and queue loops: no array of the device has changed before the launcher's wait.
     """
 
     def __init__(self, rule: RuleText, launcher: Launcher) -> None:
@@ -99,7 +97,7 @@ class DeviceKernel(RuleKernel):
         """
         del past
         self._check_arrays(w_in, w_out, slots, slots_out)
-        self._queue(w_in, w_out, g, slots, scalars, slots_out, check=check)
+        self._queue((w_in, w_out, slots, slots_out), g, scalars, check=check)
         return True
 
     def fixed(
@@ -107,9 +105,51 @@ class DeviceKernel(RuleKernel):
     ) -> Fixed:
         """Return `publish` for arrays that stay where they are, see `Kernel.fixed`."""
         self._check_arrays(w_in, w_out, slots, slots_out)
+        return functools.partial(self._queue, (w_in, w_out, slots, slots_out))
 
-        def update(g: Array, scalars: Scalars) -> None:
-            self._queue(w_in, w_out, g, slots, scalars, slots_out)
+    def rows(
+        self,
+        table: TableRows,
+        ids: Array,
+        at: Array | None,
+        g: Array,
+        scalars: Scalars,
+        log: UndoLog,
+        *,
+        check: bool = False,
+    ) -> bool:
+        """Update some rows of weights and slots in place, see `Kernel.rows`.
+
+        Ids and positions, and the word and the numbers of rows of the log, are on the host;
+        none of the ids repeats. With `check` as `publish`: the log then has rows as they are.
+        """
+        self._check_rows(table, ids, at, g, log)
+        check_inside(table, ids, at, g)
+        if len(scalars) != self.n_scalars:
+            self.check_scalars(scalars)
+        n, dim = len(ids), table.w.shape[1]
+        if not n:
+            return True
+        numbers = log.rows[log.begin : log.begin + n]
+        np.subtract(ids, table.first, out=numbers)
+        log.word[0] = log.base + log.begin + n
+        places, direct = (numbers, 1) if at is None else (at, 0)
+        flag, where = self.launcher.flag, (numbers, places, direct, dim)
+        if check and g.dtype.kind == "f":
+            self.launcher.launch(row_look_loop(g.dtype), n, dim, (flag, *where, g))
+        slots = [a for pair in zip(table.slots, log.slots, strict=True) for a in pair]
+        given = flag, *where, log.begin, table.w, log.w, g, *slots, *scalars
+        columns = dim if self.per_row is None else 1
+        self.launcher.launch(row_loop(self.rule, g.dtype), n, columns, given)
+        return True
+
+    def fixed_rows(self, table: TableRows, log: UndoLog) -> FixedRows:
+        """Return `rows` for a table and a log that stay, see `Kernel.fixed_rows`."""
+
+        def update(*given: Any) -> bool:
+            ids, at, g, scalars, base, begin, check = given
+            place = log._replace(base=base, begin=begin)
+            return self.rows(table, ids, at, g, scalars, place, check=check)
 
         return update
 
@@ -120,21 +160,28 @@ class DeviceKernel(RuleKernel):
     def warm(self, *, durable: bool = False, past: bool = False) -> None:
         """Make the loops ready that will be used, see `Kernel.warm`."""
         del durable, past
-        for loop in (update_loop(self.rule, self.compute_dtype), look_loop(self.dtype)):
-            self.launcher.load(loop)
+        self._load(update_loop, look_loop)
+
+    def warm_rows(self) -> None:
+        """Make the loops over rows ready."""
+        self._load(row_loop, row_look_loop)
+
+    def _load(self, update: Callable[..., Any], look: Callable[..., Any]) -> None:
+        """Load loops for gradients of both dtypes, and a look at these."""
+        for dtype in {self.dtype, self.compute_dtype}:
+            self.launcher.load(update(self.rule, dtype))
+            self.launcher.load(look(dtype))
 
     def _queue(
         self,
-        w_in: Array,
-        w_out: Array,
+        where: tuple[Array, Array, Arrays, Arrays | None],
         g: Array,
-        slots: Arrays,
         scalars: Scalars,
-        outs: Arrays | None,
         *,
         check: bool = False,
     ) -> None:
         """Queue an update of arrays that were checked."""
+        w_in, w_out, slots, outs = where
         self._check_gradient(g, (len(w_out),))
         if self._ranks:
             slots, outs, scalars = self._of_rank(slots, outs, scalars)
@@ -187,12 +234,8 @@ def build(
     """
     sizes = n_slots, n_scalars
     form = form_of(*sizes, dtype, of_rows, master=master, ranks=ranks)
+    wide = form.compute_dtype
     text = functions_text(
-        update,
-        *sizes,
-        form.compute_dtype,
-        of_rows=of_rows,
-        before=before,
-        master=master,
+        update, *sizes, wide, of_rows=of_rows, before=before, master=master
     )
     return DeviceKernel(RuleText(text, form, what), launcher)

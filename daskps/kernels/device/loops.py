@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.kernels import cache
-from daskps.kernels.compiled import module_source
+from daskps.kernels.compiled import module_of, module_source
 from daskps.kernels.device import ptx
+from daskps.kernels.device.driver import Form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-_ELEMENT = """
+#: Where an element function runs here, pointers are addresses.
+_SOURCE = """
+from daskps.kernels.device.intrinsics import narrow, pointer, scalar, widen
+{text}
 
-@njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def element({arguments}):
-{body}"""
+@inner
+def element(k, j, {names}):
+    scalar()
+{body}
+
+@loop
+def host(order: IDS, columns: INT, {typed}):
+    for i in range(order.size):
+        k, j = order[i] // columns, order[i] % columns
+        if j < ({length}):
+            element(k, j, {given})
+"""
 
 
 @dataclass(frozen=True)
-class DeviceLoop(ptx.Form):
+class DeviceLoop(Form):
     """A loop over rows and columns; elements are computed alone and in any order.
 
     Its kernel takes int64 numbers of rows and columns, and then its arguments. Threads go
     over columns along x and over rows along y, in steps of the grid.
     """
-
-    #: Text of the generated module with its element function.
-    source: str = field(kw_only=True, repr=False)
 
     def ptx(self, cache_dir: str | None = None) -> str:
         """Return its PTX, the same text for all devices.
@@ -37,7 +49,7 @@ class DeviceLoop(ptx.Form):
         Parameters
         ----------
         cache_dir : str, optional
-            Where its LLVM code is kept between processes, as in `build`.
+            Where it is kept between processes, as in `build`.
 
         Returns
         -------
@@ -67,17 +79,22 @@ class DeviceLoop(ptx.Form):
 
         Raises
         ------
-        NoDeviceLoop
-            As `ptx`, but for what is missing here and not on the processor.
+        TypeError
+            If Numba cannot compile it.
         """
-        return _host(self, cache_dir)
+        return module_of(self.source, cache_dir).entry("host")
+
+
+def numpy_type(kind: str) -> str:
+    """Return the text of the type of numbers of a kind, or of what it points to."""
+    return f"np.{np.dtype(kind.rstrip('*'))}"
 
 
 def loop_of(
     name: str,
     text: str,
-    arguments: Sequence[tuple[str, str]],
-    body: str,
+    arguments: Mapping[str, str],
+    body: Sequence[str],
     **form: Any,
 ) -> DeviceLoop:
     """Return the loop of the text of an element function.
@@ -88,36 +105,45 @@ def loop_of(
         Of the kernel.
     text : str
         Definitions that it uses.
-    arguments : sequence of (str, str)
-        Names and kinds of its arguments after the row `k` and the column `j`.
-    body : str
+    arguments : mapping
+        Kinds of its arguments after the row `k` and the column `j`, by their names.
+    body : sequence of str
         Lines of Python.
     **form
-        More of :class:`~daskps.kernels.device.ptx.Form`.
+        More of :class:`~daskps.kernels.device.driver.Form`.
 
     Returns
     -------
     DeviceLoop
         The loop; nothing is compiled yet.
     """
-    names, kinds = zip(*arguments, strict=True)
-    element = _ELEMENT.format(arguments=", ".join(["k", "j", *names]), body=body)
-    return DeviceLoop(name, kinds, source=module_source(text + element), **form)
-
-
-@functools.cache
-def _code(loop: DeviceLoop, cache_dir: str | None) -> str:
-    """Return its LLVM code, which Numba takes most of the time for."""
-    key = loop.source, loop.kinds
-    make = functools.partial(ptx.element_code, loop.source, loop)
-    return cache.text_of(key, make, cache_dir)
+    loop = DeviceLoop(name, tuple(arguments.values()), **form)
+    typed, given = [], []
+    for a, kind in arguments.items():
+        is_pointer = kind.endswith("*")
+        typed.append(f"{a}: {'INT' if is_pointer else f'types.{np.dtype(kind)}'}")
+        given.append(f"pointer({a}, {numpy_type(kind)})" if is_pointer else a)
+    length = "columns"
+    if loop.width:
+        length = f"{given[0]}[k * {loop.width}]"
+    if loop.guarded:
+        length += f" if {given[1]}[0] == 0 else 0"
+    source = _SOURCE.format(
+        text=text,
+        names=", ".join(arguments),
+        body="".join(f"    {line}\n" for line in body),
+        typed=", ".join(typed),
+        length=length,
+        given=", ".join(given),
+    )
+    return replace(loop, source=module_source(source))
 
 
 @functools.cache
 def _ptx(loop: DeviceLoop, cache_dir: str | None) -> str:
-    return ptx.to_ptx(_code(loop, cache_dir), loop)
+    """Return it from the disk, or made."""
 
+    def make() -> str:
+        return ptx.to_ptx(ptx.element_code(loop, cache_dir), loop)
 
-@functools.cache
-def _host(loop: DeviceLoop, cache_dir: str | None) -> Callable[..., None]:
-    return ptx.to_host(_code(loop, cache_dir), loop)
+    return cache.text_of((loop, loop.source), make, cache_dir)

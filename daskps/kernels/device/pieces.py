@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from daskps.kernels.device.loops import DeviceLoop, loop_of
+from daskps.kernels.device.loops import DeviceLoop, loop_of, numpy_type
 from daskps.kernels.update_source import argument_names, call_of
 
 if TYPE_CHECKING:
@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 
     Kind = np.dtype[Any]
 
-#: The names that the text of element functions refers to.
-_HEAD: Final = "\nfrom daskps.kernels.device.intrinsics import narrow, pointer, widen\n"
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
-_FLAG: Final = "flag", "i8*"
-_LOOK: Final = """\
-    bits = a[j]
-    if bits & {exponent} == {exponent}:
-        flag[0] = 1
-"""
+FLAG: Final = {"flag": "i8*"}
 
 
 class RuleText(NamedTuple):
@@ -51,41 +44,31 @@ def as_kind(dtype: Kind) -> str:
     return f"{'f' if plain else 'u'}{dtype.itemsize}"
 
 
-def numpy_type(kind: str) -> str:
-    """Return the text of the type of numbers of a kind."""
-    return f"np.{np.dtype(kind)}"
-
-
-def load(place: str, dtype: Kind, wide: Kind) -> str:
-    """Return the text of an element in the dtype of arithmetic."""
-    if dtype == wide:
-        return place
-    return f"widen({place})" if dtype == _HALF else f"np.{wide}({place})"
-
-
-def rounded(number: str, dtype: Kind, wide: Kind) -> str:
-    """Return the text of a number as an array of another dtype has it."""
-    if dtype == wide:
+def cast(number: str, of: Kind, to: Kind) -> str:
+    """Return the text of a number of a dtype, rounded to another one or widened."""
+    if of == to:
         return number
-    return f"narrow({number})" if dtype == _HALF else f"np.{dtype}({number})"
+    if of == _HALF:
+        return cast(f"widen({number})", _SINGLE, to)
+    return f"narrow({number})" if to == _HALF else f"np.{to}({number})"
 
 
 def _loop(
     name: str,
     text: str,
     arrays: Mapping[str, Kind],
-    more: Sequence[tuple[str, str]],
-    body: str,
+    more: Mapping[str, str],
+    body: Sequence[str],
     **form: Any,
 ) -> DeviceLoop:
     """Return a loop whose body finds arrays by their names."""
     width = 1 + len(arrays)
-    where = f"    row = k * {width}\n" + "".join(
-        f"    {a} = pointer(table[row + {i}], {numpy_type(as_kind(dtype))})\n"
+    where = [
+        f"{a} = pointer(table[k * {width} + {i}], {numpy_type(as_kind(dtype))})"
         for i, (a, dtype) in enumerate(arrays.items(), 1)
-    )
-    arguments = [("table", "i8*"), *more]
-    return loop_of(name, _HEAD + text, arguments, where + body, width=width, **form)
+    ]
+    arguments, body = {"table": "i8*", **more}, [*where, *body]
+    return loop_of(name, text, arguments, body, width=width, **form)
 
 
 @functools.cache
@@ -111,25 +94,29 @@ def update_loop(rule: RuleText, gradient: Kind) -> DeviceLoop:
     arrays = {"w": dtype, "out": dtype, "g": gradient}
     arrays |= dict.fromkeys([*slots, *outs], wide)
     targets = ", ".join(["made", *(f"{out}[j]" for out in outs)])
-    body = f"""\
-    w_, g_ = {load("w[j]", dtype, wide)}, {load("g[j]", gradient, wide)}
-{"".join(f"    {slot}_ = {slot}[j]{chr(10)}" for slot in slots)}\
-    {targets} = {call_of(slots, scalars, "_")}
-    out[j] = {rounded("made", dtype, wide)}
-"""
-    more = [_FLAG, *((c, as_kind(wide)) for c in scalars)]
+    body = [
+        f"w_, g_ = {cast('w[j]', dtype, wide)}, {cast('g[j]', gradient, wide)}",
+        *(f"{slot}_ = {slot}[j]" for slot in slots),
+        f"{targets} = {call_of(slots, scalars, '_')}",
+        f"out[j] = {cast('made', wide, dtype)}",
+    ]
+    more = FLAG | dict.fromkeys(scalars, as_kind(wide))
     form = {"guarded": True, "what": rule.what}
     return _loop("update", rule.text, arrays, more, body, **form)
+
+
+def look_text(place: str, dtype: Kind) -> str:
+    """Return the line that sets the flag if the bits of a number are NaN or infinite."""
+    info = np.finfo(dtype)
+    exponent = f"np.uint{info.bits}({((1 << info.iexp) - 1) << info.nmant})"
+    return f"if {place} & {exponent} == {exponent}: flag[0] = 1"
 
 
 @functools.cache
 def look_loop(dtype: Kind) -> DeviceLoop:
     """Return the loop that sets the flag to 1 where an element is NaN or infinite."""
-    info = np.finfo(dtype)
-    exponent = ((1 << info.iexp) - 1) << info.nmant
-    bits = np.dtype(f"u{dtype.itemsize}")
-    body = _LOOK.format(exponent=f"np.{bits}({exponent})")
-    return _loop("look", "", {"a": bits}, [_FLAG], body, guarded=True)
+    arrays = {"a": np.dtype(f"u{dtype.itemsize}")}
+    return _loop("look", "", arrays, FLAG, [look_text("a[j]", dtype)], guarded=True)
 
 
 @functools.cache
@@ -156,8 +143,8 @@ def elementwise(expression: str, dtype: Kind, to: Kind | None = None) -> DeviceL
     found = sorted(set(re.findall(r"\b[a-z]\b", expression)))
     arrays = {"out": (to or dtype) if floats else wide}
     arrays |= {a: dtype if floats else wide for a in found if a in "ab"}
-    places = {a: load(f"{a}[j]", arrays[a], wide) for a in found if a in arrays}
+    places = {a: cast(f"{a}[j]", arrays[a], wide) for a in found if a in arrays}
     text = re.sub(r"\b[ab]\b", lambda name: places[name[0]], expression)
-    body = f"    out[j] = {rounded(f'({text})', arrays['out'], wide)}\n"
-    more = [(s, as_kind(wide)) for s in found if s not in arrays]
+    body = [f"out[j] = {cast(f'({text})', wide, arrays['out'])}"]
+    more = {s: as_kind(wide) for s in found if s not in arrays}
     return _loop("form", "", arrays, more, body)

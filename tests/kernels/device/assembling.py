@@ -11,7 +11,7 @@ from pathlib import Path
 #: functions that somebody else has.
 _WRONG = re.compile(
     r"\b(?:add|sub|mul|div|sqrt|rcp|mad)\.f\d+|\bfma\.|\.approx|\.full|\.ftz|\.extern|"
-    r"\bcall|\b(?:min|max)\.f\d+|\bcvt\.(?!r[nz]i?\.|u|s|f32\.f16|f64\.f32|f16\.f16)[^;]*"
+    r"\bcall|\b(?:min|max)\.f\d+|\bcvt\.(?!r[nz]i?\.|u|s|f32\.f16|f64\.f(?:16|32)|f16\.f16)[^;]*"
 )
 
 
