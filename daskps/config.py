@@ -192,6 +192,9 @@ class Config:
     memory_share: float = _setting(
         "memory-share", _share, "a number above 0, at most 1"
     )
+    device_memory_share: float = _setting(
+        "device-memory-share", _share, "a number above 0, at most 1"
+    )
     correct_memory: bool = _setting("correct-memory", _flag, _FLAG)
     process_carrier: bool = _setting("carriers.process", _flag, _FLAG)
     machine_carrier: bool = _setting("carriers.machine", _flag, _FLAG)

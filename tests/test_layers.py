@@ -87,6 +87,7 @@ PACKAGES = {
 
 #: And by module, what it takes where that is installed.
 ALSO = {
+    "backend.cuda": {"cupy"},
     "checkpoint.storage": {"fsspec"},
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},

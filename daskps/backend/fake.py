@@ -119,7 +119,7 @@ class FakeArray(NDArrayOperatorsMixin):
         """Return the numbers in another dtype."""
         if not copy and self.dtype == dtype:
             return self
-        out = self.device.array(self.shape, dtype)
+        out: FakeArray = self.device.array(self.shape, dtype)
         default = self.device.default
         default.queue(partial(np.copyto, out.held, self.held, "unsafe"), [self], [out])
         return out
@@ -281,7 +281,7 @@ class FakeDevice(Device):
     """One fake device."""
 
     def __init__(self, number: int) -> None:
-        self.name = f"fake:{number}"
+        super().__init__(f"fake:{number}")
         self.lock = threading.RLock()
         self.cache_dir: str | None = None
         self.streams: WeakValueDictionary[int, FakeStream] = WeakValueDictionary()
@@ -305,7 +305,7 @@ class FakeDevice(Device):
         self.streams[next(self._made)] = made
         return made
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return memory that holds junk."""
         made = np.empty(shape, dtype)
         made.reshape(-1).view(np.uint8)[...] = _JUNK
@@ -336,9 +336,14 @@ def device(number: int = 0) -> FakeDevice:
         return _devices.get(number) or _devices.setdefault(number, FakeDevice(number))
 
 
+def device_of(array: Any) -> FakeDevice | None:
+    """Return the device of an array, None for an array of anything else."""
+    return array.device if isinstance(array, FakeArray) else None
+
+
 def asarray(values: Any, number: int = 0) -> FakeArray:
     """Return an array of a fake device with the numbers of a NumPy array."""
     of, values = device(number), np.array(values)
-    out = of.array(values.shape, values.dtype)
+    out: FakeArray = of.array(values.shape, values.dtype)
     of.default.queue(partial(np.copyto, out.held, values), [], [out])
     return out

@@ -10,13 +10,14 @@ may be changed as soon as a call returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from daskps.typing import Array
 
@@ -27,6 +28,9 @@ _MOST_NBYTES: Final = 2**23
 
 class Loop(Protocol):
     """A loop over the elements of arrays, as :mod:`daskps.kernels.device` makes them."""
+
+    def __hash__(self) -> int:
+        """Loops of the same text are equal."""
 
     @property
     def name(self) -> str:
@@ -57,6 +61,40 @@ class Device(ABC):
 
     #: As in `create(device=)`, with its number: "cuda:0".
     name: str
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._idle: deque[Stream] = deque()
+
+    @contextmanager
+    def lend(self, counts: Counter[str] | None = None) -> Iterator[Stream]:
+        """Lend a stream that no other thread uses meanwhile, and that counts there."""
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = self.stream()
+        stream.counts = Counter() if counts is None else counts
+        yield stream
+        self._idle.append(stream)
+
+    def fetch(self, array: Array) -> Array:
+        """Return an array of the device in host memory."""
+        out = np.empty(array.shape, array.dtype)
+        with self.lend() as stream:
+            stream.follow()
+            stream.download([(out, array)])
+        return out
+
+    def put(self, out: Array, values: Array) -> None:
+        """Copy an array in host memory to one of the device, now."""
+        with self.lend() as stream:
+            stream.follow()
+            stream.upload(out, values)
+            stream.wait()
+
+    @abstractmethod
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an array with anything in it."""
 
     @abstractmethod
     def info(self) -> DeviceInfo:

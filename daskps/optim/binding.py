@@ -39,10 +39,8 @@ class Bound:
         self.rule, self.kernel = rule, kernel
         # The methods of :class:`~daskps.kernels.dense.Kernel`, by the same names.
         self.inplace, self.publish = kernel.inplace, kernel.publish
-        self.fixed, self.is_finite = kernel.fixed, kernel.is_finite
-        # Devices have no tables.
-        self.fixed_rows: Any = getattr(kernel, "fixed_rows", None)
-        self.rows: Any = getattr(kernel, "rows", None)
+        self.fixed, self.fixed_rows = kernel.fixed, kernel.fixed_rows
+        self.rows, self.is_finite = kernel.rows, kernel.is_finite
         #: The last request for scalars, and the answer: the parameters of a rule ask
         #: for the same one after the other.
         self._latest: tuple[Asked, tuple[float, ...]] | None = None

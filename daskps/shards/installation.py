@@ -209,7 +209,7 @@ class Installation:
             target = segment.view(segment.current, span)
             if target.shape != values.shape or stop - start != len(values):
                 raise ValueError(f"{len(values)} values for elements {span}")
-            segment.payload.copy(target, values)
+            segment.payload.write(target, values)
             return
         table = table_at(segment, position)
         target = table.by_area[area]

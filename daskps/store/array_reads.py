@@ -160,7 +160,8 @@ class ReadableArray:
         try:
             if self._region is not None:
                 name = self._shown.name
-                outs = Outs({} if out is None else {name: out})
+                meta = self._store._attached().meta
+                outs = Outs({} if out is None else {name: out}, meta)
                 flat = outs.place(name, self.shape, self._parameter.dtype)
                 runs = [(0, self.size)]
                 return self._read(

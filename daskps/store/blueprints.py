@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.backend import checked
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.cluster.caller.creation import Blueprint
 from daskps.errors import CheckpointError, LayoutError, UnknownParameterError
@@ -43,6 +44,7 @@ class Wanted:
     overwrite: Any = False
     #: Where it is to be restored from once a shard of it is lost.
     recover_from: CheckpointTarget | None = None
+    device: Any = None
 
     @property
     def n_shards(self) -> int | None:
@@ -61,7 +63,11 @@ class Wanted:
         **more: Any,
     ) -> Blueprint:
         """Return what a store of these arrays and tables is made of."""
+        device = checked(self.device)
+        if device:
+            _check_on_device(device, tables, rules)
         return Blueprint(
+            device=device,
             name=None if self.name is None else checked_name(self.name),
             shapes=shapes,
             tables=tables,
@@ -73,6 +79,24 @@ class Wanted:
             recover_from=self.recover_from,
             **more,
         )
+
+
+def _check_on_device(
+    device: str, tables: Mapping[str, TableShape], rules: Mapping[int, Rule]
+) -> None:
+    """Refuse what no shard on a device takes."""
+    if tables:
+        raise LayoutError(
+            f"table {min(tables)[:60]!r} cannot be on device={device!r}: tables are in host "
+            f"memory; make a second store for them, without device="
+        )
+    for rule in rules.values():
+        if isinstance(rule, Function):
+            raise LayoutError(
+                f"{rule!r} is a function of whole NumPy arrays, and the arrays of a store "
+                f"with device={device!r} are on that; write it as a rule, or leave "
+                f"device= out"
+            )
 
 
 def blueprint(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps import config
+from daskps.cluster.caller.device_arrays import are_finite, kept, on_host
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch
 from daskps.combination import Combination, check_together
 from daskps.errors import PushRejectedError
@@ -32,6 +33,7 @@ from daskps.store.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import Table
     from daskps.typing import Array
@@ -92,6 +94,7 @@ def gradients(
     finite: bool,
     model: bool = False,
     what: str = "gradient",
+    near: StoreMap | None = None,
 ) -> dict[int, Array]:
     """Check a mapping of gradients, or of other values.
 
@@ -109,6 +112,8 @@ def gradients(
         Whether the arrays are no gradients: those need an optimizer.
     what : str
         "delta" or "value" where they stay in the parameters' dtypes.
+    near : StoreMap, optional
+        The store, where arrays of its device may stay there.
 
     Returns
     -------
@@ -122,6 +127,7 @@ def gradients(
         For what its name says. Nothing has been changed anywhere.
     """
     found, by_name = {}, layout.by_name
+    there: dict[int, Array] = {}
     for name, value in plain(given).items():
         p = by_name.get(name)
         if p is None or type(value) is RowGrad:
@@ -129,13 +135,34 @@ def gradients(
         dtype = COMPUTED.get(p.dtype) if what == "gradient" else p.dtype
         if dtype is None or (not model and p.index not in optimizers):
             raise takes_none(p)
+        if near is not None and type(value) is not np.ndarray:
+            array = kept(near.device, near.owners, value)
+            if (
+                array is not None
+                and array.shape == p.shape
+                and array.dtype == np.dtype(dtype)
+            ):
+                found[p.index] = there[p.index] = array.reshape(-1)
+                continue
         found[p.index] = ready(value, p, dtype, what, shape=p.shape, finite=finite)
+    if finite and there and not are_finite([*there.values()]):
+        for index, array in on_host(there).items():
+            p = layout.parameters[index]
+            ready(array, p, array.dtype.name, what, shape=(p.size,), finite=True)
     return found
 
 
-def values(layout: Layout, given: Any, what: str, *, finite: bool) -> dict[int, Array]:
+def values(
+    layout: Layout,
+    given: Any,
+    what: str,
+    *,
+    finite: bool,
+    near: StoreMap | None = None,
+) -> dict[int, Array]:
     """Check a mapping of deltas or new values, as :func:`gradients` does gradients."""
-    return gradients(layout, {}, given, finite=finite, model=True, what=what)
+    how: dict[str, Any] = {"finite": finite, "near": near}
+    return gradients(layout, {}, given, model=True, what=what, **how)
 
 
 def _not_taken(layout: Layout, name: str) -> ValueError:

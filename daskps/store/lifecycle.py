@@ -55,6 +55,8 @@ class StoreInfo:
     nbytes : int
         Bytes of one copy of the values, without unbounded rows: how many of these there
         are their shards know, see :meth:`ParameterStore.stats`.
+    device : str
+        The device that it is on; "" for host memory.
 
     Examples
     --------
@@ -73,18 +75,23 @@ class StoreInfo:
     shards: int
     workers: int
     nbytes: int
+    device: str = ""
 
 
 class StoreList(TableList[StoreInfo]):
     """The stores of a cluster, which show themselves as a table."""
 
     _noun = "store"
-    _heads = "name", "kind", "parameters", "tables", "bytes", "shards", "workers"
+    _heads = (
+        *("name", "kind", "parameters", "tables", "bytes", "shards", "workers"),
+        "device",
+    )
 
     def _row(self, entry: StoreInfo) -> tuple[str, ...]:
         kind = "session" if entry.session else "named"
         held = str(entry.parameters), str(entry.tables), format_bytes(entry.nbytes)
-        return entry.name, kind, *held, str(entry.shards), str(entry.workers)
+        where = str(entry.shards), str(entry.workers), entry.device or "-"
+        return entry.name, kind, *held, *where
 
 
 @entrance
@@ -97,6 +104,7 @@ def create(  # noqa: PLR0913 - the public contract
     shards: int | None = None,
     servers: str | Sequence[str] = "auto",
     placement: Mapping[str, str | Sequence[str]] | None = None,
+    device: str | None = None,
     recover_from: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -130,6 +138,10 @@ def create(  # noqa: PLR0913 - the public contract
         Shell patterns of names of parameters and tables, as those of `optimizer`, to
         workers that own shards: what matches is cut over the shards of these only, and
         one address keeps it whole. All others are cut over all shards.
+    device : {"cuda", "cuda:1", "fake"}, optional
+        The device of each owner's process that weights and optimizer state are on, see
+        the page on devices; host memory by default. Only workers that have it own
+        shards then, and what is there is lost with its process.
     recover_from : str or path-like, optional
         The URL that the store is saved to, see :meth:`ParameterStore.save`. Where a
         shard is lost the store is restored from its last checkpoint there: each caller
@@ -183,7 +195,7 @@ def create(  # noqa: PLR0913 - the public contract
         raise ValueError(
             "storage_options are for the filesystem of recover_from; pass that too"
         )
-    where = Wanted(shards, servers, placement, name, overwrite, target)
+    where = Wanted(shards, servers, placement, name, overwrite, target, device)
     plan = blueprint(params, optimizer=optimizer, where=where, seed=seed)
     link = current_link(client)
 
@@ -202,6 +214,7 @@ def restore(  # noqa: PLR0913 - the public contract
     shards: int | None = None,
     servers: str | Sequence[str] = "auto",
     placement: Mapping[str, str | Sequence[str]] | None = None,
+    device: str | None = None,
     optimizer: Any = None,
     init: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -231,6 +244,8 @@ def restore(  # noqa: PLR0913 - the public contract
         As in :func:`create`.
     placement : mapping of str to str or list of str, optional
         As in :func:`create`; it may be another one than that of the saved store.
+    device : {"cuda", "cuda:1", "fake"}, optional
+        As in :func:`create`, wherever the saved store was.
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
         In place of the rules that were saved; their slots must be the same. Rules and
         schedules of your own have to be passed.
@@ -280,7 +295,7 @@ def restore(  # noqa: PLR0913 - the public contract
 
     async def make() -> ParameterStore:
         source = await asyncio.to_thread(listing.find, at, options)
-        where = Wanted(shards, servers, placement, name, overwrite, target)
+        where = Wanted(shards, servers, placement, name, overwrite, target, device)
         plan = restored(source, where=where, optimizer=optimizer, init=init)
         limit = seconds
         if timeout is DEFAULT and limit is not None:

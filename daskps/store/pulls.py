@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from daskps.backend import checked
 from daskps.store.arguments import least_version
 from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.picture import draw, node_link
 from daskps.store.renamed import Renamed
 from daskps.store.repr import counted_tables
-from daskps.store.targets import pulled, reading
+from daskps.store.targets import goes_here, pulled, reading
 from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Readable(Handle):
         rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
+        device: str | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
         """Read parameters, and rows of tables.
@@ -57,6 +59,9 @@ class Readable(Handle):
         min_version : int or Version, optional
             Wait until this version is reached: exactly the shards and versions of a
             :class:`Version`, or by every shard the pull touches.
+        device : str, optional
+            The device of this process that the parameters go to, as in :func:`create`:
+            arrays of CuPy for "cuda". Not with `out`, whose arrays may be on any device.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -90,7 +95,7 @@ class Readable(Handle):
         """
         try:
             known = None
-            if min_version is None and (out is not None or rows is not None):
+            if min_version is None and device is None and goes_here(out, rows):
                 known = self._at_hand()
             if known is not None and rows is not None:
                 if names == () and isinstance(rows, dict) and timeout is DEFAULT:
@@ -99,7 +104,7 @@ class Readable(Handle):
                         return of_tables
                 known = None
             if known is None:
-                make = self._pulling(names, out, min_version, rows)
+                make = self._pulling(names, out, min_version, rows, device=device)
                 return self._do(make, timeout, "a pull")
             # Into arrays as before: all of it is ready.
             deadline = self._deadline(timeout, "a pull")
@@ -126,13 +131,14 @@ class Readable(Handle):
         rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
+        device: str | None = None,
         timeout: Any = DEFAULT,
     ) -> CallFuture[dict[str, Array]]:
         """Start a pull and return its future.
 
         Parameters
         ----------
-        names, rows, out, min_version, timeout
+        names, rows, out, min_version, device, timeout
             As in :meth:`pull`. `out` belongs to the pull until it is done.
 
         Returns
@@ -158,7 +164,7 @@ class Readable(Handle):
         # One deadline for all of it, from here on.
         deadline = self._deadline(timeout, "a pull")
         link = self._bind()
-        make = self._pulling(names, out, min_version, rows)
+        make = self._pulling(names, out, min_version, rows, device=device)
         return link.start(lambda: self._do_async(link, make, deadline))
 
     def _pulling(
@@ -167,12 +173,20 @@ class Readable(Handle):
         out: Mapping[str, Array] | None,
         min_version: int | None,
         rows: Mapping[str, Any] | None = None,
+        *,
+        device: str | None = None,
     ) -> Callable[[StoreMap], Request]:
         """Return what plans a pull."""
+        where = checked(device)
+        if where and out is not None:
+            raise ValueError(
+                "a pull goes to the arrays of out=, wherever these are, or to new ones on "
+                "device=; pass one of the two"
+            )
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:
-            return reading(meta, pulled(meta, names, rows, out), least)
+            return reading(meta, pulled(meta, names, rows, out, device=where), least)
 
         return make
 
@@ -263,6 +277,12 @@ class Readable(Handle):
         """
         meta = self._attached().meta
         return draw(node_link(meta.layout, meta.owners, meta.name), filename)
+
+    @property
+    @entrance
+    def device(self) -> str | None:
+        """The device of its owners that it is on; None for host memory."""
+        return self._attached().meta.device or None
 
     @property
     @entrance

@@ -125,7 +125,11 @@ class Writable(Handle):
             # In this order: the check of the arrays refuses what is no mapping.
             if not named or dense:
                 arrays = intake.gradients(
-                    layout, rules, dense, finite=finite and not later
+                    layout,
+                    rules,
+                    dense,
+                    finite=finite and not later,
+                    near=meta if meta.device and factor == 1.0 else None,
                 )
             if factor != 1.0:
                 arrays = {
@@ -302,7 +306,8 @@ class Writable(Handle):
                 )
             finite, step = config.check_finite(), Step(kind=kind)
             if not layout.tables:  # in few calls: nearly all that is added
-                arrays = intake.values(layout, named, what, finite=finite)
+                near = meta if meta.device else None
+                arrays = intake.values(layout, named, what, finite=finite, near=near)
                 return routes.push(meta, arrays, step)
             dense, of_tables = intake.parted(layout, named)
             arrays = intake.values(layout, dense, what, finite=finite)

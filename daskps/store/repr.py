@@ -38,7 +38,7 @@ def store_line(name: str, meta: StoreMap | None, ends: str = "") -> str:
     return (
         f"<daskps.ParameterStore {name!r}: {_counted(layout)}, "
         f"{_held(layout, layout.nbytes, range(k))}, {counted(k, 'shard')} on "
-        f"{counted(w, 'worker')}{ends}>"
+        f"{counted(w, 'worker')}{f' ({meta.device})' if meta.device else ''}{ends}>"
     )
 
 

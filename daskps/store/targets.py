@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps.backend import device_of, find
 from daskps.cluster.caller import routes
+from daskps.cluster.caller.device_arrays import kept, put
 from daskps.cluster.caller.row_reads import AbsentRows
 from daskps.cluster.caller.row_routes import IdSplit, slices_of
 from daskps.cluster.caller.targets import Target, find_overlap
@@ -36,6 +38,15 @@ def reading(
     return request._replace(rest=tuple(rest))
 
 
+def goes_here(out: Any, rows: Any) -> bool:
+    """Return whether a pull goes to arrays of NumPy's that there are, or reads rows."""
+    if out is None:
+        return rows is not None
+    # Anything but a mapping is refused where it is looked into.
+    arrays = out.values() if isinstance(out, Mapping) else ()
+    return all(type(array) is np.ndarray for array in arrays)
+
+
 def sign_of(meta: StoreMap, names: Iterable[str]) -> Target:
     """Return a read of one element of each parameter, to wait as a read of all does."""
     chosen = [meta.layout[name] for name in names]
@@ -47,8 +58,13 @@ def target_of(
     meta: StoreMap,
     names: str | Iterable[str] | None,
     out: Mapping[str, Array] | None,
+    device: str = "",
 ) -> Target:
-    """Return where a pull goes: new arrays, or those of `out`."""
+    """Return where a pull goes: new arrays, those of a `device`, or those of `out`."""
+    if device and out is None:
+        chosen = meta.layout.by_name if names is None else chosen_names(meta, names)
+        of, spec = find(device), meta.layout
+        out = {n: of.array(spec[n].shape, spec[n].dtype) for n in chosen}
     if names is None and out is None:
         return routes.whole(meta)
     out = None if out is None else _checked_mapping(out)
@@ -58,7 +74,7 @@ def target_of(
             f"out has {unasked[:8]}, which names= does not ask for; name them, or "
             f"leave names= out to pull what out names"
         )
-    outs, flats = Outs(out or {}), {}
+    outs, flats = Outs(out or {}, meta), {}
     for name in chosen:
         p = meta.layout[name]
         flats[p.index] = outs.place(name, p.shape, p.dtype)
@@ -73,11 +89,13 @@ class Outs:
     Parameters
     ----------
     given : mapping of str to ndarray
-        The caller's, by name.
+        The caller's, by name; arrays of a device too.
+    meta : StoreMap
+        The store.
     """
 
-    def __init__(self, given: Mapping[str, Array]) -> None:
-        self._given = given
+    def __init__(self, given: Mapping[str, Array], meta: StoreMap) -> None:
+        self._given, self._where = given, (meta.device, meta.owners)
         self._arrays: dict[str, Array] = {}
         #: Arrays in another order than C, and what is read for each.
         self._detours: list[tuple[Array, Array]] = []
@@ -98,7 +116,9 @@ class Outs:
         """
         is_given = name in self._given
         array: Any = self._given[name] if is_given else np.empty(shape, dtype)
-        if not isinstance(array, np.ndarray):
+        values: Array
+        device = None if isinstance(array, np.ndarray) else device_of(array)
+        if device is None and not isinstance(array, np.ndarray):
             raise TypeError(
                 f"out[{name!r}] is an ndarray, found {type(array).__name__}"
             )
@@ -107,9 +127,16 @@ class Outs:
                 f"out[{name!r}] has shape {array.shape} and dtype {array.dtype}, {what} "
                 f"{shape} and {dtype}; they must be equal"
             )
+        self._arrays[name] = values = array
+        if device is not None:
+            if (there := kept(*self._where, array)) is not None:
+                values = there.reshape(-1)
+                return values
+            values = np.empty(shape, dtype)
+            self._detours.append((array, values))
+            return values.reshape(-1)
         if not array.flags.writeable:
             raise ValueError(f"out[{name!r}] is read-only")
-        self._arrays[name] = values = array
         if not array.flags.c_contiguous:
             values = np.empty(shape, dtype)
             self._detours.append((array, values))
@@ -118,12 +145,17 @@ class Outs:
     def filled(self) -> dict[str, Array]:
         """Return arrays by name, once all has been read."""
         for array, values in self._detours:
-            array[...] = values
+            put(array, values)
         return dict(self._arrays)
 
 
 def pulled(
-    meta: StoreMap, names: Any, rows: Any, out: Mapping[str, Array] | None
+    meta: StoreMap,
+    names: Any,
+    rows: Any,
+    out: Mapping[str, Array] | None,
+    *,
+    device: str = "",
 ) -> list[Target]:
     """Return where a pull goes that may read rows: a target for one call each.
 
@@ -137,6 +169,8 @@ def pulled(
         Ids by the names of tables.
     out : mapping of str to ndarray, optional
         Arrays to fill, by the names of parameters and tables.
+    device : str, default ""
+        The device of this process that arrays go to.
 
     Returns
     -------
@@ -144,11 +178,11 @@ def pulled(
         One for each call; `finish` of each returns the result of all.
     """
     if rows is None:
-        return [target_of(meta, names, out)]
+        return [target_of(meta, names, out, device)]
     given = _checked_rows(rows)
     out = {} if out is None else _checked_mapping(out)
     of_arrays = {n: array for n, array in out.items() if n not in given}
-    dense = target_of(meta, names, of_arrays if out else None)
+    dense = target_of(meta, names, of_arrays if out else None, device)
     return with_rows(meta, dense, given, out)
 
 
@@ -156,7 +190,7 @@ def with_rows(
     meta: StoreMap, dense: Target, rows: Mapping[str, Any], out: Mapping[str, Any]
 ) -> list[Target]:
     """Return where a read of arrays goes, and rows with it; see :func:`pulled`."""
-    outs, what, wanted = Outs(out), "the rows that are asked for", []
+    outs, what, wanted = Outs(out, meta), "the rows that are asked for", []
     for name, given in rows.items():
         table = _table_of(meta, name)
         ids, shape = asked_ids(table, given)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps import config
+from daskps import backend, config
 from daskps.errors import LayoutError, NoOptimizerError, PushRejectedError
 from daskps.kernels import finite as finite_of
 from daskps.layout.arrays import DTYPES, FLOATS, compute_dtype
@@ -45,7 +45,8 @@ def as_array(value: Any, what: str, error: type[ValueError]) -> Array:
     if why := _why_not(value):
         raise error(f"{what} {why}")
     try:
-        array = np.asarray(value)
+        there = backend.on_host(value)
+        array = np.asarray(value) if there is None else there
     except Exception as cause:
         raise error(f"{what} cannot be made a NumPy array: {cause}") from cause
     if not array.dtype.isnative:

@@ -21,6 +21,7 @@ ALLOWED = {
     # Host memory: what a caller gave or gets, never a segment's.
     "cluster/caller/row_reads.py": "rows that nobody has, in the caller's arrays",
     "cluster/caller/allreduce.py": "what trainers combined, kept for others of them",
+    "cluster/caller/device_arrays.py": "what was read goes to the caller's arrays",
     "cluster/caller/client.py": "prepared reads are filled",
     "cluster/caller/remote.py": "what a message brought goes to the caller's arrays",
     "cluster/caller/row_routes.py": "the caller's rows, kept a while, and its ids, to compare",

@@ -163,6 +163,7 @@ def test_list_of_stores(shown):
     assert found == [*found]
     head, *rows = repr(found).splitlines()
     heads = ["name", "kind", "parameters", "tables", "bytes", "shards", "workers"]
+    heads.append("device")
     assert head.split() == heads
     assert len(rows) == len(found)
     assert any(row.startswith(f"{NASTY}  named") for row in rows)

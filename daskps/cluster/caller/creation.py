@@ -92,6 +92,8 @@ class Blueprint:
     recover_from: CheckpointTarget | None = None
     #: The store that it replaces, if any.
     replaces: Replaced | None = None
+    #: The device of each owner that its shards are on; "" for host memory.
+    device: str = ""
 
 
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
@@ -167,7 +169,10 @@ async def _create(
             **places,
             "overwrite": plan.overwrite,
             "memory_share": settings.memory_share,
-            "machine": settings.machine_carrier,
+            # Memory of a device is its owner's alone.
+            "machine": settings.machine_carrier and not plan.device,
+            "device": plan.device,
+            "device_share": settings.device_memory_share,
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
@@ -250,7 +255,7 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
                 layout=meta.layout.to_wire(),
                 shards=shards,
                 pickled=(meta.rules, fills),
-                memory=(meta.cluster, plan.source is not None),
+                memory=(meta.cluster, plan.source is not None, plan.device),
             )
             for worker, shards in meta.hosts.items()
         )

@@ -476,7 +476,7 @@ class Reads:
     def _look(self, name: str) -> Seen | None:
         meta, parameter = self._meta, self._meta.layout[name]
         pieces = [p for p in meta.layout.pieces_of[parameter.index] if p.size]
-        if not self._carriers.bsp or len(pieces) != 1:
+        if not self._carriers.bsp or len(pieces) != 1 or meta.device:
             return None
         shard = pieces[0].shard
         source = find_source(self._carriers, shard)

@@ -201,6 +201,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
         overwrite=False,
         source=found,
         replaces=creation.Replaced(uid, turn["token"], said),
+        device=lost.device,
     )
     seconds = config.deadline()
     if seconds is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import codecs
+from daskps.cluster.caller.device_arrays import on_host
 from daskps.cluster.caller.targets import ReadSlice, Target, at_least
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.upstream import loads
@@ -229,6 +230,8 @@ class Request(NamedTuple):
         self, meta: StoreMap, shards: Iterable[int], wait_seconds: float, token: str
     ) -> Call:
         """Return the message of the call to the shards of one host."""
+        if meta.device:
+            self = self._replace(arrays=on_host(self.arrays))
         of = meta.where.generations
         codec = codecs.named(self.read_codec) if self.read_codec else None
         parts = []

@@ -113,6 +113,8 @@ class StoreMap:
         #: The name by which the processes of a machine find each other; "" for not at
         #: all.
         self.cluster: str = wire["cluster"]
+        #: The device of each owner that its shards are on; "" for host memory.
+        self.device: str = wire.get("device", "")
         #: Routes of calls, by the arrays that they bring and the shards that they go
         #: to.
         self.routes: Prepared[Any, Any] = Prepared(self)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from daskps.cluster.caller.device_arrays import put
 from daskps.cluster.protocol.read_words import CODED
 from daskps.version import Version
 
@@ -47,7 +48,7 @@ def find_overlap(arrays: Iterable[tuple[Any, Array]]) -> tuple[Any, Any] | None:
     by_start = sorted(
         (*byte_bounds(array), number, name, array)
         for number, (name, array) in enumerate(arrays)
-        if array.size
+        if array.size and type(array) is np.ndarray
     )
     before: list[tuple[int, Any, Array]] = []
     for start, stop, _, name, array in by_start:
@@ -111,7 +112,7 @@ class Target(NamedTuple):
         """Copy the answer of a shard into the arrays of the target."""
         outs = self.outs(shard)
         for out, array in zip(outs, arrays, strict=False):
-            np.copyto(out, array)
+            put(out, array)
         rows = self.rows.get(shard, ())
         given = iter(arrays[len(outs) :])
         for one in rows:

@@ -153,6 +153,10 @@ class StoreEntry:
     asked_shards: int | None = None
     asked_servers: str | Sequence[str] = "auto"
     asked_placement: Sequence[tuple[Sequence[str], Sequence[int]]] = ()
+    #: The device of its owners that it is on, "" for host memory; and how many bytes it
+    #: takes of each, by uuid.
+    device: str = ""
+    of_devices: dict[str, int] = field(default_factory=dict)
     #: The turn to do that, which one client or worker has at a time.
     lease: _Lease = field(default_factory=_Lease)
     #: Set while no shard is away. `Directory.on_locate` waits for it, for each caller that
@@ -280,6 +284,7 @@ class StoreEntry:
             "tables": len(self.layout.get("tables", ())),
             "shards": len(self.owners),
             "workers": len(set(self.owners)),
+            "device": self.device,
         }
 
     def to_wire(self) -> dict[str, Any]:
@@ -296,6 +301,7 @@ class StoreEntry:
             "rules": self.rules,
             "optimizers": list(self.optimizers.items()),
             "cluster": self.cluster,
+            "device": self.device,
         }
 
 

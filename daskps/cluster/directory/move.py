@@ -49,6 +49,11 @@ _WAS_PRIVATE = (
     "false there or where the store was created, or the worker's log says why it shares "
     "none"
 )
+#: The same of a shard on a device.
+_WAS_ON_DEVICE = (
+    "; its memory was that of a device, which goes with its process: make such a store "
+    "with recover_from=, or restore the last checkpoint by daskps.restore(url, device=)"
+)
 
 
 def time_now() -> float:
@@ -136,7 +141,8 @@ class ShardMoves:
             if entry.ready and running and shared.issuperset(shards):
                 self._begin(entry, (worker, reason), shards, in_order)
             else:
-                why = reason + _WAS_PRIVATE * (entry.ready and running)
+                told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
+                why = reason + told * (entry.ready and running)
                 self.lose(entry, shards, (worker, why))
 
     def _begin(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from daskps.backend.stream import DeviceInfo
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.protocol.messages import PROTOCOL, identity
 from daskps.errors import (
+    DaskPSError,
     LayoutError,
     NotEnoughWorkersError,
     ProtocolError,
@@ -71,6 +74,9 @@ class StoreRequest:
     recover_from: tuple[str, str] | None = None
     #: The store that this one takes the place of, and the number of the turn to do so.
     replaces: tuple[str, int] | None = None
+    #: The device of each owner's process that the shards are on; "" for host memory.
+    device: str = ""
+    device_share: float = 1.0
 
 
 def reserve(
@@ -79,11 +85,13 @@ def reserve(
     workers: list[str],
     held: Mapping[str, int],
     *,
+    devices: Mapping[str, DeviceInfo] = MappingProxyType({}),
     sessions: Iterable[StoreEntry] = (),
 ) -> StoreEntry:
     """Lay a store out over workers, or refuse it for want of memory.
 
-    Older `sessions` of the same client may take that memory: they are named then.
+    Older `sessions` of the same client may take that memory: they are named then. The
+    `devices` are those of the workers, where it is to be on these.
     """
     n_shards = wanted.shards or len(workers)
     check_shards(n_shards)
@@ -98,11 +106,17 @@ def reserve(
     sizes: dict[int, int] = {}
     of_rows = dict(wanted.row_slots)
     slots = {i: with_marks(v, of_rows.get(i, ())) for i, v in wanted.slots}
+    on_devices = dict[str, int]()
     for shard, worker in enumerate(owners):
         need = Segment.needed_nbytes(layout, shard, slots, durable=wanted.machine)
+        if devices:
+            there = Segment.needed_of_device(layout, shard, slots)
+            on_devices[worker] = on_devices.get(worker, 0) + there
+            need -= there
         need += -(-wanted.rows_nbytes // n_shards)
         sizes[shard] = need
         nbytes[worker] = nbytes.get(worker, 0) + need
+    of_devices = check_devices(on_devices, devices, sessions, wanted.device_share)
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     try:
         check_memory(nbytes, held, limits, wanted.memory_share)
@@ -138,7 +152,77 @@ def reserve(
         asked_servers=wanted.servers,
         asked_placement=wanted.placement,
         cluster=scheduler.id if wanted.machine else "",
+        device=wanted.device,
+        of_devices=of_devices,
     )
+
+
+async def find_devices(
+    hosts: Hosts, wanted: StoreRequest, workers: list[str]
+) -> dict[str, DeviceInfo]:
+    """Return the device of each worker that has the one that a store is to be on.
+
+    Raises
+    ------
+    NotEnoughWorkersError
+        If none has it, or not all that were named, with the reason of each.
+    """
+    if not wanted.device:
+        return {}
+
+    async def ask(worker: str) -> DeviceInfo | str:
+        try:
+            return DeviceInfo(
+                *await hosts.control(worker, "device", name=wanted.device)
+            )
+        except (OSError, DaskPSError) as error:
+            return str(error)
+
+    found = dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
+    having = {w: of for w, of in found.items() if not isinstance(of, str)}
+    named = not isinstance(wanted.servers, str)
+    if not having or (named and len(having) < len(found)):
+        reasons = [f"{w}: {of}" for w, of in found.items() if isinstance(of, str)]
+        raise NotEnoughWorkersError(
+            f"device={wanted.device!r} is on {len(having)} of the {len(found)} workers "
+            f"that servers={wanted.servers!r:.60} stands for; {'; '.join(reasons[:8])}. "
+            f"Start workers with one, name others in servers=, or leave device= out"
+        )
+    return having
+
+
+def check_devices(
+    need: Mapping[str, int],
+    devices: Mapping[str, DeviceInfo],
+    stores: Iterable[StoreEntry],
+    share: float,
+) -> dict[str, int]:
+    """Refuse shards that would fill a device; return the bytes of each, by its uuid.
+
+    All shards on one device count, of whichever worker and store.
+
+    Raises
+    ------
+    LayoutError
+        Naming the worker, the device, the need and the limit.
+    """
+    held, new = Counter[str](), Counter[str]()
+    for entry in stores:
+        held.update(entry.of_devices)
+    for worker, of in devices.items():
+        if not (nbytes := need.get(worker, 0)):
+            continue
+        new[of.uuid] += nbytes
+        limit, taken = int(share * of.total), held[of.uuid] + new[of.uuid]
+        if taken > limit or new[of.uuid] > of.free:
+            raise LayoutError(
+                f"the shards for {of.name} of worker {worker} need {new[of.uuid]:,} bytes "
+                f"and shards hold {held[of.uuid]:,} of it already; {of.free:,} of its "
+                f"{of.total:,} bytes are free, and shards may fill {share:.0%} of them. "
+                f"Use more devices, or raise the configuration value "
+                f"daskps.device-memory-share"
+            )
+    return dict(new)
 
 
 async def find_servers(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from distributed import Scheduler
 
+    from daskps.backend.stream import DeviceInfo
+
 logger = logging.getLogger(__name__)
 
 
@@ -212,6 +214,7 @@ def reserve_again(
     scheduler: Scheduler,
     wanted: StoreRequest,
     workers: list[str],
+    devices: Mapping[str, DeviceInfo],
     *,
     lost: StoreEntry,
     stores: Iterable[StoreEntry],
@@ -233,10 +236,10 @@ def reserve_again(
     )
     held = held_bytes(stores)
     try:
-        entry = reserve(scheduler, wanted, workers, held)
+        entry = reserve(scheduler, wanted, workers, held, devices=devices)
     except LayoutError:
         held.subtract(lost.nbytes)
-        entry = reserve(scheduler, wanted, workers, held)
+        entry = reserve(scheduler, wanted, workers, held, devices=devices)
         lost.nbytes.clear()
     entry.origin = lost.origin or lost.uid
     # As they were asked for once: those may be back that are gone now.

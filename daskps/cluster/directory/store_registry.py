@@ -11,6 +11,7 @@ from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.placement import (
     StoreRequest,
     check_hosts,
+    find_devices,
     find_servers,
     held_bytes,
     reserve,
@@ -82,16 +83,17 @@ class Stores(dict[str, StoreEntry]):
         workers = await find_servers(
             self._scheduler, wanted.servers, wanted.wait_seconds
         )
+        devices = await find_devices(self._hosts, wanted, workers)
+        workers = [*devices] or workers
         if wanted.uid in self._freed:
             raise StoreClosedError(f"store {wanted.name!r} was undone by its creator")
         lost = None if wanted.replaces is None else self._lost(*wanted.replaces)
         if lost is None:
             about = self._scheduler, wanted, workers, held_bytes(self.values())
-            entry = reserve(*about, sessions=self.values())
+            entry = reserve(*about, devices=devices, sessions=self.values())
         else:
-            entry = reserve_again(
-                self._scheduler, wanted, workers, lost=lost, stores=self.values()
-            )
+            of = self._scheduler, wanted, workers, devices
+            entry = reserve_again(*of, lost=lost, stores=self.values())
         self[entry.uid] = self._labelled[entry.label] = entry
         try:
             if lost is not None and not lost.nbytes:

@@ -20,6 +20,7 @@ from daskps import config
 from daskps.backend.host import PAGE_NBYTES
 from daskps.errors import DaskPSError, LayoutError
 from daskps.layout.placement import check_memory
+from daskps.shards.arrays.payload import NUMPY, Payload
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
@@ -108,12 +109,15 @@ def new_segment(
     of: tuple[Layout, int, Mapping[int, Sequence[float]]],
     block: Block | None,
     ask: Callable[[int], None],
+    payload: Payload = NUMPY,
 ) -> Segment:
     """Return the segment of a new shard, in a block or in private memory.
 
     `of` are the layout, the number of the shard and the first values of slots.
     """
     layout, shard, slots = of
+    if payload.device is not None:
+        return Segment(layout, shard, slots, payload=payload)
     if block is not None:
         segment = Segment(layout, shard, slots, block.buffer, durable=True)
         grow_by(segment, block, ask)

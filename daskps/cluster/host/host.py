@@ -258,7 +258,9 @@ class ShardHost(ReachableShards):
 
     def is_small(self, hosted: HostedShard) -> bool:
         """Return whether shard and updates are small enough for the event loop."""
-        small = hosted.nbytes <= SMALL * self.inline_nbytes
+        # Updates on a device are waited for, which no event loop may do.
+        is_here = hosted.shard.segment.payload.device is None
+        small = is_here and hosted.nbytes <= SMALL * self.inline_nbytes
         return small and not hosted.shard.calls_functions
 
     def _waker(

@@ -237,7 +237,7 @@ def _known(shard: Shard, step: Step) -> int | None:
 def _made(hosted: HostedShard, work: _Work, flip: int) -> list[Item] | None:
     """Call the function for each piece; return the results as items."""
     segment = hosted.shard.segment
-    record, copy = segment.record(flip), segment.payload.duplicate
+    record, copy = segment.record(flip), segment.payload.fetch
     blocks = [copy(segment.weights_of(record, p)) for p in work.positions]
     if segment.writing > flip + 1:
         return None

@@ -6,6 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daskps.cluster.host.copy_budget import kept
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.protocol.handlers import HOST
@@ -168,13 +170,14 @@ def _of_one_version(
 ) -> tuple[Array, Array, Array]:
     """Measure the weights in place; in the shard's turn if updates overwrite them."""
     segment, (piece, share) = hosted.shard.segment, of_shard
-    copy = segment.payload.duplicate
     position = hosted.layout.positions[hosted.index, asked.parameter]
     # Index, among the shard's elements, of the first element of the share.
     origin = piece.start - asked.start
 
     def of(flip: int) -> tuple[Array, Array, Array]:
         weights = segment.weights_of(segment.record(flip), position)
+        if segment.payload.device is not None:
+            weights = segment.payload.fetch(weights)
 
         def part(where: slice) -> Array:
             return weights[where.start - origin : where.stop - origin]
@@ -183,7 +186,7 @@ def _of_one_version(
         if other is not None:
             a, b = share.whole.start - share.start, share.whole.stop - share.start
             by = other[a:b]
-        before, behind = (copy(part(where)) for where in share.cut)
+        before, behind = (np.array(part(where)) for where in share.cut)
         return by_block(asked.kind, part(share.whole), by), before, behind
 
     for _ in range(0 if hosted.locks_reads else _TRIES):

@@ -18,6 +18,7 @@ from daskps.shards.rounds import words
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
+    from daskps.kernels.device import Launcher
     from daskps.layout.arrays import Layout
     from daskps.optim.binding import Bound
 
@@ -34,10 +35,14 @@ class Rules:
         The store's layout.
     pickled : bytes
         The rules by parameter index.
+    launcher : Launcher, optional
+        The device that one shard is on: its rules are for that shard alone.
     """
 
-    def __init__(self, layout: Layout, pickled: bytes) -> None:
-        self.layout, self._pickled = layout, pickled
+    def __init__(
+        self, layout: Layout, pickled: bytes, launcher: Launcher | None = None
+    ) -> None:
+        self.layout, self._pickled, self._launcher = layout, pickled, launcher
         self._bound: dict[int, Bound | None] = {}
         #: Parameters that share a rule share its kernels and scalars.
         self._shared: dict[tuple[int, str], Bound] = {}
@@ -69,7 +74,8 @@ class Rules:
         dtype = self.layout.dtype_of(index)
         key = id(rule), dtype
         if key not in self._shared:
-            self._shared[key] = bind(rule, dtype, cache_dir=self.cache_dir)
+            where, at = self.cache_dir, self._launcher
+            self._shared[key] = bind(rule, dtype, cache_dir=where, launcher=at)
         return self._shared[key]
 
     def warm(self, *, durable: bool) -> None:

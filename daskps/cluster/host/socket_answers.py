@@ -239,6 +239,8 @@ class TemplateAnswers:
             zip(self._hosted, self._reads, bounds, versions, strict=False)
         ):
             lag = 0
+            if hosted.shard.segment.payload.device is not None:
+                return None  # there is nothing that a socket could send
             if read is not None:
                 flip, version, sources = read.show(bound)
                 if flip < 0:

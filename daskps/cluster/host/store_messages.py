@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from daskps.backend import find
 from daskps.cluster.host.growth import Budget, new_segment
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.host.rules import Rules
@@ -20,6 +23,7 @@ from daskps.cluster.protocol.wellformed import layout_of
 from daskps.cluster.upstream import loads
 from daskps.errors import (
     DaskPSError,
+    LayoutError,
     ProtocolError,
     PushRejectedError,
     ShardLostError,
@@ -29,6 +33,8 @@ from daskps.init import fill
 from daskps.layout.arrays import counted
 from daskps.layout.spans import Span
 from daskps.row_init import fill_rows
+from daskps.shards.arrays.device import DeviceMemory
+from daskps.shards.arrays.payload import NUMPY, Payload
 from daskps.shards.cuts.cut import has_applied
 from daskps.shards.memory.format import (
     GENERATION,
@@ -49,8 +55,11 @@ if TYPE_CHECKING:
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
+    from daskps.layout.arrays import Layout
 
 logger = logging.getLogger(__name__)
+#: Elements of weights that are made at a time: those of a device are made here first.
+_FILLED = 2**22
 #: The host logs a compilation that takes longer.
 SLOW_COMPILE_SECONDS = 1.0
 
@@ -59,6 +68,26 @@ SLOW_COMPILE_SECONDS = 1.0
 async def _hello(host: ShardHost) -> dict[str, Any]:
     """Return the protocol of this host."""
     return identity()
+
+
+@HOST.handles("device")
+async def _device(host: ShardHost, name: str) -> tuple[str, str, int, int]:
+    """Return a device of this process: its name, uuid, and its bytes free and in all.
+
+    Raises
+    ------
+    LayoutError
+        If there is none, with the reason.
+    """
+
+    def look() -> tuple[str, str, int, int]:
+        try:
+            name_, uuid, free, total = find(name).info()
+        except (ValueError, RuntimeError) as error:
+            raise LayoutError(str(error)) from error
+        return name_, uuid, free, total
+
+    return await host.in_thread(look)
 
 
 @HOST.handles("create", user_code=True)
@@ -70,7 +99,7 @@ async def _create(
     layout: Mapping[str, Any],
     shards: Sequence[int],
     pickled: tuple[bytes, bytes],
-    memory: tuple[str, bool],
+    memory: tuple[str, bool, str],
 ) -> list[tuple[int, str, int, int]]:
     """Make shards of a new store and fill them from their initializers.
 
@@ -78,7 +107,8 @@ async def _create(
     update loops, so that the first push finds them ready. Returns shard, name, bytes
     and nonce of the memory that other processes may map: processes of the cluster that
     `memory` names. `memory` also says whether a checkpoint will fill the shards; a
-    thread meanwhile takes the memory that the checkpoint does not fill.
+    thread meanwhile takes the memory that the checkpoint does not fill. Last it says
+    what device the arrays are on.
     """
     made = layout_of(layout)
     if not all(0 <= shard < made.n_shards for shard in shards):
@@ -86,12 +116,13 @@ async def _create(
     where = host.worker.address
     check = partial(_check_wanted, host, store, name, min(shards, default=0))
     check()
-    (rules, fills), (cluster, is_filled) = pickled, memory
+    (rules, fills), (cluster, is_filled, device) = pickled, memory
 
     def build() -> list[HostedShard]:
-        bound, members = Rules(made, rules), host.members(cluster)
+        members = None if device else host.members(cluster)
         began = time.perf_counter()
-        bound.warm(durable=members is not None)
+        payloads = [_payload(device) for _ in shards]
+        every = _rules(made, rules, payloads, durable=members is not None)
         if (seconds := time.perf_counter() - began) > SLOW_COMPILE_SECONDS:
             logger.info(
                 "%s compiled the optimizer of store %r in %.1f s; the cache directory "
@@ -101,13 +132,13 @@ async def _create(
                 seconds,
             )
         ask = Budget(host).ask
-        hosted_shards = _make(
-            members, bound, name, shards, ask=ask, is_filled=is_filled
-        )
+        of = name, shards, every, payloads
+        hosted_shards = _make(members, *of, ask=ask, is_filled=is_filled)
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:
                 _fill(hosted.shard.segment, initializers, seed)
+                hosted.shard.segment.payload.wait()
         except BaseException:
             for hosted in hosted_shards:
                 hosted.close()
@@ -135,6 +166,21 @@ async def _create(
     return [(s.index, *s.block.address) for s in built if s.block is not None]
 
 
+def _payload(device: str) -> Payload:
+    """Return the functions of new memory for a shard."""
+    return DeviceMemory(find(device)).payload() if device else NUMPY
+
+
+def _rules(
+    layout: Layout, pickled: bytes, payloads: Sequence[Payload], *, durable: bool
+) -> list[Rules]:
+    """Return the rules of each shard, compiled: all share them in host memory."""
+    made = {p.launcher: Rules(layout, pickled, p.launcher) for p in payloads}
+    for rules in made.values():
+        rules.warm(durable=durable)
+    return [made[p.launcher] for p in payloads]
+
+
 def _check_wanted(host: ShardHost, store: str, name: str, shard: int) -> None:
     where = host.worker.address
     if host.leaves():
@@ -145,28 +191,30 @@ def _check_wanted(host: ShardHost, store: str, name: str, shard: int) -> None:
         )
 
 
-def _make(
+def _make(  # noqa: PLR0917 - what each shard has, one beside the other
     members: Membership | None,
-    rules: Rules,
     name: str,
     shards: Sequence[int],
+    rules: Sequence[Rules],
+    payloads: Sequence[Payload],
     *,
     ask: Callable[[int], None],
     is_filled: bool,
 ) -> list[HostedShard]:
     """Make shards, in memory that other processes can map if there is such memory."""
-    layout, slots = rules.layout, rules.slots
+    layout, slots = rules[0].layout, rules[0].slots
     blocks: list[Block] = []
     if members is not None:
         sizes = [Segment.extent(layout, s, slots) for s in shards]
         later = [Segment.spare(layout, s, slots) for s in shards] if is_filled else None
         blocks = members.make_all(sizes, later)
     made = []
-    for shard, block in itertools.zip_longest(shards, blocks):
-        segment = new_segment((layout, shard, slots), block, ask)
+    every = zip(shards, rules, payloads, strict=True)
+    for (shard, bound, payload), block in itertools.zip_longest(every, blocks):
+        segment = new_segment((layout, shard, slots), block, ask, payload)
         segment.words[GENERATION] = 1
         segment.words[NONCE] = 0 if block is None else block.nonce
-        machine = Shard(segment, rules, cache_dir=rules.cache_dir)
+        machine = Shard(segment, bound, cache_dir=bound.cache_dir)
         made.append(HostedShard(name, layout, shard, machine, block=block))
     return made
 
@@ -184,26 +232,34 @@ def _begin_taking(hosted_shards: Sequence[HostedShard]) -> None:
 
 
 def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
+    payload = segment.payload
     for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
-        if piece.parameter.index in initializers:
+        if piece.parameter.index not in initializers:
+            continue
+        for lo in range(0, piece.size, _FILLED):
+            part = here = weights[lo : lo + _FILLED]
+            if payload.device is not None:
+                here = np.empty(len(part), part.dtype)
             fill(
-                weights,
+                here,
                 initializers[piece.parameter.index],
                 name=piece.parameter.name,
                 shape=piece.parameter.shape,
                 seed=seed,
-                start=piece.start,
+                start=piece.start + lo,
             )
+            if here is not part:
+                payload.write(part, here)
     segment.begin_copies()
     for memory in segment.tables:
-        part, table = memory.piece, memory.piece.table
-        if part.n_rows and table.index in initializers:
+        rows, table = memory.piece, memory.piece.table
+        if rows.n_rows and table.index in initializers:
             fill_rows(
                 memory.rows,
                 initializers[table.index],
                 name=table.name,
                 seed=seed,
-                first=part.first_row,
+                first=rows.first_row,
                 n=table.rows,
                 cache_dir=segment.cache_dir,
             )
@@ -313,6 +369,9 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "version": hosted.shard.segment.current.version,
             "epoch": epochs_of(hosted.shard.segment.current).ended,
             "nbytes": _values_nbytes(hosted),
+            "device": hosted.shard.segment.payload.device or "",
+            "device_nbytes": hosted.shard.segment.device_nbytes,
+            "device_work": _device_work(hosted),
             "segment_nbytes": hosted.nbytes,
             "tables": _counted_tables(hosted),
             "locked_reads": hosted.locks_reads,
@@ -328,6 +387,12 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
         }
         for hosted in host.of(store)
     ]
+
+
+def _device_work(hosted: HostedShard) -> dict[str, int]:
+    """Return how much a shard's device has copied, launched and waited for."""
+    launcher = hosted.shard.segment.payload.launcher
+    return launcher.work() if isinstance(launcher, DeviceMemory) else {}
 
 
 def _values_nbytes(hosted: HostedShard) -> int:

@@ -9,20 +9,20 @@ before :meth:`DeviceMemory.wait`, which says what the looks have found.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from daskps.backend.stream import is_here
-from daskps.errors import PushRejectedError
+from daskps.errors import LayoutError, PushRejectedError
 from daskps.kernels.device.pieces import elementwise, look_loop
 from daskps.shards.arrays.payload import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from daskps.backend.stream import Device, Stream
+    from daskps.backend.stream import Device
     from daskps.kernels.device import DeviceLoop
     from daskps.typing import Array
 
@@ -80,7 +80,8 @@ class DeviceMemory:
 
     def __init__(self, device: Device) -> None:
         self.device, self.stream = device, device.stream()
-        self._readers: deque[Stream] = deque()
+        #: Work of other threads, in streams of their own.
+        self._others: Counter[str] = Counter()
         #: 0, or 1 after a look that has found something; in memory of the device.
         self.flag = self.allocate(2, np.int64)[:1]
         self._asked = self.allocate(1, np.int64)
@@ -106,13 +107,19 @@ class DeviceMemory:
             empty=self.empty,
             allocate=self.allocate,
             duplicate=self.duplicate,
+            fetch=self.fetch,
             bring=self.bring,
             read=self.read,
+            write=self.write,
             wait=self.wait,
             form=self.form,
             device=self.device.name,
             launcher=self,
         )
+
+    def work(self) -> dict[str, int]:
+        """Return how much was copied, launched and waited for, by readers too."""
+        return dict(self.stream.counts + self._others)
 
     # -- as :class:`daskps.kernels.device.Launcher` -----------------------------
 
@@ -178,7 +185,16 @@ class DeviceMemory:
 
     def allocate(self, n: int, dtype: Any) -> Array:
         """Return memory for elements."""
-        return self.stream.empty(n * np.dtype(dtype).itemsize).view(dtype)
+        return self._taken(n * np.dtype(dtype).itemsize).view(dtype)
+
+    def _taken(self, nbytes: int) -> Array:
+        try:
+            return self.stream.empty(nbytes)
+        except MemoryError as error:
+            raise LayoutError(
+                f"{self.device.name} has no {nbytes:,} bytes more: {error}; nothing was "
+                f"changed, use more devices, or free stores that are on this one"
+            ) from error
 
     def empty(self, n: int, dtype: Any) -> Array:
         """Return memory for elements until `wait`."""
@@ -187,7 +203,7 @@ class DeviceMemory:
         if start + nbytes > self._room.nbytes:
             self._rooms.append(self._room)
             size = max(nbytes, 2 * min(self._room.nbytes, _KEPT_NBYTES), 2**16)
-            self._room, start = self.stream.empty(size), 0
+            self._room, start = self._taken(size), 0
         self._used = start + nbytes
         return self._room[start : self._used].view(dtype)
 
@@ -255,6 +271,12 @@ class DeviceMemory:
         self.copy(out, a.reshape(-1))
         return out.reshape(a.shape)
 
+    def fetch(self, a: Array) -> Array:
+        """Return an array of the shard in host memory."""
+        out = np.empty(a.shape, a.dtype)
+        self.read([(out, a)])
+        return out
+
     def bring(self, a: Array) -> Array:
         """Return a caller's array on the device: until `wait`, if it is in host memory."""
         if is_here(a):
@@ -274,21 +296,24 @@ class DeviceMemory:
 
     def read(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         """Copy arrays of the shard out, now, in any thread and beside the shard's turn."""
-        try:
-            stream = self._readers.pop()
-        except IndexError:
-            stream = self.device.stream()
-        to_host = []
-        for out, a in pairs:
-            if is_here(out):
-                to_host.append((out, a))
+        with self.device.lend(self._others) as stream:
+            to_host = []
+            for out, a in pairs:
+                if is_here(out):
+                    to_host.append((out, a))
+                else:
+                    stream.follow()
+                    stream.copy(out, a)
+            if to_host:
+                stream.download(to_host)
             else:
-                stream.copy(out, a)
-        if to_host:
-            stream.download(to_host)
-        else:
+                stream.wait()
+
+    def write(self, out: Array, a: Array) -> None:
+        """Copy a host array to one of the shard, now, in any thread."""
+        with self.device.lend(self._others) as stream:
+            stream.upload(out, np.asarray(a, out.dtype))
             stream.wait()
-        self._readers.append(stream)
 
     def wait(self) -> bool:
         """Return, when all is done, whether all that was looked at was finite."""

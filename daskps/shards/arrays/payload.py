@@ -49,10 +49,14 @@ class Payload(NamedTuple):
     empty: Callable[[int, Any], Array]
     #: Returns the same numbers in memory of their own.
     duplicate: Callable[[Array], Array]
+    #: Returns the same numbers in host memory of their own, now.
+    fetch: Callable[[Array], Array]
     #: Returns what a caller has brought in this kind of memory.
     bring: Callable[[Array], Array]
     #: Copies to each first array, in host memory, what the second one holds, now.
     read: Callable[[Iterable[tuple[Array, Array]]], object]
+    #: Copies to an array what one in host memory holds, now; before anybody sees it.
+    write: Callable[[Array, Array], object]
     #: Returns, when all is done, whether all that was looked at was finite.
     wait: Callable[[], bool]
     #: Writes to the first array (a * s + b) / d of the others, where this memory has that.
@@ -106,7 +110,9 @@ NUMPY: Final = Payload(
     allocate=_allocate,
     empty=np.empty,
     duplicate=np.array,
+    fetch=np.array,
     bring=_here,
     read=_read,
+    write=np.copyto,
     wait=_done,
 )

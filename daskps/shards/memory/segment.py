@@ -212,7 +212,7 @@ class Segment:
             out = self.view(self.current, one)
             if out.shape != data.shape or span.stop - span.start != len(data):
                 raise ValueError(f"{len(data)} values for elements {span}")
-            self.payload.copy(out, data)
+            self.payload.write(out, data)
 
     @staticmethod
     def needed_nbytes(
@@ -225,6 +225,14 @@ class Segment:
         """Return the bytes of memory of a new segment, without making one."""
         areas = areas_of(layout, shard, slots, durable=durable)
         return sum(stop - start for start, stop in held_parts(areas))
+
+    @staticmethod
+    def needed_of_device(
+        layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]
+    ) -> int:
+        """Return how many of these bytes are a device's, in a shard without tables."""
+        _, _, *others = areas_of(layout, shard, slots)
+        return sum(area.stop - area.offset for area in others)
 
     @staticmethod
     def extent(
@@ -248,9 +256,9 @@ class Segment:
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes of memory that it has now, of the addresses that are reserved for it."""
+        """Bytes of host memory that it has now, of the addresses reserved for it."""
         if not self.has_unbounded:
-            return self.nbytes
+            return self.nbytes - self.device_nbytes
         fixed = sum(a.stop - a.offset for a in self.areas if a.first is None)
         return fixed + sum(map(held_nbytes, self.tables))
 

@@ -19,7 +19,8 @@ from daskps.usercode import user_code
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
     "host.adoption": "adopt look orphans sweep",
-    "host.store_messages": "hello create load drop give_up versions has_step keeps stats",
+    "host.store_messages": "hello device create load drop give_up versions has_step keeps "
+    "stats",
     "host.owner_steps": "apply lr_factors scale_lr",
     "host.questions": "row_changes table_ids measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",

@@ -1,0 +1,232 @@
+"""Stores on a device, through the verbs of their users, on real clusters."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import daskps
+from daskps import optim
+from daskps.backend import fake
+from daskps.checkpoint.manifest import MANIFEST
+from tests.support import until
+
+PARAMS = {"w": np.arange(10.0), "b": np.zeros((2, 3), "f4"), "n": np.arange(4)}
+N = {"w": 10, "b": 6}
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Client]:
+    """Two workers in this process, which owns all shards then."""
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=2, processes=False, dashboard_address=":0"
+    )
+    with cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(params=["inside", "client"])
+def where(request: pytest.FixtureRequest) -> Client:
+    """A cluster in this process, and one of others."""
+    found: Client = request.getfixturevalue(request.param)
+    return found
+
+
+def make(client: Client, device: str | None, **more: Any) -> Any:
+    rule = optim.Adam(0.1)
+    of = {"optimizer": {"w": rule, "b": rule}, "device": device, **more}
+    return daskps.create(PARAMS, client=client, **of)
+
+
+def same(store: Any, other: Any) -> bool:
+    a, b = store.pull(), other.pull()
+    return all(a[n].tobytes() == b[n].tobytes() for n in PARAMS)
+
+
+def gradients(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"w": rng.normal(size=10), "b": rng.normal(size=(2, 3)).astype("f4")}
+
+
+def on_device(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: fake.asarray(value) for name, value in values.items()}
+
+
+def work(store: Any) -> dict[str, int]:
+    """What the devices of all shards have done."""
+    total: dict[str, int] = {}
+    for row in store.stats()["shards"]:
+        for name, n in row["device_work"].items():
+            total[name] = total.get(name, 0) + n
+    return total
+
+
+def test_verbs_have_the_bits_of_a_store_in_host_memory(where: Client) -> None:
+    with make(where, "fake") as there, make(where, None) as here:
+        assert there.device == "fake:0"
+        assert here.device is None
+        for seed in range(3):
+            values = gradients(seed)
+            given = on_device(values)
+            there.push(given)
+            here.push(values)
+            # They were taken: nobody reads them again.
+            for array in given.values():
+                array[...] = np.nan
+            there.push(values, weight=1.5, lr=0.2)
+            here.push(values, weight=1.5, lr=0.2)
+            there.add(on_device({"n": np.arange(4)}))
+            here.add({"n": np.arange(4)})
+            assert same(there, here)
+        there.assign(on_device({"w": np.ones(10)}))
+        here.assign(on_device({"w": np.ones(10)}))
+        assert same(there, here)
+        assert there["w"].norm() == here["w"].norm()
+        cut = there.snapshot()
+        np.testing.assert_array_equal(cut["w"].compute(), there.pull()["w"])
+        for store in (there, here):
+            store.apply(lambda block, name: block * 2, names="w")
+        assert same(there, here)
+
+
+def test_arrays_of_the_owners_process_are_not_copied_to_the_host(
+    inside: Client,
+) -> None:
+    with make(inside, "fake") as store:
+        given, out = on_device(gradients(0)), on_device({"w": np.zeros(10)})
+        before = work(store)
+        store.push(given)
+        assert store.pull("w", out=out)["w"] is out["w"]
+        store.pull(device="fake")
+        after = work(store)
+        assert after.get("copies to host", 0) == before.get("copies to host", 0)
+        moved = after["bytes to device"] - before["bytes to device"]
+        # On each of two shards tables of launches, of 8 bytes a number: a small shard
+        # takes along what is not updated (three dtypes), then updates w, and b.
+        assert moved == 2 * 8 * (3 * 3 + 2 * 8)
+        np.testing.assert_array_equal(out["w"].get(), store.pull()["w"])
+
+
+def test_pull_brings_parameters_to_a_device(where: Client) -> None:
+    for device in ("fake", None):
+        with make(where, device) as store:
+            found = store.pull(device="fake")
+            out = on_device({"b": np.ones((2, 3), "f4")})
+            assert store.pull(out=out)["b"] is out["b"]
+            for name, value in PARAMS.items():
+                assert found[name].device is fake.device()
+                np.testing.assert_array_equal(found[name].get(), value)
+            np.testing.assert_array_equal(out["b"].get(), PARAMS["b"])
+
+
+@pytest.mark.parametrize(
+    ("sync", "execution"),
+    [("bsp", "resident"), ("asp", "resident"), ("ssp", "resident"), ("bsp", "graph")],
+)
+def test_training_ends_as_in_host_memory(
+    client: Client, sync: str, execution: str
+) -> None:
+    rng = np.random.default_rng(0)
+    X, wanted = rng.normal(size=(60, 10)), rng.normal(size=10)
+
+    def gradient(params: Any, X: Any, y: Any) -> Any:
+        error = X @ params["w"] - y
+        return float(error @ error) / len(y), {"w": X.T @ error / len(y)}
+
+    how: dict[str, Any] = {"epochs": 2, "batch_size": 10, "sync": sync}
+    # Of one trainer the order is the same whatever the policy.
+    how |= {"trainers": 2 if sync == "bsp" else 1, "execution": execution}
+    with make(client, "fake") as there, make(client, None) as here:
+        for store in (there, here):
+            result = daskps.train(store, gradient, X, X @ wanted, **how)
+            assert result.history[-1].loss < result.history[0].loss
+        assert same(there, here)
+
+
+def test_checkpoint_is_that_of_host_shards(client: Client, tmp_path: Path) -> None:
+    with make(client, "fake") as there, make(client, None) as here:
+        for store, name in ((there, "there"), (here, "here")):
+            store.push(gradients(0))
+            store.save(str(tmp_path / name))
+        chunks = [
+            {
+                path.relative_to(folder).parts[1:]: path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file() and path.name != MANIFEST
+            }
+            for folder in (tmp_path / "there", tmp_path / "here")
+        ]
+        assert chunks[0] == chunks[1] != {}
+        # Back on a device, on hosts, and on other numbers of shards.
+        for device, shards in (("fake", 1), (None, 2), ("fake", 3)):
+            url = str(tmp_path / ("here" if device else "there"))
+            with daskps.restore(url, device=device, shards=shards) as again:
+                assert same(again, here)
+                again.push(gradients(1))
+                with daskps.restore(url, shards=1) as other:
+                    other.push(gradients(1))
+                    assert same(again, other)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(inside: Client) -> None:
+    with make(inside, "fake") as store:
+        bad = {
+            "has NaN or Inf": fake.asarray(np.full(10, np.nan)),
+            "on fake:1, and not on fake:0": fake.asarray(np.ones(10), 1),
+            r"shape \(9,\)": fake.asarray(np.ones(9)),
+        }
+        for said, array in bad.items():
+            with pytest.raises(daskps.PushRejectedError, match=said):
+                store.push({"w": array})
+        with pytest.raises(ValueError, match="pass one of the two"):
+            store.pull(out={"w": np.empty(10)}, device="fake")
+        with pytest.raises(ValueError, match="no cuda:7"):
+            store.pull(device="cuda:7")
+        with pytest.raises(ValueError, match="float32"):
+            store.pull(out={"b": fake.asarray(np.zeros((2, 3)))})
+        assert store.version == 0
+        with pytest.raises(daskps.LayoutError, match="reduce='mean' or 'sum'"):
+            daskps.train(store, of_columns, np.ones((8, 10)), reduce=np.median)
+    with pytest.raises(ValueError, match="'tpu'"):
+        make(inside, "tpu")
+    with pytest.raises(TypeError, match="int"):
+        make(inside, 1)  # type: ignore[arg-type]
+    with pytest.raises(daskps.NotEnoughWorkersError, match="no cuda:7"):
+        make(inside, "cuda:7")
+    with pytest.raises(daskps.LayoutError, match="a second store"):
+        daskps.create({"e": daskps.TableSpec(4, 2)}, device="fake", client=inside)
+    big = daskps.ArraySpec((2**31,), "float32", 0.0)
+    with pytest.raises(daskps.LayoutError, match=r"need 17,179,869,\d+ .* fill 80%"):
+        daskps.create({"w": big}, device="fake", client=inside, shards=1)
+    function = optim.Function(lambda name, w, g, step: w)
+    with pytest.raises(daskps.LayoutError, match="write it as a rule"):
+        daskps.create(PARAMS, optimizer=function, device="fake", client=inside)
+
+
+def of_columns(params: Any, X: Any, y: Any) -> Any:
+    return {"w": X.mean(axis=0)}
+
+
+def test_shards_are_lost_with_their_process(tmp_path: Path) -> None:
+    """Both what nobody saved, and what comes back from the last checkpoint."""
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with cluster, Client(cluster) as client:
+        lost = make(client, "fake", name="lost")
+        kept = make(client, "fake", name="kept", recover_from=str(tmp_path))
+        kept.push(gradients(0))
+        kept.save(str(tmp_path))
+        wanted = kept.pull()["w"]
+        os.kill(client.run(os.getpid)[lost.placement[0]], signal.SIGKILL)
+        with pytest.raises(daskps.ShardLostError, match="memory was that of a device"):
+            until(lambda: lost.push(gradients(1)) is None)
+        with pytest.raises(daskps.StoreRestoredError):
+            until(lambda: kept.push(gradients(1)) is None)
+        np.testing.assert_array_equal(kept.pull()["w"], wanted)
+        assert kept.device == "fake:0"
