@@ -101,8 +101,7 @@ def update_loop(rule: RuleText, gradient: Kind) -> DeviceLoop:
         f"out[j] = {cast('made', wide, dtype)}",
     ]
     more = FLAG | dict.fromkeys(scalars, as_kind(wide))
-    form = {"guarded": True, "what": rule.what}
-    return _loop("update", rule.text, arrays, more, body, **form)
+    return _loop("update", rule.text, arrays, more, body, guarded=True, what=rule.what)
 
 
 def look_text(place: str, dtype: Kind) -> str:
@@ -135,8 +134,8 @@ def elementwise(expression: str, dtype: Kind, to: Kind | None = None) -> DeviceL
     Returns
     -------
     DeviceLoop
-        Its arrays are the result and those of the expression; its scalars have the dtype of
-        arithmetic, integers their bits.
+        Its arrays are the result and those of the expression; its scalars, in the order of
+        their names, have the dtype of arithmetic.
     """
     floats = dtype.kind == "f"
     wide = max(dtype, _SINGLE) if floats else np.dtype(as_kind(dtype))
@@ -146,5 +145,6 @@ def elementwise(expression: str, dtype: Kind, to: Kind | None = None) -> DeviceL
     places = {a: cast(f"{a}[j]", arrays[a], wide) for a in found if a in arrays}
     text = re.sub(r"\b[ab]\b", lambda name: places[name[0]], expression)
     body = [f"out[j] = {cast(f'({text})', wide, arrays['out'])}"]
-    more = {s: as_kind(wide) for s in found if s not in arrays}
+    number = dtype if dtype.kind in "iu" else wide
+    more = {s: number.str[1:] for s in found if s not in arrays}
     return _loop("form", "", arrays, more, body)

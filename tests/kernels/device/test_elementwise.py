@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from daskps.kernels.device.pieces import elementwise
-from daskps.layout.arrays import DTYPES, FLOATS
+from daskps.layout.arrays import FLOATS
 from daskps.shards.rounds.words import compiled
 from tests.kernels.compiling import kept
 from tests.kernels.device.assembling import assemble, faults
@@ -14,9 +14,10 @@ from tests.kernels.device.launching import Launcher, numbers, same_bits
 
 #: What a node of a round, and a step that adds or assigns, need of each float dtype.
 EXPRESSIONS = ("a", "a * s", "a + b", "a / d", "(a * s + b) / d", "s")
+INTEGERS = ("int8", "uint16", "int32", "uint64")  # loops know no other sign
 LOOPS = [
     *((text, dtype, None) for dtype in FLOATS for text in EXPRESSIONS),
-    *((text, dtype, None) for dtype in DTYPES[3:-1] for text in ("a", "a + b", "s")),
+    *((text, dtype, None) for dtype in INTEGERS for text in ("a", "a + b", "s")),
     *(("a", a, b) for a in FLOATS for b in FLOATS if a != b),
     ("a | b", "bool", None),
 ]
@@ -79,7 +80,7 @@ def test_a_node_of_a_round_has_the_bits_of_hosts(dtype):
     assert same_bits([run("a + b", dtype, (a, b))], [expected])
 
 
-@pytest.mark.parametrize("dtype", DTYPES[3:-1])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_wrap_around(dtype):
     info = np.iinfo(dtype)
     rng = np.random.default_rng(2)
@@ -87,9 +88,8 @@ def test_integers_wrap_around(dtype):
     with np.errstate(over="ignore"):
         assert same_bits([run("a + b", dtype, (a, b))], [a + b])
     assert same_bits([run("a", dtype, (a,))], [a])
-    bits = int(np.array(info.min, dtype).view(f"u{a.itemsize}"))
     launcher = Launcher()
-    launcher.update(loop("s", dtype), (a,), (bits,))
+    launcher.update(loop("s", dtype), (a,), (int(info.min),))
     launcher.wait()
     assert (a == info.min).all()
 
