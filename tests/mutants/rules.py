@@ -75,6 +75,40 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "device-fuses-multiply-and-add",
+        "daskps.kernels.device.ptx:to_ptx",
+        "code = _renamed(code, {**_ROOTS, **library})",
+        'code = re.sub(" f(mul|add) ", r" f\\1 contract ", _renamed(code, _ROOTS))',
+        ("tests/kernels/device/test_ptx.py::test_a_fused_multiply_is_found",),
+    ),
+    Mutant(
+        "damaged-loop-of-a-device-is-used",
+        "daskps.kernels.cache:text_of",
+        "if head == _head(text):",
+        "if head.startswith(_head(text)[:3]):",
+        (
+            "tests/kernels/device/test_ptx.py"
+            "::test_code_is_kept_and_a_damaged_file_is_made_again",
+        ),
+    ),
+    Mutant(
+        "device-loops-are-vectorised",
+        "daskps.kernels.device.intrinsics:scalar",
+        'builder.function.attributes.add("noimplicitfloat")',
+        'builder.function.attributes.add("nounwind")',
+        ("tests/kernels/device/test_rows.py::test_every_operation_says_how_it_rounds",),
+    ),
+    Mutant(
+        "updates-of-a-device-go-on-after-a-look",
+        "daskps.kernels.device.row_loops:row_loop",
+        '"if flag[0] == 0:",',
+        '"if True:",',
+        (
+            "tests/kernels/device/test_rows.py"
+            "::test_a_look_at_rows_that_finds_something_leaves_them_and_a_log_of_them[nan]",
+        ),
+    ),
+    Mutant(
         "infinite-word-is-not-told",
         "daskps.kernels.halves:Half.encode",
         "finite &= bool(rounds(bits, found, out[start : start + _BLOCK]))",

@@ -133,8 +133,9 @@ class DeviceKernel(RuleKernel):
         numbers = log.rows[log.begin : log.begin + n]
         np.subtract(ids, table.first, out=numbers)
         log.word[0] = log.base + log.begin + n
-        places, direct = (numbers, 1) if at is None else (at, 0)
-        flag, where = self.launcher.flag, (numbers, places, direct, dim)
+        flag = self.launcher.flag
+        # Nobody reads positions of what is in order: any array of the device will do.
+        where = numbers, flag if at is None else at, at is None, dim
         if check and g.dtype.kind == "f":
             self.launcher.launch(row_look_loop(g.dtype), n, dim, (flag, *where, g))
         slots = [a for pair in zip(table.slots, log.slots, strict=True) for a in pair]

@@ -19,7 +19,7 @@ def read() -> bytes | None:
 
         path: str = find_bitcode_lib("device")
     except Exception:  # noqa: BLE001  (its own errors, of every kind)
-        home = os.environ.get("CUDA_HOME", "")
+        home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
         path = os.path.join(home, "nvvm", "libdevice", "libdevice.10.bc")
     try:
         with open(path, "rb") as file:

@@ -86,8 +86,9 @@ def gather(
     check_inside(TableRows(w, (), first), ids, at, out)
     if not len(ids):
         return
-    dim, (places, direct) = w.shape[1], (ids, 1) if at is None else (at, 0)
-    given = ids - first, places, direct, dim, w, out
+    dim = w.shape[1]
+    # Nobody reads positions of what is in order: any array of the device will do.
+    given = ids - first, w if at is None else at, at is None, dim, w, out
     launcher.launch(gather_loop(w.dtype.itemsize), len(ids), dim, given)
 
 

@@ -43,5 +43,5 @@ def assemble(texts: list[str], folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     spilled = re.findall(r"(\d+) bytes spill stores", done.stderr)
-    assert len(spilled) == len(texts)
+    assert len(spilled) >= len(texts)
     assert set(spilled) == {"0"}

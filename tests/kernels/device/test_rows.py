@@ -20,6 +20,7 @@ from daskps.kernels.device.row_loops import (
 from daskps.kernels.row_log import TableRows, UndoLog
 from daskps.kernels.row_repeats import repeats
 from daskps.layout.arrays import DTYPES
+from daskps.optim.master import WithMaster
 from tests.kernels.compiling import kept
 from tests.kernels.device.assembling import assemble, faults
 from tests.kernels.device.launching import SPECIAL, Launcher, kernel_of, same_bits
@@ -28,6 +29,7 @@ from tests.kernels.test_rows import RULES
 ROWWISE = optim.Adagrad(0.1, rowwise=True)
 CASES = [(rule, "f4") for rule in RULES]
 CASES += [(optim.Adam(0.1), "f2"), (optim.Ftrl(0.1), "f8")]
+CASES += [(WithMaster(optim.SGD(0.1)), "f2"), (WithMaster(optim.SGD(0.1)), "f4")]
 CASES += [(ROWWISE, dtype) for dtype in ("f2", "f4", "f8")]
 CASES += [(optim.chain(optim.clip_by_value(-1, 1), ROWWISE), "f4")]
 FIRST, BASE = 5000, 7 << 24
@@ -87,7 +89,9 @@ def case(rule: Any, dtype: Any, *, n=200, dim=5, k=60):
 @pytest.mark.parametrize(("rule", "dtype"), CASES, ids=repr)
 def test_updates_have_the_bits_and_the_log_of_hosts(rule, dtype, direct):
     bound, table, ids, at, g, scalars = case(rule, dtype)
-    places, values = (None, g[: len(ids)]) if direct else (at, g)
+    places, values = at, g.astype(bound.kernel.compute_dtype)
+    if direct:
+        places, values = None, g[: len(ids)]
     mine = copied(table)
     log, my_log = log_of(table, 90), log_of(table, 90)
     bound.rows(table, ids, places, values, scalars, log)
@@ -96,7 +100,7 @@ def test_updates_have_the_bits_and_the_log_of_hosts(rule, dtype, direct):
     assert kernel.rows(mine, ids, places, values, scalars, my_log)
     assert launcher.wait()
     assert same_bits(arrays_of(mine, my_log), arrays_of(table, log))
-    if dtype == "f4" and not direct:
+    if values.dtype == dtype and not direct:
         # More entries, by what is checked once; then all of it is put back.
         before = copied(mine)
         update = kernel.fixed_rows(mine, my_log)
