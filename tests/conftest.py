@@ -19,6 +19,7 @@ import pytest
 from _pytest.logging import LogCaptureHandler
 from hypothesis import settings
 
+from daskps.cluster.machine.mapping import FILES
 from tests import support
 from tests.completeness import Completeness
 from tests.support import (
@@ -64,8 +65,8 @@ CLUSTERS = {
     "rpc_cluster",
     "way",
 }
-#: Whether this process has begun with the tests that may start a cluster.
-FROZEN = pytest.StashKey[bool]()
+#: The file whose tests this process runs.
+RUNNING = pytest.StashKey[Path]()
 #: Programs without examples: imported a second time, by another name, their functions
 #: would be those of a module that no other process can import.
 collect_ignore = ["benchmarks", "preloaded.py", "simulator"]
@@ -112,15 +113,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave what tests without a cluster keep out of later collections of garbage.
+    """Leave what the tests of other files keep out of later collections of garbage.
 
-    Syntax trees of the package and compiled loops are a million objects: each time a
-    test, or a store, collected garbage the process looked at them for a second.
+    Syntax trees of the package and compiled loops are millions of objects, and shared
+    clusters grow: each time a test, or a store, collected garbage the process looked at
+    them for up to a second.
     """
-    if _may_start_cluster(item) and not item.config.stash.get(FROZEN, False):
-        item.config.stash[FROZEN] = True
+    if item.config.stash.get(RUNNING, None) != item.path:
+        item.config.stash[RUNNING] = item.path
         gc.collect()
-        gc.freeze()
+        # What is frozen and comes into a cycle later is never collected.
+        if not FILES.nbytes():
+            gc.freeze()
 
 
 def _is_vain(item: pytest.Item) -> bool:

@@ -59,14 +59,16 @@ OURS = {
     "distributed.deploy.lost-worker-timeout": "1 hour",
     # Shared clusters stay to the end of the session, two dozen workers on two cores:
     # idle ones took 2.7 % of a core each, and their schedulers 2 %, of which this
-    # leaves a third.
+    # leaves a fifth.
     "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.tick.interval": "5s",
+    "distributed.admin.tick.limit": "1 minute",  # else each one is late, in the logs
+    "distributed.admin.tick.cycle": "1 minute",
     # So often each worker, and for it its nanny, looks at its memory, and each process
     # at its processor time; every 100 and 500 ms that was half of what an idle cluster
     # took.
     "distributed.worker.memory.monitor-interval": "1s",
-    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.admin.system-monitor.interval": "10s",
     # So often a client asks for what notebooks show of its cluster; tests ask
     # themselves.
     "distributed.client.scheduler-info-interval": "1 minute",
@@ -138,17 +140,20 @@ def carrier_cluster(way: str) -> Iterator[Client]:
 
 
 def _calm(scheduler: Any) -> None:
-    """Have the workers of a cluster report every 2 s, as those of a large one do.
+    """Have the workers of a cluster report every 5 s, and its scheduler look for less.
 
-    Each half a second it was two fifths of what an idle cluster took.
+    Each half a second it was two fifths of what an idle cluster took, and another fifth
+    that the scheduler asked four times a second whether it is idle or without workers.
     """
     handler = scheduler.handlers["heartbeat_worker"]
 
     @functools.wraps(handler)
     def heartbeat(*args: Any, **kwargs: Any) -> Any:
-        return handler(*args, **kwargs) | {"heartbeat-interval": 2.0}
+        return handler(*args, **kwargs) | {"heartbeat-interval": 5.0}
 
     scheduler.handlers["heartbeat_worker"] = heartbeat
+    for name in ("idle-timeout", "no-workers-timeout"):
+        scheduler.loop.add_callback(scheduler.periodic_callbacks[name].stop)
 
 
 @contextmanager
@@ -161,6 +166,8 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
         "dashboard_address": "127.0.0.1:0",
         "host": "127.0.0.1",
         "silence_logs": 50,
+        # What it tells the scheduler of itself, and nobody asks for.
+        "scheduler_sync_interval": "1 minute",
         **kwargs,
     }
     with LocalCluster(**options) as cluster, Client(cluster) as client:
