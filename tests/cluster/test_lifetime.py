@@ -348,7 +348,7 @@ class Waits:
             pass
         end = time.monotonic() + 20
         while not os.path.exists(self.path) and time.monotonic() < end:
-            pass
+            threading.Event().wait(0.001)
         return np.zeros(shape)
 
 

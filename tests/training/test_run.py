@@ -452,7 +452,7 @@ def impatient(trainer, part):
         part.set_total()
         return float(trainer.pull()["a"][0])
     while not part.exists():
-        pass
+        threading.Event().wait(0.001)
     return float(trainer.pushpull(full(3.0))["a"][0])
 
 
