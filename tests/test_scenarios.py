@@ -16,6 +16,7 @@ Where our contract decides otherwise:
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +27,7 @@ import pytest
 import daskps
 from daskps import codecs, init, optim
 from tests.seams import session_of, waiters_of
-from tests.support import mostly_inside, until
+from tests.support import CARRIERS, mostly_inside, until
 
 
 class Accumulate(optim.Rule):
@@ -488,8 +489,20 @@ def digits_of_ranks(stacked, weights):
     return stacked[0] + 10_000 * stacked[1]
 
 
-@pytest.mark.parametrize("scheme", ["contiguous", "round_robin", "random", "reshuffle"])
-@pytest.mark.parametrize("data", ["NumPy", "dask array"])
+SCHEMES = "contiguous", "round_robin", "random", "reshuffle"
+
+
+def d6_cases():
+    """Give each two of execution and way, scheme, and kind of data."""
+    places = [*itertools.product(["resident"], CARRIERS), ("graph", "process")]
+    for i, place in enumerate(places):
+        for j, scheme in enumerate(SCHEMES):
+            yield *place, scheme, ("NumPy", "dask array")[(i + j) % 2]
+
+
+@pytest.mark.parametrize(
+    ("train", "way", "scheme", "data"), list(d6_cases()), indirect=["train", "way"]
+)
 def test_d6_distributed_partitions_are_the_local_ones(train, way, data, scheme):
     """The rows each of two trainers sees, and their order, are those of `partition`."""
     expected = np.zeros(2000)
@@ -602,7 +615,7 @@ def d18_cases():
     for average in ("gradients", "models"):
         for sync in ("bsp", "ssp", "asp") if average == "gradients" else ("bsp",):
             for every in ("batch", "epoch", 3):
-                for scheme in ("contiguous", "round_robin", "random", "reshuffle"):
+                for scheme in SCHEMES:
                     options = {
                         "sync": sync,
                         "sync_every": every,

@@ -34,6 +34,7 @@ from tests.cluster.row_contracts import (
     tells_changes,
 )
 from tests.cluster.view_contracts import VIEW_CONTRACTS, regions
+from tests.support import CARRIERS
 
 IN_PROCESS = {"daskps.carriers.process": True}
 QUIET = {"dashboard_address": "127.0.0.1:0", "silence_logs": 50}
@@ -591,8 +592,15 @@ def test_from_client(contract, name, request):
         check_way(contract, [b - a for a, b in zip(before, after, strict=True)], name)
 
 
-@pytest.mark.parametrize("where", [in_task, in_thread])
-@pytest.mark.parametrize("contract", CONTRACTS)
+#: In a task by each way, and in a thread beside one by one way for each contract: about
+#: as many for each.
+FROM_TASKS = [
+    *itertools.product(CARRIERS, [in_task], CONTRACTS),
+    *zip(itertools.cycle(CARRIERS), itertools.repeat(in_thread), CONTRACTS),
+]
+
+
+@pytest.mark.parametrize(("way", "where", "contract"), FROM_TASKS, indirect=["way"])
 def test_from_task(contract, where, way, request):
     """All shards on the worker of the task, or all by message."""
     name = request.node.callspec.params["way"]

@@ -219,8 +219,18 @@ CUT = {
 OF_BOTH = DRAWN["a"] - 2 * DRAWN["b"]
 
 
-@pytest.mark.parametrize("options", [{}, {"scheme": "round_robin"}])
-@pytest.mark.parametrize("cut", CUT)
+SCHEMES: list[Any] = [{}, {"scheme": "round_robin"}]
+
+
+@pytest.mark.parametrize(
+    ("train", "cut", "options"),
+    [
+        (execution, cut, SCHEMES[(i + j) % 2])
+        for i, execution in enumerate(("resident", "graph"))
+        for j, cut in enumerate(CUT)
+    ],
+    indirect=["train"],
+)
 def test_features_and_labels_of_one_lazy_table_belong_together(
     train: Any, client: Any, cut: str, options: Any
 ) -> None:

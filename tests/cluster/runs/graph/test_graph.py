@@ -106,7 +106,7 @@ def count(client):
 def test_a_round_is_one_task_per_part_and_shard(client, count, shards, reductions):
     """Of the nine shards of the third case that one worker has, one is for all."""
     before = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-    rounds = 3 * WINDOW
+    rounds = 2 * WINDOW
     with a_store(shards=shards, name="tall tale") as store:
         result = daskps.train(
             store, ones, np.zeros((8, 1)), epochs=rounds, trainers=8, execution="graph"
