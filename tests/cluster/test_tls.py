@@ -18,25 +18,43 @@ from daskps.cluster import connections
 from daskps.cluster.protocol.messages import PROTOCOL
 from tests.support import CARRIERS, local_cluster, store
 
-OURS, FOREIGN = Security.temporary(), Security.temporary()
-#: Whose certificate another authority has signed, though it knows the cluster's.
-SIGNED_ELSEWHERE = Security(
-    require_encryption=True,
-    tls_ca_file=OURS.tls_ca_file,
-    tls_client_cert=FOREIGN.tls_client_cert,
-    tls_client_key=FOREIGN.tls_client_key,
-)
 STRANGERS = pytest.mark.parametrize(
     "stranger",
-    [FOREIGN, SIGNED_ELSEWHERE, None],
-    ids=["another authority", "another certificate", "without TLS"],
+    ["another authority", "another certificate", "without TLS"],
+    indirect=True,
 )
 
 
 @pytest.fixture(scope="module")
-def encrypted() -> Iterator[Client]:
+def ours() -> Any:
+    """What the servers and their clients have; to make its keys takes a third of a second."""
+    return Security.temporary()
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Any:
+    """What those of another cluster have."""
+    return Security.temporary()
+
+
+@pytest.fixture
+def stranger(request: pytest.FixtureRequest, ours: Any, foreign: Any) -> Any:
+    """One who has not what is asked for."""
+    # The certificate is signed by another authority, but the cluster's is known.
+    signed_elsewhere = Security(
+        require_encryption=True,
+        tls_ca_file=ours.tls_ca_file,
+        tls_client_cert=foreign.tls_client_cert,
+        tls_client_key=foreign.tls_client_key,
+    )
+    found = {"another authority": foreign, "another certificate": signed_elsewhere}
+    return found.get(request.param)
+
+
+@pytest.fixture(scope="module")
+def encrypted(ours: Any) -> Iterator[Client]:
     """Two workers in this process that talk by TLS."""
-    here: dict[str, Any] = {"processes": False, "protocol": "tls", "security": OURS}
+    here: dict[str, Any] = {"processes": False, "protocol": "tls", "security": ours}
     with dask.config.set(CARRIERS["socket"]), local_cluster(**here) as client:
         yield client
 

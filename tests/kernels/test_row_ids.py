@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ from hypothesis import strategies as st
 from daskps.kernels import row_repeats, row_split
 from daskps.layout.arrays import DTYPES
 from daskps.layout.bounds import bounds
+from tests.kernels.compiling import kept
+
+split = partial(row_split.split, cache_dir=kept())
+are_distinct = partial(row_repeats.are_distinct, cache_dir=kept())
+repeats = partial(row_repeats.repeats, cache_dir=kept())
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -33,7 +39,7 @@ def edges_and_ids(draw: Any) -> Any:
 @given(edges_and_ids())
 def test_ids_are_split_by_owner_in_order(case: Any) -> None:
     edges, ids = case
-    found = row_split.split(ids, edges)
+    found = split(ids, edges)
     if any(not edges[0] <= i < edges[-1] for i in ids):
         assert found is None
         return
@@ -50,17 +56,17 @@ def test_ids_are_split_by_owner_in_order(case: Any) -> None:
 @pytest.mark.parametrize(("rows", "shards"), [(10, 3), (3, 7), (1_000, 64), (5, 1)])
 def test_every_row_has_the_owner_that_the_layout_says(rows: int, shards: int) -> None:
     edges = as_ids([0, *(bounds(rows, shards, i)[1] for i in range(shards))])
-    found = row_split.split(np.arange(rows)[::-1].copy(), edges)
+    found = split(np.arange(rows)[::-1].copy(), edges)
     assert found is not None
     assert found.starts == edges.tolist()
 
 
 def test_ids_of_one_shard_stay_where_they_are() -> None:
     ids = as_ids([3, 1, 3])
-    found = row_split.split(ids, as_ids([0, 4]))
+    found = split(ids, as_ids([0, 4]))
     assert found == (ids, None, [0, 3])
     for outside in (4, -1):
-        assert row_split.split(as_ids([3, outside]), as_ids([0, 4])) is None
+        assert split(as_ids([3, outside]), as_ids([0, 4])) is None
 
 
 few = st.lists(st.integers(-3, 12), max_size=50)
@@ -72,11 +78,11 @@ def test_repeats_and_ids_outside_are_seen(values: list[int], factor: int) -> Non
     ids, n_rows = as_ids(values) * factor, 10 * factor
     if any(not 0 <= i < n_rows for i in ids):
         with pytest.raises(ValueError, match="no row from 0 to"):
-            row_repeats.are_distinct(ids, 0, n_rows)
+            are_distinct(ids, 0, n_rows)
         return
     distinct = len(set(values)) == len(values)
-    assert row_repeats.are_distinct(ids, 0, n_rows) is distinct
-    assert row_repeats.are_distinct(ids + 5, 5, n_rows) is distinct
+    assert are_distinct(ids, 0, n_rows) is distinct
+    assert are_distinct(ids + 5, 5, n_rows) is distinct
 
 
 @given(st.lists(st.sampled_from([-(2**63), 2**63 - 1, -1, 1000, 2**62])))
@@ -85,12 +91,12 @@ def test_no_id_is_near_enough_to_wrap_around(values: list[int]) -> None:
     for first, n_rows in ((0, 1000), (1, 2**40), (-5, 1000)):
         if values and not all(first <= i < first + n_rows for i in values):
             with pytest.raises(ValueError, match="no row"):
-                row_repeats.are_distinct(ids, first, n_rows)
+                are_distinct(ids, first, n_rows)
 
 
 @given(st.lists(st.integers(0, 6) | INT64, max_size=60), st.data())
 def test_repeats_are_numbered_by_first_appearance(values: Any, data: Any) -> None:
-    found = row_repeats.repeats(as_ids(values))
+    found = repeats(as_ids(values))
     expected = list(dict.fromkeys(values))
     assert found.ids.tolist() == expected
     last = {value: k for k, value in enumerate(values)}
@@ -118,13 +124,13 @@ def test_rows_of_any_dtype_are_summed_in_order(dtype: str) -> None:
     rows[5, 0] = -0.0 if np.dtype(dtype).kind == "f" else 0
     with np.errstate(over="ignore"):
         expected = [(rows[0] + rows[2]) + rows[3], rows[1] + rows[4], rows[5]]
-    found = row_repeats.repeats(ids).sum(rows)
+    found = repeats(ids).sum(rows)
     assert found.dtype == dtype
     assert found.tobytes() == np.array(expected).tobytes()
 
 
 def test_sums_refuse_what_does_not_fit() -> None:
-    found, rows = row_repeats.repeats(as_ids([1, 1])), np.ones((2, 3), "f4")
+    found, rows = repeats(as_ids([1, 1])), np.ones((2, 3), "f4")
     for bad in (rows.astype("f2"), rows.T, rows[0], rows[:, ::2]):
         with pytest.raises(ValueError, match="contiguous rows"):
             found.sum(bad, as_ids([0, 0]))
@@ -138,18 +144,18 @@ def test_sums_refuse_what_does_not_fit() -> None:
     with pytest.raises(
         ValueError, match=r"expected a contiguous int64 array of shape \(2,\)"
     ):
-        row_repeats.repeats(np.arange(2, dtype="i4"))
+        repeats(np.arange(2, dtype="i4"))
     with pytest.raises(
         ValueError, match=r"expected a contiguous int64 array of shape \(2,\)"
     ):
-        row_repeats.are_distinct(np.arange(4)[::2], 0, 9)
+        are_distinct(np.arange(4)[::2], 0, 9)
 
 
 def test_all_ids_may_be_read_only() -> None:
     ids = as_ids([4, 2, 4])
     ids.flags.writeable = False
-    assert row_repeats.repeats(ids).ids.tolist() == [4, 2]
-    assert not row_repeats.are_distinct(ids, 0, 10)
-    found = row_split.split(ids, as_ids([0, 3, 5]))
+    assert repeats(ids).ids.tolist() == [4, 2]
+    assert not are_distinct(ids, 0, 10)
+    found = split(ids, as_ids([0, 3, 5]))
     assert found is not None
     assert found.starts == [0, 1, 3]

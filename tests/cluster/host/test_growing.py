@@ -22,6 +22,7 @@ from daskps.shards.memory.format import NONCE
 from daskps.shards.memory.segment import Segment
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, Item, Step, Ticket
+from tests.kernels.compiling import kept
 
 LAYOUT = Layout.build(
     {}, 1, {"emb": (0, 64, "float32", UnboundedIds(constant(3.0), 5))}
@@ -69,7 +70,9 @@ def test_a_block_has_memory_as_rows_come(memory):
     (block,) = memory.make_all([(length, parts)])
     before = os.fstat(block.file.fd).st_blocks * 512
     assert before < 2 * MIB < 2**36 < length
-    shard = Shard(new_segment((LAYOUT, 0, {}), block, asks(2**40)), {})
+    shard = Shard(
+        new_segment((LAYOUT, 0, {}), block, asks(2**40)), {}, cache_dir=kept()
+    )
     assert abs(shard.segment.held_nbytes - before) < 2**17
     shard.segment.words[NONCE] = block.nonce
     other = memory.attach(block.address)
@@ -88,7 +91,7 @@ def test_what_a_host_may_not_take_is_refused_and_changes_nothing(memory):
     (block,) = memory.make_all([Segment.extent(LAYOUT, 0, {})])
     segment = Segment(LAYOUT, 0, {}, block.buffer, durable=True)
     grow_by(segment, block, asks(2 * MIB))
-    shard = Shard(segment, {})
+    shard = Shard(segment, {}, cache_dir=kept())
     fill(shard, 1)
     n, flip = segment.tables[0].n_rows, segment.flip
     ticket = push(shard, np.arange(10**6, 10**6 + 20_000), 50)
@@ -100,7 +103,7 @@ def test_what_a_host_may_not_take_is_refused_and_changes_nothing(memory):
 
 def test_private_memory_grows():
     segment = new_segment((LAYOUT, 0, {}), None, asks(2**40))
-    shard = Shard(segment, {})
+    shard = Shard(segment, {}, cache_dir=kept())
     fill(shard, 12)
     assert segment.tables[0].n_rows == 12_000
     assert segment.held_nbytes < 20 * MIB
