@@ -13,6 +13,7 @@ from daskps.consistency import ASP, BSP
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from tests.shards.making import done
 from tests.shards.on_device import bits, make, read
 
 SHAPES = {
@@ -184,7 +185,8 @@ def test_push_of_device_arrays_makes_no_copy_of_them_and_waits_once(shard: Any) 
     arrays = fake.asarray(np.ones(100, "f4")), fake.asarray(np.ones(7, "f4"))
     counts(shard)
     for sequence in range(3):
-        assert pushed(shard, *arrays, sequence=sequence).version == sequence + 1
+        ticket = pushed(shard, *arrays, sequence=sequence)
+        assert done(ticket).version == sequence + 1
         found = counts(shard)
         assert found["waits"] == 1
         # A look at both, and an update of both, each with its table; the flag comes back.
@@ -220,7 +222,9 @@ def test_gradient_that_is_not_finite_changes_nothing(
     assert bits(shard)[0] == before[0]
     assert shard.segment.flip == 1
     # The flag is down again.
-    assert pushed(shard, np.ones(100, "f4"), np.ones(7, "f4"), sequence=1).version == 2
+    ticket = pushed(shard, np.ones(100, "f4"), np.ones(7, "f4"), sequence=1)
+    assert done(ticket).version == 2
+    assert bits(shard)[0] != before[0]
 
 
 def test_sum_that_overflows_changes_nothing(shard: Any) -> None:
@@ -251,7 +255,7 @@ def test_large_arrays_go_through_pinned_memory_in_parts() -> None:
     items = (Item(0, 0, value),)
     ticket = Ticket(Step(ASSIGN, items, producer=1, sequence=0))
     shard.submit([ticket])
-    assert ticket.version == 1
+    assert done(ticket).version == 1
     out = read(shard.segment, shard.segment.weights_of(shard.segment.current, 0))
     np.testing.assert_array_equal(out, value)
 

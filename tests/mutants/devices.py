@@ -1,0 +1,85 @@
+"""Shards on a device: waits, events, looks and launches."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_BITS = (
+    "tests/shards/test_device.py::test_states_have_the_same_bits_as_in_host_memory[0]"
+)
+
+MUTANTS = (
+    Mutant(
+        "flip-before-the-device-is-done",
+        "daskps.shards.memory.publication:Publication._await_device",
+        "if payload.wait():",
+        "if payload:",
+        (_BITS,),
+    ),
+    Mutant(
+        "no-wait-after-a-delivery",
+        "daskps.shards.rounds.round:Round._keep",
+        "if self._is_on_device:",
+        "if False:",
+        (_BITS,),
+    ),
+    Mutant(
+        "no-wait-after-a-push-before-the-tick",
+        "daskps.shards.rounds.round:Round._judge",
+        "self._segment.payload.wait()",
+        "self._segment.payload.device",
+        (_BITS,),
+    ),
+    Mutant(
+        "programs-stream-is-not-waited-for",
+        "daskps.shards.arrays.device:DeviceMemory.bring",
+        "self.stream.follow()",
+        "self._flush()",
+        (
+            "tests/shards/test_device.py::test_programs_own_work_comes_before_that_of_the_shard",
+        ),
+    ),
+    Mutant(
+        "pinned-memory-is-used-too-early",
+        "daskps.backend.stream:Stream._turn",
+        "self.await_event(event)",
+        "self.record()",
+        (
+            "tests/shards/test_device.py::test_large_arrays_go_through_pinned_memory_in_parts",
+        ),
+    ),
+    Mutant(
+        "steps-of-one-sum-share-a-launch",
+        "daskps.shards.arrays.device:DeviceMemory.update",
+        "if following is None or not following.takes(loop, scalars, spans):",
+        "if following is None or not following.takes(loop, scalars, ()):",
+        (_BITS,),
+    ),
+    Mutant(
+        "update-before-the-looks",
+        "daskps.shards.memory.publication:Publication._look_first",
+        "self._queue_looks()",
+        "_NONE.copy()",
+        (
+            "tests/shards/test_device.py::test_gradient_that_is_not_finite_changes_nothing[1-nan]",
+        ),
+    ),
+    Mutant(
+        "flag-stays-up",
+        "daskps.shards.arrays.device:DeviceMemory.wait",
+        "self.fill(self.flag, 0)",
+        "self.fill(self.flag, 1)",
+        (
+            "tests/shards/test_device.py::test_gradient_that_is_not_finite_changes_nothing[0-nan]",
+        ),
+    ),
+    Mutant(
+        "large-read-takes-half-that-is-under-way",
+        "daskps.backend.stream:Stream.download",
+        "_give_out(held[self._half])",
+        "held[self._half].clear()",
+        (
+            "tests/shards/test_device.py::test_large_arrays_go_through_pinned_memory_in_parts",
+        ),
+    ),
+)
