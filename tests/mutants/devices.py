@@ -34,7 +34,7 @@ MUTANTS = (
         "programs-stream-is-not-waited-for",
         "daskps.shards.arrays.device:DeviceMemory.bring",
         "self.stream.follow()",
-        "self._flush()",
+        "self.flush()",
         (
             "tests/shards/test_device.py::test_programs_own_work_comes_before_that_of_the_shard",
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from daskps.backend.fake import FakeArray
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
+from daskps.shards.arrays.payload import NUMPY, Payload
 from daskps.shards.memory.format import GENERATION, N_APPLIED, N_DUPLICATES
 from daskps.shards.memory.segment import Segment
 from daskps.shards.reader import RowsRead, ShardReader
@@ -28,6 +30,10 @@ LAYOUT = Layout.build(
     1,
 )
 RULED = (0, 1)
+
+
+#: Makes the payload of shards, the last one: of host memory, or of the fake device.
+MEMORY: list[Callable[[], Payload]] = [lambda: NUMPY]
 
 
 class Loops(Any):
@@ -57,6 +63,47 @@ class Loops(Any):
 
     def inplace(self, w, g, slots, scalars):
         self.write(w, w, g, slots, scalars, None)
+
+
+class OnDevice(Loops):
+    """The same loops for arrays of the fake device, in the queue of a shard."""
+
+    def __init__(self, rule: Any, payload: Payload) -> None:
+        self.rule, self.payload = rule, payload
+        self.goes_by_epoch, self.ranks = rule.goes_by_epoch, rule.ranks
+        self.scalars = rule.scalars
+
+    def is_finite(self, g):
+        return self.payload.is_finite(g)
+
+    def publish(
+        self, w_in, w_out, g, slots, scalars, slots_out=None, *, past=False, check=False
+    ):
+        launcher: Any = self.payload.launcher
+        launcher.flush()
+        arrays = w_in, w_out, g, tuple(slots), scalars, slots_out and tuple(slots_out)
+
+        def write():
+            self.rule.write(*[raw(a) for a in arrays])
+
+        written = [w_out, *(slots_out or slots)]
+        launcher.stream.queue(write, [w_in, g, *slots], written)
+        return True
+
+    def fixed(self, w_in, w_out, slots, slots_out=None):
+        return lambda g, scalars: self.publish(
+            w_in, w_out, g, slots, scalars, slots_out
+        )
+
+    def inplace(self, w, g, slots, scalars):
+        self.publish(w, w, g, slots, scalars)
+
+
+def raw(given: Any) -> Any:
+    """What arrays of the fake device hold, once its queue has come so far."""
+    if isinstance(given, tuple):
+        return tuple(map(raw, given))
+    return given.held if isinstance(given, FakeArray) else given
 
 
 class Adding(Loops):
@@ -102,9 +149,13 @@ def make(
     """A shard whose parameters of the given indices have a rule with one slot."""
     ruled = list(ruled)
     slots = dict.fromkeys(ruled, (initial,))
-    segment = Segment(layout, index, slots, durable=durable)
+    payload = MEMORY[-1]()
+    rule = rule or Adding()
+    if payload.device is not None:
+        durable, rule = False, OnDevice(rule, payload)
+    segment = Segment(layout, index, slots, durable=durable, payload=payload)
     segment.words[GENERATION] = 1
-    return Shard(segment, dict.fromkeys(ruled, rule or Adding()))
+    return Shard(segment, dict.fromkeys(ruled, rule))
 
 
 def items(values: dict[int, Any], dtype: Any = np.float64) -> tuple[Item, ...]:
@@ -128,13 +179,21 @@ def weights(shard: Shard, flip: int | None = None) -> list[list[float]]:
 def held(segment: Segment, flip: int | None = None) -> list[Any]:
     """Views of the weights by position, of the current flip or another."""
     record = segment.record(segment.flip if flip is None else flip)
-    return [segment.weights_of(record, p) for p in range(len(segment.pieces))]
+    found = [segment.weights_of(record, p) for p in range(len(segment.pieces))]
+    return [here(segment, array) for array in found]
 
 
 def slots_of(segment: Segment) -> list[Any]:
     """Slots by position, of the current flip."""
     record = segment.current
-    return [segment.slots_of(record, p) for p in range(len(segment.pieces))]
+    found = [segment.slots_of(record, p) for p in range(len(segment.pieces))]
+    return [tuple(here(segment, array) for array in of) for of in found]
+
+
+def here(segment: Segment, array: Any) -> Any:
+    """An array of a segment, copied where it is on a device."""
+    on_device = segment.payload.device is not None
+    return segment.payload.fetch(array) if on_device else array
 
 
 def counts(shard: Shard) -> tuple[int, int]:

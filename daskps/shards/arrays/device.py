@@ -139,7 +139,7 @@ class DeviceMemory:
         spans = {(at, at + a.nbytes) for at, a in zip(starts, arrays, strict=True)}
         following = self._next
         if following is None or not following.takes(loop, scalars, spans):
-            self._flush()
+            self.flush()
             following = self._next = _Launch(loop, scalars)
         following.add([n, *starts], spans, arrays)
 
@@ -147,7 +147,7 @@ class DeviceMemory:
         self, loop: DeviceLoop, rows: int, columns: int, args: Sequence[Array | float]
     ) -> None:
         """Queue a loop; NumPy arrays are copied to the device first, as they are now."""
-        self._flush()
+        self.flush()
         given: list[Any] = [*args]
         for i, a in enumerate(given):
             if is_here(a):
@@ -157,14 +157,14 @@ class DeviceMemory:
     def is_finite(self, loop: DeviceLoop, a: Array) -> bool:
         """Wait for a look at one array, with a flag of its own; return what it says."""
         self.fill(self._asked, 0)
-        self._flush()
+        self.flush()
         table = self._sent(np.array([[len(a), self.stream.address(a)]]))
         self.stream.launch(loop, (1, len(a)), [table, self._asked], [a])
         found = np.empty(1, np.int64)
         self.stream.download([(found, self._asked)])
         return not found[0]
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Queue the launch that was put together."""
         if self._next is None:
             return
@@ -210,7 +210,7 @@ class DeviceMemory:
     def copy(self, out: Array, a: Array) -> None:
         """Copy to the device's array `out` one of the device or the host."""
         if is_here(a):
-            self._flush()
+            self.flush()
             self.stream.upload(out, a.astype(out.dtype, copy=False))
         elif a.dtype != out.dtype:
             self.round(out, a)
@@ -280,7 +280,8 @@ class DeviceMemory:
     def bring(self, a: Array) -> Array:
         """Return a caller's array on the device: until `wait`, if it is in host memory."""
         if is_here(a):
-            return self._sent(a)
+            # One that does not fit is refused later, as in host memory.
+            return self._sent(a) if a.flags.c_contiguous else a
         try:
             found = self.device.adopt(a)
         except ValueError as error:
@@ -290,7 +291,7 @@ class DeviceMemory:
                 f"a gradient is a {type(a).__name__}, and no array of {self.device.name} "
                 f"or of NumPy; nothing was applied"
             )
-        self._flush()
+        self.flush()
         self.stream.follow()
         return found
 
@@ -317,7 +318,7 @@ class DeviceMemory:
 
     def wait(self) -> bool:
         """Return, when all is done, whether all that was looked at was finite."""
-        self._flush()
+        self.flush()
         found = np.zeros(1, np.int64)
         if self._has_looked:
             self.stream.download([(found, self.flag)])
