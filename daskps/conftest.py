@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+#: It imports CuPy.
+collect_ignore = ["backend/cuda.py"]
+
+
 @pytest.fixture(scope="package")
 def client() -> Iterator[Client]:
     """Start two workers inside this process, for all examples."""

@@ -11,7 +11,7 @@ from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.picture import draw, node_link
 from daskps.store.renamed import Renamed
 from daskps.store.repr import counted_tables
-from daskps.store.targets import goes_here, pulled, reading
+from daskps.store.targets import pulled, reading
 from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ class Readable(Handle):
         """
         try:
             known = None
-            if min_version is None and device is None and goes_here(out, rows):
+            if (
+                min_version is None
+                and device is None
+                and (out is not None or rows is not None)
+            ):
                 known = self._at_hand()
             if known is not None and rows is not None:
                 if names == () and isinstance(rows, dict) and timeout is DEFAULT:

@@ -38,15 +38,6 @@ def reading(
     return request._replace(rest=tuple(rest))
 
 
-def goes_here(out: Any, rows: Any) -> bool:
-    """Return whether a pull goes to arrays of NumPy's that there are, or reads rows."""
-    if out is None:
-        return rows is not None
-    # Anything but a mapping is refused where it is looked into.
-    arrays = out.values() if isinstance(out, Mapping) else ()
-    return all(type(array) is np.ndarray for array in arrays)
-
-
 def sign_of(meta: StoreMap, names: Iterable[str]) -> Target:
     """Return a read of one element of each parameter, to wait as a read of all does."""
     chosen = [meta.layout[name] for name in names]
@@ -95,7 +86,7 @@ class Outs:
     """
 
     def __init__(self, given: Mapping[str, Array], meta: StoreMap) -> None:
-        self._given, self._where = given, (meta.device, meta.owners)
+        self._given, self._meta = given, meta
         self._arrays: dict[str, Array] = {}
         #: Arrays in another order than C, and what is read for each.
         self._detours: list[tuple[Array, Array]] = []
@@ -129,7 +120,8 @@ class Outs:
             )
         self._arrays[name] = values = array
         if device is not None:
-            if (there := kept(*self._where, array)) is not None:
+            meta = self._meta
+            if (there := kept(meta.device, meta.owners, array)) is not None:
                 values = there.reshape(-1)
                 return values
             values = np.empty(shape, dtype)

@@ -417,6 +417,8 @@ class Reads:
     def learn(self, names: Any, out: Mapping[str, Array], target: Target) -> None:
         """Make a read ready for the next time, unless it is."""
         asked, where = _asked(names, out), self._meta.where
+        if any(type(array) is not np.ndarray for array in out.values()):
+            return  # of a device
         if asked is not None and self._named.find(asked) is None:
             about = self._carriers, self._remote, out, target
             made = NamedRead(*about, seen=self._seen_at)

@@ -284,7 +284,6 @@ class StoreEntry:
             "tables": len(self.layout.get("tables", ())),
             "shards": len(self.owners),
             "workers": len(set(self.owners)),
-            "device": self.device,
         }
 
     def to_wire(self) -> dict[str, Any]:

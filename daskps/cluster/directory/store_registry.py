@@ -254,6 +254,7 @@ class Stores(dict[str, StoreEntry]):
                 "name": e.name,
                 "uid": e.uid,
                 "nbytes": Layout.from_wire(e.layout).nbytes,
+                "device": e.device,
                 **e.summary(),
             }
             for e in self.values()

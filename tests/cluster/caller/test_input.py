@@ -550,7 +550,7 @@ def test_refused_params_leave_nothing(client, bad):
         ({"overwrite": "no"}, TypeError, "overwrite is True or False"),
         ({"timeout": -1}, ValueError, "seconds"),
         ({"timeout": "soon"}, ValueError, "seconds"),
-        ({"device": "cpu"}, TypeError, "device"),
+        ({"device": "cpu"}, ValueError, "device"),
         ({"replicas": 2}, TypeError, "replicas"),
         ({"optimizer": "sgd"}, TypeError, "optim"),
         ({"optimizer": {"v*": optim.SGD(0.1)}}, Layout, "v\\*"),
