@@ -463,6 +463,16 @@ def test_what_else_runs_on_workers(here: Client, tmp_path: Path) -> None:
     assert len(run(tmp_path, "startup")["jobs"]) == 3
 
 
+def test_shards_of_a_device(tmp_path: Path) -> None:
+    """On the fake device, whose times say nothing; without one nothing is measured."""
+    found = run(tmp_path, "gpu", "--device", "fake", "--mib", "1")
+    assert [kept for _, kept in found["verdicts"]] == [True] * 4
+    assert len(found["jobs"]) == 7
+    found = run(tmp_path, "gpu", "--device", "cuda:99")
+    assert found["jobs"] == []
+    assert "left out the rest: no cuda:99" in found["notes"][0]
+
+
 def test_loops_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of rows, of rows by id, of arrays and of codecs, whose savings are exact."""
     monkeypatch.setitem(sys.modules, "torch", None)  # five seconds to import

@@ -8,148 +8,25 @@ import numpy as np
 import pytest
 
 from daskps import optim
-from daskps.backend import fake
-from daskps.consistency import ASP, BSP
+from daskps.backend import fake, find
+from daskps.consistency import BSP
 from daskps.errors import PushRejectedError
 from daskps.layout.arrays import Layout
-from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
+from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step, Ticket
 from tests.shards.making import done
-from tests.shards.on_device import bits, make, read
+from tests.shards.on_device import bits, make, program, read
 
-SHAPES = {
-    "a": ((7, 11), "float32"),
-    "b": ((), "float32"),
-    "c": ((40,), "float64"),
-    "d": ((13,), "float32"),
-    "e": ((9,), "float16"),
-    "f": ((5,), "int64"),
-}
-LAYOUT = Layout.build(SHAPES, 2)
 SMALL = Layout.build({"a": ((100,), "float32"), "b": ((7,), "float32")}, 1)
-RULES = {
-    0: optim.Adam(0.01),
-    1: optim.SGD(0.1, momentum=0.9),
-    2: optim.RMSprop(0.01, centered=True, momentum=0.5),
-    3: optim.Adam(0.01),
-    4: optim.SGD(0.5, momentum=0.5),
-}
 
 
-class Program:
-    """The same random events for shards of either memory; all bits after each."""
-
-    def __init__(self, seed: int, device: str | None) -> None:
-        self.rng, self.device = np.random.default_rng(seed), device
-        if device:
-            fake.device().seed(seed)
-        self.shards = [make(LAYOUT, i, RULES, device) for i in range(2)]
-        self.given: list[Any] = []
-        self.seen = [self.bits()]
-        self.sequence = 0
-
-    def bits(self) -> list[Any]:
-        return [bits(shard) for shard in self.shards]
-
-    def values(self, *, ruled: bool) -> dict[int, Any]:
-        found = {}
-        for index, (shape, dtype) in enumerate(SHAPES.values()):
-            value = 10 * self.rng.normal(size=shape)
-            if ruled and index in RULES:
-                found[index] = value.astype("f8" if dtype == "float64" else "f4")
-            elif not ruled:
-                found[index] = value.astype(dtype)
-        return found
-
-    def items(self, shard: Any, values: dict[int, Any]) -> tuple[Item, ...]:
-        """Parts of arrays, on the device every second time."""
-        found = []
-        for position, piece in enumerate(shard.segment.pieces):
-            if piece.parameter.index in values:
-                flat = values[piece.parameter.index].reshape(-1)
-                mine: Any = np.array(flat[piece.start : piece.stop])
-                is_there = self.rng.random() < 0.5  # drawn for both memories
-                if self.device and is_there:
-                    mine = fake.asarray(mine)
-                self.given.append(mine)
-                found.append(Item(position, 0, mine))
-        return tuple(found)
-
-    def take(self) -> None:
-        """Overwrite what was given: it was taken."""
-        for mine in self.given:
-            mine[...] = -77
-        self.given.clear()
-
-    def send(self, shard: Any, step: Step) -> None:
-        ticket = Ticket(step)
-        shard.submit([ticket])
-        assert not isinstance(ticket.outcome, Exception), ticket.outcome
-        self.take()
-
-    def push(self, kind: str, weight: float = 1.0, *, check: bool = False) -> None:
-        values = self.values(ruled=kind == GRADIENT)
-        for shard in self.shards:
-            self.send(
-                shard,
-                Step(
-                    kind,
-                    self.items(shard, values),
-                    producer=1,
-                    sequence=self.sequence,
-                    weight=weight,
-                    check=check,
-                ),
-            )
-        self.sequence += 1
-        self.seen.append(self.bits())
-
-    def rounds(self, run: int, reduce: str, n: int, *, kind: str = GRADIENT) -> None:
-        for shard in self.shards:
-            shard.begin_run(run, BSP(), 3, reduce)
-        for clock in range(n):
-            grads = [self.values(ruled=kind == GRADIENT) for _ in range(3)]
-            weights = self.rng.uniform(0.5, 2, 3)
-            leaves_out, early = self.rng.random(2) < 0.3
-            if leaves_out:
-                grads[1].pop(0)
-            for shard in self.shards:
-                for rank in self.rng.permutation(3).tolist():
-                    of = {
-                        "run": run,
-                        "rank": rank,
-                        "clock": clock,
-                        "weight": float(weights[rank]),
-                    }
-                    if early and rank == 2:
-                        items = self.items(shard, grads[0])
-                        self.send(shard, Step(kind, items, sequence=2 * clock, **of))
-                    items = self.items(shard, grads[rank])
-                    step = Step(kind, items, sequence=2 * clock + 1, tick=True, **of)
-                    if shard.step(step) < 0:
-                        self.send(shard, step)
-                    self.take()
-            self.seen.append(self.bits())
-        for shard in self.shards:
-            # As a fence does where another shard does not have the last round.
-            shard.hold_run(run)
-            shard.end_run(run, "over", rounds=n - 1, version=1000 * run)
-        self.seen.append(self.bits())
-
-
-def program(seed: int, device: str | None) -> list[Any]:
-    run = Program(seed, device)
-    run.push(ASSIGN)
-    run.push(GRADIENT, check=True)
-    run.push(ADD, check=True)
-    run.push(GRADIENT, 0.5)
-    run.push(GRADIENT, 3.0, check=True)
-    run.rounds(7, "mean", 4)
-    run.rounds(8, "sum", 3)
-    run.rounds(9, "sum", 2, kind=ADD)
-    for shard in run.shards:
-        shard.begin_run(10, ASP(), 2)
-    run.push(GRADIENT)
-    return run.seen
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_states_have_the_same_bits_on_a_gpu(seed: int) -> None:
+    try:
+        find("cuda:0")
+    except ValueError as why:
+        pytest.skip(str(why))
+    assert program(seed, "cuda:0") == program(seed, None)
 
 
 @pytest.mark.parametrize("seed", range(4))
