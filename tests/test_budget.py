@@ -46,18 +46,19 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 28, 26, "longer names of the field; old ones hold for a release"),
     ("compat", 3, 3, "an error is told to others without its traceback"),
     ("shards", 69, 47, "all that touches payload asks the memory that it is in"),
-    ("backend", 576, 599, "streams of devices: of CUDA by CuPy, and a fake one"),
+    ("backend", 580, 603, "streams of devices: of CUDA by CuPy, and a fake one"),
     ("kernels", 731, 602, "loops of rules for devices, as PTX"),
     ("optim", 15, 8, "a rule is bound to the device that its arrays are on"),
     ("shards", 321, 287, "shards on a device: their memory, launches, looks and waits"),
     (".", 4, 2, "a setting for the share of a device's memory"),
     (
         "cluster",
-        192,
-        158,
+        193,
+        159,
         "stores on a device: who has it, room, arrays that stay there",
     ),
-    ("store", 101, 58, "device= of create, restore and pull, and what is told of it"),
+    ("store", 108, 55, "device= of create, restore and pull, and what is told of it"),
+    ("training", 9, 5, "gradients and parameters of trainers stay on a device"),
     ("training", 2, 2, "a run that was stopped counts complete rounds alone"),
 ]
 #: Names that stand for what is read or written of rows.

@@ -36,8 +36,9 @@ _TOTAL: Final = 2**34
 class _Memory:
     """Memory of a device, and who has written it last: a stream, and which of its work."""
 
-    def __init__(self, bytes_: Array) -> None:
-        self.bytes = bytes_
+    def __init__(self, owner: FakeStream | None) -> None:
+        #: The stream whose launches write it; those of others read it.
+        self.owner = owner
         self.written: tuple[FakeStream, int] | None = None
 
 
@@ -199,7 +200,9 @@ class FakeStream(Stream):
 
     def empty(self, nbytes: int) -> Any:
         """Return memory that holds junk."""
-        return self.device.array((nbytes,), np.uint8)
+        made: FakeArray = self.device.array((nbytes,), np.uint8)
+        made.memory.owner = self
+        return made
 
     def address(self, a: Any) -> int:
         """Return where an array begins."""
@@ -243,8 +246,10 @@ class FakeStream(Stream):
             for a, kind in zip(args, loop.kinds, strict=True)
         ]
 
+        written = [a for a in arrays if a.memory.owner is self]
         # These have to be there until it is done.
-        self.queue(partial(self._run_loop, loop, size, given, arrays), [], arrays)
+        work = partial(self._run_loop, loop, size, given, arrays)
+        self.queue(work, arrays, written)
 
     def _run_loop(
         self, loop: Loop, size: tuple[int, int], args: Sequence[Any], _: Any
@@ -309,7 +314,7 @@ class FakeDevice(Device):
         """Return memory that holds junk."""
         made = np.empty(shape, dtype)
         made.reshape(-1).view(np.uint8)[...] = _JUNK
-        return FakeArray(made, _Memory(made), self)
+        return FakeArray(made, _Memory(None), self)
 
     def adopt(self, array: Any) -> Any:
         """Return an array of this device, None for any other object."""

@@ -145,7 +145,7 @@ def gradients(
                 found[p.index] = there[p.index] = array.reshape(-1)
                 continue
         found[p.index] = ready(value, p, dtype, what, shape=p.shape, finite=finite)
-    if finite and there and not are_finite([*there.values()]):
+    if there and not are_finite([*there.values()], look=finite):
         for index, array in on_host(there).items():
             p = layout.parameters[index]
             ready(array, p, array.dtype.name, what, shape=(p.size,), finite=True)
@@ -391,12 +391,20 @@ class RepeatedGradients:
         The parameters that have an optimizer.
     finite : bool
         Whether NaN and Inf are refused.
+    near : StoreMap, optional
+        The store, where arrays of its device may stay there.
     """
 
     def __init__(
-        self, layout: Layout, optimizers: Mapping[int, str], *, finite: bool
+        self,
+        layout: Layout,
+        optimizers: Mapping[int, str],
+        *,
+        finite: bool,
+        near: StoreMap | None = None,
     ) -> None:
         self._layout, self._optimizers, self._finite = layout, optimizers, finite
+        self._near = near
         self._cache = str(config.load().cache)
         #: Of the gradients before, in their order: name, index, shape and dtype.
         self._wanted: tuple[tuple[str, int, tuple[int, ...], Any], ...] = ()
@@ -440,7 +448,8 @@ class RepeatedGradients:
                 found[index] = flat
             else:
                 return found
-        found = gradients(self._layout, self._optimizers, given, finite=self._finite)
+        how: dict[str, Any] = {"finite": self._finite, "near": self._near}
+        found = gradients(self._layout, self._optimizers, given, **how)
         self._learn(given)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps.backend import checked
 from daskps.cluster.caller.trainer_step import NO_MORE
 from daskps.store.arguments import flag
 from daskps.store.targets import chosen_names, pulled, sign_of, target_of
@@ -65,6 +66,7 @@ class Trainer(Verbs):
         rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
         copy: bool = True,
+        device: str | None = None,
         timeout: Any = None,
     ) -> dict[str, Array]:
         """Read parameters and rows, waiting for what the run's policy demands.
@@ -82,6 +84,9 @@ class Trainer(Verbs):
             view of the shard's memory, which stays as it is until this trainer has
             ticked twice or finished. All others are copied, and so are rows. Not
             together with `out`.
+        device : str, optional
+            The device of this process that the parameters go to, as in
+            :meth:`daskps.ParameterStore.pull`. Not with `out`, nor with ``copy=False``.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits until the run ends.
 
@@ -104,17 +109,22 @@ class Trainer(Verbs):
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
+        where = checked(device)
+        if where and (out is not None or copy is not True):
+            raise ValueError(
+                "a pull to a device= makes new arrays there; leave out= and copy= out"
+            )
         if copy is not True and not flag(copy, "copy"):
             return self._viewed(names, rows, out, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
             seconds = self._wait_background(timeout, "a pull")
-        if self._prefetch is not None:
+        if self._prefetch is not None and not where:
             ahead = self._prefetch.take(names, rows, out, self.clock)
             if ahead is not None:
                 return ahead
         if rows is not None:
-            targets = pulled(self._session.meta, names, rows, out)
+            targets = pulled(self._session.meta, names, rows, out, device=where)
             self._session.read_all(targets, seconds)
             of_rows: dict[str, Array] = targets[-1].finish()
             return of_rows
@@ -123,7 +133,7 @@ class Trainer(Verbs):
         if out is not None and seconds is None:
             found = reads.read(names, out, self._session.clock)
         if found is None:
-            target = target_of(self._session.meta, names, out)
+            target = target_of(self._session.meta, names, out, where)
             self._session.read(target, seconds)
             if out is not None:
                 reads.learn(names, out, target)

@@ -230,3 +230,40 @@ def test_shards_are_lost_with_their_process(tmp_path: Path) -> None:
             until(lambda: kept.push(gradients(1)) is None)
         np.testing.assert_array_equal(kept.pull()["w"], wanted)
         assert kept.device == "fake:0"
+
+
+def steps(trainer: Any, device: Any) -> float:
+    """Three rounds of a trainer whose arrays are on a device, or all in host memory."""
+    total = 0.0
+    for _ in range(3):
+        w: Any = trainer.pull(["w"], device=device)["w"]
+        gradient, weight = w - 1.0, 1.0 + trainer.rank
+        trainer.push({"w": gradient}, weight=weight, tick=False)
+        gradient[...] = 0.5
+        trainer.push({"w": gradient}, weight=weight)
+        total += float(np.add.reduce(w))
+    return total
+
+
+def test_trainers_of_the_owners_process_work_on_the_device(inside: Client) -> None:
+    with make(inside, "fake") as there, make(inside, None) as here:
+        before = work(there)
+        found = daskps.run(there, steps, ["fake", "fake"])
+        after = work(there)
+        assert found == daskps.run(here, steps, [None, None])
+        assert same(there, here)
+        # Nothing but flags of looks.
+        assert after.get("bytes to host", 0) - before.get("bytes to host", 0) <= 8 * 100
+
+
+def test_trainer_says_what_cannot_be(inside: Client) -> None:
+    def loop(trainer: Any, part: Any) -> None:
+        with pytest.raises(ValueError, match="leave out= and copy= out"):
+            trainer.pull(device="fake", copy=False)
+        with pytest.raises(daskps.PushRejectedError, match="NaN"):
+            trainer.push({"w": fake.asarray(np.full(10, np.nan))})
+        trainer.push({"w": fake.asarray(np.ones(10))})
+
+    with make(inside, "fake") as store:
+        daskps.run(store, loop, [None])
+        assert store.version == 1

@@ -66,8 +66,12 @@ def kept(device: str, owners: Sequence[str], value: Any) -> Array | None:
     return found if found is not None and found.flags.c_contiguous else None
 
 
-def are_finite(arrays: Sequence[Array]) -> bool:
-    """Return whether arrays of one device have no NaN and no infinity."""
+def are_finite(arrays: Sequence[Array], *, look: bool = True) -> bool:
+    """Return whether arrays of one device have no NaN and no infinity.
+
+    Without `look` they have none. All that this thread has launched for them is done
+    then: any other thread may serve their shards, and knows nothing of its streams.
+    """
     device = backend.device_of(arrays[0])
     if device is None:
         raise TypeError("an array of no device")
@@ -75,8 +79,9 @@ def are_finite(arrays: Sequence[Array]) -> bool:
         looker = _lookers.get(device.name)
         if looker is None:
             looker = _lookers.setdefault(device.name, DeviceMemory(device))
-        for array in arrays:
-            looker.look(looker.bring(array))
+        for array in map(looker.bring, arrays):
+            if look:
+                looker.look(array)
         return looker.wait()
 
 

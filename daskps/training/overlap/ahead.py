@@ -141,8 +141,10 @@ class Ahead:
         self.size = session.size
         self._finite = config.load().check_finite
         meta = session.meta
+        #: The store, where gradients of its device may stay there.
+        self._near = meta if meta.device and session.codec is None else None
         self._gradients = RepeatedGradients(
-            meta.layout, meta.optimizers, finite=self._finite
+            meta.layout, meta.optimizers, finite=self._finite, near=self._near
         )
         self._chosen = chosen
         self._finished = False
@@ -375,6 +377,7 @@ class Ahead:
             and type(weight) is float
             and weight == 1.0
             and session.looks_later
+            and self._near is None
             and self._prefetch is None
             and self._background.quiet
             and not self._finished
