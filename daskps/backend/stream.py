@@ -80,17 +80,22 @@ class Device(ABC):
     def fetch(self, array: Array) -> Array:
         """Return an array of the device in host memory."""
         out = np.empty(array.shape, array.dtype)
+        source = array if array.flags.c_contiguous else array.copy()
         with self.lend() as stream:
             stream.follow()
-            stream.download([(out, array)])
+            stream.download([(out, source)])
         return out
 
     def put(self, out: Array, values: Array) -> None:
         """Copy an array in host memory to one of the device, now."""
+        is_whole = out.flags.c_contiguous
+        to = out if is_whole else self.array(out.shape, out.dtype)
         with self.lend() as stream:
             stream.follow()
-            stream.upload(out, values)
+            stream.upload(to, values)
             stream.wait()
+        if not is_whole:
+            out[...] = to
 
     @abstractmethod
     def array(self, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -114,6 +114,43 @@ def test_arrays_of_the_owners_process_are_not_copied_to_the_host(
         np.testing.assert_array_equal(out["w"].get(), store.pull()["w"])
 
 
+def test_arrays_in_another_order_are_taken_and_filled(where: Client) -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    for device in ("fake", None):
+        with daskps.create({"t": np.zeros((3, 4))}, client=where, device=device) as s:
+            s.assign({"t": fake.asarray(values.T.copy()).T})
+            s.add({"t": fake.asarray(np.repeat(values, 2, axis=1))[:, ::2]})
+            np.testing.assert_array_equal(s.pull()["t"], 2 * values)
+            out = fake.asarray(np.zeros((4, 3))).T
+            assert s.pull(out={"t": out})["t"] is out
+            np.testing.assert_array_equal(out.get(), 2 * values)
+
+
+def test_every_dtype_adds_as_in_host_memory(where: Client) -> None:
+    dtypes = [
+        "bool",
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ]
+    params = {d: np.array([0, 1, 1, 0]).astype(d) for d in dtypes}
+    deltas = {d: np.array([0, 1, 0, 1]).astype(d) for d in dtypes}
+    with (
+        daskps.create(params, client=where, device="fake") as there,
+        daskps.create(params, client=where) as here,
+    ):
+        for given in (deltas, on_device(deltas)):
+            there.add(given)
+            here.add(given)
+            found, wanted = there.pull(), here.pull()
+            for name in dtypes:
+                assert found[name].tobytes() == wanted[name].tobytes(), name
+
+
 def test_pull_brings_parameters_to_a_device(where: Client) -> None:
     for device in ("fake", None):
         with make(where, device) as store:

@@ -216,12 +216,14 @@ def build(
 
     Parameters
     ----------
-    update, n_slots, n_scalars, dtype, of_rows, before, master, ranks
+    update, n_slots, n_scalars, dtype, of_rows
         As :func:`daskps.kernels.dense.build` takes them.
     launcher : Launcher
         Where its loops run.
     what : str
         The rule, in messages.
+    before, master, ranks
+        As there, too.
 
     Returns
     -------

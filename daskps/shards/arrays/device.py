@@ -222,7 +222,9 @@ class DeviceMemory:
         """Write a sum, computed in the wider of two dtypes."""
         wide = max(a.dtype, b.dtype)
         given = self._in(wide, a), self._in(wide, b)
-        self.update(elementwise("a + b", wide, out.dtype), (out, *given), ())
+        # As NumPy adds bools.
+        how = "a | b" if wide.kind == "b" else "a + b"
+        self.update(elementwise(how, wide, out.dtype), (out, *given), ())
 
     def _in(self, dtype: np.dtype[Any], a: Array) -> Array:
         """Return an array in another float dtype."""
