@@ -15,6 +15,7 @@ HISTORY = {DOCS / "changelog.md"}
 PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md")} - HISTORY)
 #: The packages whose folders that page lists.
 LISTED = (
+    "backend",
     *("store", "training", "cluster", "shards", "checkpoint"),
     *("layout", "optim", "kernels", "codecs"),
     *("cli", "compat", "demo"),
