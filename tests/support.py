@@ -61,8 +61,8 @@ OURS = {
     # idle ones took 2.7 % of a core each, and their schedulers 2 %, of which this
     # leaves a fifth.
     "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "5s",
-    "distributed.admin.tick.limit": "1 minute",  # else each one is late, in the logs
+    # Later than 3 s it would be late, in the logs: Dask reads that when it is imported.
+    "distributed.admin.tick.interval": "1s",
     "distributed.admin.tick.cycle": "1 minute",
     # So often each worker, and for it its nanny, looks at its memory, and each process
     # at its processor time; every 100 and 500 ms that was half of what an idle cluster

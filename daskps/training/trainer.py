@@ -109,7 +109,7 @@ class Trainer(Verbs):
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
-        where = checked(device)
+        where = "" if device is None else checked(device)
         if where and (out is not None or copy is not True):
             raise ValueError(
                 "a pull to a device= makes new arrays there; leave out= and copy= out"
