@@ -49,7 +49,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("backend", 585, 608, "streams of devices: of CUDA by CuPy, and a fake one"),
     ("kernels", 731, 602, "loops of rules for devices, as PTX"),
     ("optim", 15, 8, "a rule is bound to the device that its arrays are on"),
-    ("shards", 322, 288, "shards on a device: their memory, launches, looks and waits"),
+    ("shards", 323, 289, "shards on a device: their memory, launches, looks and waits"),
     (".", 4, 2, "a setting for the share of a device's memory"),
     (
         "cluster",

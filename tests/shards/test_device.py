@@ -113,6 +113,9 @@ def test_sum_that_overflows_changes_nothing(shard: Any) -> None:
         shard.submit([Ticket(step)])
     assert bits(shard)[0] == before
     assert "overflow float32 together" in str(shard.run_state.why_stopped)
+    shard.end_run(5, "over")
+    ticket = pushed(shard, np.ones(100, "f4"), np.ones(7, "f4"), sequence=0)
+    assert done(ticket).version == 1
 
 
 def test_array_of_another_device_is_refused(shard: Any) -> None:

@@ -242,6 +242,8 @@ class Publication:
         for position, operations in self._operations.items():
             for operation in operations:
                 if not payload.is_finite(operation.formed(payload)):
+                    # A sum that is formed is looked at again: that flag goes too.
+                    payload.wait()
                     raise self._not_finite(position)
         raise IllegalStateError("a look has found what no look finds again")
 
