@@ -46,10 +46,10 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 28, 26, "longer names of the field; old ones hold for a release"),
     ("compat", 3, 3, "an error is told to others without its traceback"),
     ("shards", 69, 47, "all that touches payload asks the memory that it is in"),
-    ("backend", 585, 608, "streams of devices: of CUDA by CuPy, and a fake one"),
-    ("kernels", 731, 602, "loops of rules for devices, as PTX"),
+    ("backend", 586, 609, "streams of devices: of CUDA by CuPy, and a fake one"),
+    ("kernels", 732, 603, "loops of rules for devices, as PTX"),
     ("optim", 15, 8, "a rule is bound to the device that its arrays are on"),
-    ("shards", 323, 289, "shards on a device: their memory, launches, looks and waits"),
+    ("shards", 325, 291, "shards on a device: their memory, launches, looks and waits"),
     (".", 4, 2, "a setting for the share of a device's memory"),
     (
         "cluster",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import cupy  # noqa: TID253 - `find` imports this
 import numpy as np
 
+from daskps import config
 from daskps.backend.stream import Device, DeviceInfo, Loop, Stream
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class CudaStream(Stream):
 def _kernel(number: int, loop: Any) -> Any:
     """Return the kernel of a loop on a device."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(loop.ptx())
+        file.write(loop.ptx(str(config.load().cache)))
         file.flush()
         return cupy.RawModule(path=file.name).get_function(loop.name)
 

@@ -11,7 +11,9 @@ from daskps import optim
 from daskps.backend import fake, find
 from daskps.consistency import BSP
 from daskps.errors import PushRejectedError
+from daskps.kernels.device.row_loops import row_look_loop
 from daskps.layout.arrays import Layout
+from daskps.shards.arrays.device import DeviceMemory
 from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step, Ticket
 from tests.shards.making import done
 from tests.shards.on_device import bits, make, program, read
@@ -148,3 +150,16 @@ def test_programs_own_work_comes_before_that_of_the_shard(shard: Any) -> None:
     pushed(shard, twice, np.ones(7, "f4"), sequence=0)
     pushed(same, np.full(100, 4, "f4"), np.ones(7, "f4"), sequence=0)
     assert bits(shard)[0] == bits(same)[0]
+
+
+def test_wait_tells_of_what_came_for_rows() -> None:
+    memory = DeviceMemory(fake.device())
+    g = memory.bring(np.array([[1, 2], [3, np.nan]], "f4"))
+    look = row_look_loop(np.dtype("f4"))
+    where = np.arange(2), memory.flag, True, 2
+    memory.launch(look, 1, 2, (memory.flag, *where, g))
+    assert memory.wait()
+    g = memory.bring(np.array([[1, 2], [3, np.nan]], "f4"))
+    memory.launch(look, 2, 2, (memory.flag, *where, g))
+    assert not memory.wait()
+    assert memory.wait()

@@ -69,8 +69,8 @@ def kept(device: str, owners: Sequence[str], value: Any) -> Array | None:
 def are_finite(arrays: Sequence[Array], *, look: bool = True) -> bool:
     """Return whether arrays of one device have no NaN and no infinity.
 
-    Without `look` they have none. All that this thread has launched for them is done
-    then: any other thread may serve their shards, and knows nothing of its streams.
+    Without `look` it only waits until all is done that this thread has launched for
+    them: any other thread may serve their shards, and knows nothing of its streams.
     """
     device = backend.device_of(arrays[0])
     if device is None:

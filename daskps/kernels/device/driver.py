@@ -58,7 +58,9 @@ def kernel(form: Form) -> str:
             # Each number of a table's row is read once.
             argument.add_attribute("noalias")
     builder = ir.IRBuilder(made.append_basic_block())
-    unused = builder.alloca(pointer)
+    # llvmlite before 0.46 writes `ptr*` for memory of a pointer, which LLVM refuses.
+    unused = builder.alloca(long)
+    unused.type = pointer
 
     def load(numbers: Any, index: Any) -> Any:
         place = builder.gep(numbers, [index], source_etype=long)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ALIGN: Final = 256
 #: Most memory for temporary arrays that is kept from one publication to the next.
 _KEPT_NBYTES: Final = 2**26
+#: Loops that set the flag: over arrays, and over what comes for rows.
+_LOOKS: Final = {"look", "row_look"}
 
 
 class _Launch:
@@ -134,7 +136,7 @@ class DeviceMemory:
         n = len(arrays[0])
         if not n:
             return
-        self._has_looked |= loop.name == "look"
+        self._has_looked |= loop.name in _LOOKS
         starts = [*map(self.stream.address, arrays)]
         spans = {(at, at + a.nbytes) for at, a in zip(starts, arrays, strict=True)}
         following = self._next
@@ -148,6 +150,7 @@ class DeviceMemory:
     ) -> None:
         """Queue a loop; NumPy arrays are copied to the device first, as they are now."""
         self.flush()
+        self._has_looked |= loop.name in _LOOKS
         given: list[Any] = [*args]
         for i, a in enumerate(given):
             if is_here(a):
