@@ -47,7 +47,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("compat", 3, 3, "an error is told to others without its traceback"),
     ("shards", 69, 47, "all that touches payload asks the memory that it is in"),
     ("backend", 586, 609, "streams of devices: of CUDA by CuPy, and a fake one"),
-    ("kernels", 732, 603, "loops of rules for devices, as PTX"),
+    ("kernels", 722, 601, "loops of rules for devices, as PTX"),
     ("optim", 15, 8, "a rule is bound to the device that its arrays are on"),
     ("shards", 325, 291, "shards on a device: their memory, launches, looks and waits"),
     (".", 4, 2, "a setting for the share of a device's memory"),
@@ -60,6 +60,16 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 108, 55, "device= of create, restore and pull, and what is told of it"),
     ("training", 9, 5, "gradients and parameters of trainers stay on a device"),
     ("training", 2, 2, "a run that was stopped counts complete rounds alone"),
+    (
+        "backend",
+        33,
+        35,
+        "memory for temporary arrays is a stream's, readers have some too",
+    ),
+    ("cluster", 17, 18, "rows of a device stay there, and new ones go there in parts"),
+    ("shards", 100, 73, "rows on a device: their memory, updates, logs and reads"),
+    ("store", 53, 23, "device= of the pulls of arrays and tables, and of pushpull"),
+    ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
@@ -113,8 +123,9 @@ FIGURES = {
     "names of cluster/ that other modules use": 507,
     "public names of cluster/": 657,
     "chain of imports in cluster/": 18,
-    # The parts of a rule's kernel that devices share with hosts are a module.
-    "chain of imports": 41,
+    # The parts of a rule's kernel that devices share with hosts are a module, and the
+    # buffers of rows say in which memory they are.
+    "chain of imports": 42,
     "lines of the largest file": 553,
     "lines of the longest function": 73,
     "modules of cluster/ that know rows": 32,

@@ -157,7 +157,9 @@ class CudaStream(Stream):
         grid = min(-(-columns // block[0]), most), min(-(-rows // block[1]), _MOST_ROWS)
         given = [np.int64(rows), np.int64(columns)]
         for a, kind in zip(args, loop.kinds, strict=True):
-            given.append(a if kind.endswith("*") else np.dtype(kind).type(a))
+            is_array = kind.endswith("*") and not isinstance(a, int)
+            number = np.dtype("i8" if kind.endswith("*") else kind)
+            given.append(a if is_array else number.type(a))
         with self.device.current(), self._stream:
             _kernel(self.device.number, loop)(grid, block, tuple(given))
 

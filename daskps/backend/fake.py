@@ -242,7 +242,9 @@ class FakeStream(Stream):
         self.counts["launches"] += 1
         arrays = [*touched, *(a for a in args if isinstance(a, FakeArray))]
         given = [
-            self.address(a) if isinstance(a, FakeArray) else np.dtype(kind).type(a)
+            self.address(a)
+            if isinstance(a, FakeArray)
+            else np.dtype("i8" if kind.endswith("*") else kind).type(a)
             for a, kind in zip(args, loop.kinds, strict=True)
         ]
 

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from daskps.typing import Array
 
 #: Bytes of half of the pinned memory of a stream: at first, and at most.
 _FIRST_NBYTES: Final = 2**16
 _MOST_NBYTES: Final = 2**23
+#: Where temporary arrays begin, and how much memory for them is kept, in bytes.
+_ALIGN: Final = 256
+_KEPT_NBYTES: Final = 2**26
 
 
 class Loop(Protocol):
@@ -122,6 +125,43 @@ class Device(ABC):
         """
 
 
+class Scratch:
+    """Memory of a device for temporary arrays, used again once all that used it is done.
+
+    Parameters
+    ----------
+    empty : callable
+        Returns so many bytes of new memory.
+    """
+
+    def __init__(self, empty: Callable[[int], Array]) -> None:
+        self._empty = empty
+        #: Memory, how much of it is used, and what there was before.
+        self._room: Array | None = None
+        self._used = 0
+        self._rooms: list[Array] = []
+
+    def take(self, n: int, dtype: Any) -> Array:
+        """Return memory for elements until `clear`."""
+        nbytes, room = n * np.dtype(dtype).itemsize, self._room
+        start = -(-self._used // _ALIGN) * _ALIGN
+        if room is None or start + nbytes > room.nbytes:
+            before = 0 if room is None else room.nbytes
+            size = max(nbytes, 2 * min(before, _KEPT_NBYTES), 2**16)
+            made, start = self._empty(size), 0
+            self._rooms += [] if room is None else [room]
+            self._room = room = made
+        self._used = start + nbytes
+        return room[start : self._used].view(dtype)
+
+    def clear(self) -> None:
+        """Use it again; give back what is more than a little."""
+        self._used = 0
+        self._rooms.clear()
+        if self._room is not None and self._room.nbytes > _KEPT_NBYTES:
+            self._room = None
+
+
 class Stream(ABC):
     """A queue of work for one device; one thread at a time uses it."""
 
@@ -129,6 +169,7 @@ class Stream(ABC):
         self.device = device
         #: Copies, their bytes, launches and waits, by name.
         self.counts: Counter[str] = Counter()
+        self.scratch = Scratch(self.empty)
         self._halves: list[Array] = []
         #: For each half what has to happen before it is used again.
         self._busy: list[Any] = [None, None]
@@ -174,7 +215,8 @@ class Stream(ABC):
     ) -> None:
         """Queue a loop over rows and columns.
 
-        `touched` are the arrays behind addresses in its arguments.
+        Arrays may be given as their addresses; `touched` are those behind addresses that
+        are to be looked at.
         """
 
     @abstractmethod
@@ -213,6 +255,12 @@ class Stream(ABC):
             memory[:] = source[at : at + n]
             self.send(to[at : at + n], memory)
             at += n
+
+    def sent(self, a: Any) -> Array:
+        """Return a host array in temporary memory of the device."""
+        out = self.scratch.take(a.size, a.dtype)
+        self.upload(out, a)
+        return out.reshape(a.shape)
 
     def download(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         """Copy arrays of the device to host memory, now."""

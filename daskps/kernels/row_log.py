@@ -170,47 +170,6 @@ def find_oldest(
 _module = functools.cache(functools.partial(plain, (find_oldest,)))
 
 
-def overlay(
-    log: UndoLog,
-    n: int,
-    ids: Array,
-    out: Array,
-    at: Array | None = None,
-    *,
-    first: int,
-    cache_dir: str | None = None,
-) -> None:
-    """Put rows as they were before the first `n` entries of a log where they are read.
-
-    Another process may write the log meanwhile: the result is right where those entries
-    were still there afterwards, and nothing outside is read or written in any case.
-
-    Parameters
-    ----------
-    log : UndoLog
-        Its `begin` and `base` do not count here.
-    n : int
-        How many entries count.
-    ids : ndarray, shape (k,), int64
-        The ids that were read, contiguous, maybe with repeats.
-    out : ndarray, shape (m, dim), dtype of the log's rows
-        Contiguous. Has what rows are now; those of the log are replaced.
-    at : ndarray, shape (k,), int64, optional
-        Row i is at `out[at[i]]`; at `out[i]` without it.
-    first : int
-        Id of the first row of the table.
-    cache_dir : str, optional
-        Where the compiled loop is kept, as in `build`.
-
-    Raises
-    ------
-    ValueError
-        If an array is not as described, or a row is at none of `out`.
-    """
-    entries, places = oldest_entries(log, n, ids, at, first=first, cache_dir=cache_dir)
-    gather(log.w, entries, out, places, cache_dir=cache_dir)
-
-
 def oldest_entries(
     log: UndoLog,
     n: int,
@@ -222,10 +181,24 @@ def oldest_entries(
 ) -> tuple[Array, Array]:
     """Return the first entries of a log for ids that have one, and where they are read.
 
+    With these gathered there, what was read is what rows were before. Another process may
+    write the log meanwhile: that is right where the entries were still there afterwards,
+    and nothing outside is read or written in any case.
+
     Parameters
     ----------
-    log, n, ids, at, first, cache_dir
-        As in `overlay`.
+    log : UndoLog
+        Its `begin` and `base` do not count here.
+    n : int
+        How many entries count.
+    ids : ndarray, shape (k,), int64
+        The ids that were read, contiguous, maybe with repeats.
+    at : ndarray, shape (k,), int64, or None
+        Row i is read to row `at[i]`; to row i without it.
+    first : int
+        Id of the first row of the table.
+    cache_dir : str, optional
+        Where the compiled loop is kept, as in `build`.
 
     Returns
     -------

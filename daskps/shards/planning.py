@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 
 from daskps import config
+from daskps.backend import on_host
 from daskps.errors import NoOptimizerError, PushRejectedError
 from daskps.layout.arrays import compute_dtype
 from daskps.limits import MOST_PUSHED_ROWS
@@ -18,6 +19,7 @@ from daskps.optim import Bound, BoundFunction
 from daskps.shards import run_record
 from daskps.shards.arrays import by_function
 from daskps.shards.arrays.operations import Formed, PieceUpdate, overflows, scaled
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.arrays.row_planning import check_rows, each_once
 from daskps.shards.memory.growth import look_up
@@ -86,10 +88,19 @@ class UpdatePlanner:
         """Return the rule of a piece, None where it has none."""
         return self._bindings.get(self._indices[position])
 
-    def brought(self, step: Step) -> Step:
-        """Return a step with its arrays on the device."""
-        bring = self._segment.payload.bring
-        items = [item._replace(data=bring(item.data)) for item in step.items]
+    def brought(self, step: Step, *, of_round: bool = False) -> Step:
+        """Return a step with its arrays on the device, and rows of a round in host memory.
+
+        Other rows in host memory go there when it is known which of them are needed.
+        """
+        items, bring = [], self._segment.payload.bring
+        for item in step.items:
+            data: Any = item.data
+            if item.ids is None or not isinstance(data, np.ndarray):
+                data = bring(data)
+                if item.ids is not None and of_round:
+                    data = on_host(data)
+            items.append(item._replace(data=data))
         return step._replace(items=items, owned=False)
 
     def check(self, step: Step, whole: bool = False) -> None:
@@ -283,7 +294,13 @@ class UpdatePlanner:
         to = None
         if table.unbounded is not None and item.ids is not None:
             to = look_up(self._segment, table, item.ids)
-        ids, data, at, to = each_once(item, piece, kind, self._cache_dir, numbers=to)
+        given: Any = item.data
+        payload = where = self._segment.payload
+        if where.device is not None and isinstance(given, np.ndarray):
+            payload = NUMPY
+        kept_in = self._cache_dir
+        found = each_once(item, piece, kind, kept_in, numbers=to, payload=payload)
+        ids, data, at, to = found
         if len(ids) > MOST_PUSHED_ROWS:
             raise PushRejectedError(
                 f"{len(ids)} rows of {self._named(position)} in one {kind}: a shard "
@@ -293,12 +310,13 @@ class UpdatePlanner:
         if kind == REMOVE:
             return RowUpdate(ids, data, forget=True, rows=to, by=step.producer)
         # Sums and products may be infinite where what was pushed is not.
+        named = item.ids
         is_as_pushed = (
-            step.weight == 1.0 and len(ids) == len(item.data) // data.shape[1]
+            step.weight == 1.0 and named is not None and len(ids) == len(named)
         )
         fused = all(look) and is_as_pushed
         if kind == GRADIENT and step.weight != 1.0:
-            data = scaled(data, step.weight)
+            data = scaled(data, step.weight, payload)
         # Sums are finite only of what is; there are fewer of them.
         checks = (look[0] and not fused) or not (is_as_pushed or kind == ASSIGN)
         if checks and not self._is_finite(position, data):
@@ -307,6 +325,8 @@ class UpdatePlanner:
             self._refuse_overflow(position, item.data)
         rule, scalars = self._prepare(position, record, step)
         how = rule, scalars, kind == ASSIGN, fused
+        if payload is not where:
+            data, at = where.bring(data if at is None else data[at]), None
         return RowUpdate(ids, data, at, *how, rows=to, by=step.producer)
 
     def each_once(self, item: Item) -> tuple[Array, Array, Array | None]:
@@ -352,6 +372,8 @@ class UpdatePlanner:
             to = None
             if table.unbounded is not None:
                 to = look_up(self._segment, table, ids)
+            if self._segment.payload.device is not None:
+                data = self._segment.payload.bring(data)
             rule, scalars = self._prepare(position, record, said)
             of_rows = RowUpdate(ids, data, None, rule, scalars, check=check, rows=to)
             planned.append((position, of_rows))
@@ -388,8 +410,11 @@ class UpdatePlanner:
         if config.check_finite() and self._is_finite(position, given):
             raise overflows(self._names[position], given.dtype)
 
-    def _is_finite(self, position: int, data: Array) -> bool:
-        binding = self.binding(position)
+    def _is_finite(self, position: int, data: Any) -> bool:
+        binding, payload = self.binding(position), self._segment.payload
         # The rule's look is kept on disk, as its loops are.
-        look = self._segment.payload.is_finite if binding is None else binding.is_finite
-        return look(data.reshape(-1))
+        look = payload.is_finite if binding is None else binding.is_finite
+        if payload.device is not None and isinstance(data, np.ndarray):
+            look = NUMPY.is_finite  # rows that are not there yet
+        found: bool = look(data.reshape(-1))
+        return found

@@ -22,7 +22,7 @@ import numpy as np
 
 from daskps.errors import ProtocolError
 from daskps.kernels import past, scratch
-from daskps.kernels.row_moves import FixedGather, gather
+from daskps.kernels.row_moves import FixedGather
 from daskps.shards.arrays.row_operations import flip_of
 from daskps.shards.arrays.unbounded_rows import FEWEST_LOOKED, MOST_LOOKED, Lookup
 from daskps.shards.deputy import CLOSED
@@ -231,7 +231,7 @@ class ShardReader(Visibility):
         #: The copies to make where all weights lie in one buffer, by that; the last
         #: stays None.
         self._whole: list[list[tuple[int, slice, Array]] | None] = [None, None, None]
-        self._tables: dict[int, tuple[TableMemory, FixedGather]] = {}
+        self._tables: dict[int, tuple[TableMemory, FixedGather | None]] = {}
         sizes = [(b - a) * np.dtype(dtype).itemsize for (dtype, a, b), _, _ in parts]
         #: None to assign to a slice, which costs half as much as a call.
         self._copy: Callable[[Array, Array], None] | None = None
@@ -413,8 +413,9 @@ class ShardReader(Visibility):
                 looked.append((unbounded, kept))
             dim = table.piece.table.dim
             out = one.out if one.out.ndim == 2 else one.out.reshape(-1, dim)
-            if not copy(one.ids, out, one.at):
-                gather(table.rows, one.ids, out, one.at, first=table.piece.first_row)
+            if copy is None or not copy(one.ids, out, one.at):
+                read, first = segment.payload.read_rows, table.piece.first_row
+                read(table.rows, one.ids, out, one.at, first=first)
             gathered.append((table, one, out))
         is_still = header[ROWS_SEQUENCE] == sequence and not sequence & LOGGED
         if is_still and not is_before:
@@ -422,16 +423,23 @@ class ShardReader(Visibility):
             for unbounded, kept in looked:
                 unbounded.looked = kept or unbounded.looked
             return True
-        if looked and not is_still:
-            return False  # no log tells which ids had which rows
+        # No log tells which ids had which rows, and a device may not have written yet what
+        # one counts.
+        is_written = (
+            segment.payload.device is None or not header[ROWS_SEQUENCE] & LOGGED
+        )
+        if not is_written or (looked and not is_still):
+            return False
         for table, one, out in gathered:
             table.put_back(flip, one.ids, out, one.at, cache_dir=segment.cache_dir)
         return is_still or is_logged(sequence, header[ROWS_SEQUENCE])
 
-    def _table(self, position: int) -> tuple[TableMemory, FixedGather]:
-        """Return the table at a position, and what copies rows out of it."""
+    def _table(self, position: int) -> tuple[TableMemory, FixedGather | None]:
+        """Return the table at a position, and what copies rows out of it, if that is here."""
         table, kept = table_at(self._segment, position), self._segment.cache_dir
-        copy = FixedGather(table.rows, table.piece.first_row, cache_dir=kept)
+        copy = None
+        if self._segment.payload.device is None:
+            copy = FixedGather(table.rows, table.piece.first_row, cache_dir=kept)
         self._tables[position] = table, copy
         return table, copy
 

@@ -15,7 +15,7 @@ from daskps.store.handle import DEFAULT
 from daskps.store.regions import named_rows, runs_of_rows, split_index
 from daskps.store.repr import array_html
 from daskps.store.snapshot import dask_array
-from daskps.store.targets import Outs, target_of
+from daskps.store.targets import Outs, device_for, target_of
 from daskps.store.usage_errors import no_array_attribute
 from daskps.tracebacks import hide
 
@@ -129,13 +129,21 @@ class ReadableArray:
         rows = tuple(chunk.rows for chunk in chunks)
         return rows, *((length,) for length in self.shape[1:])
 
-    def pull(self, out: Array | None = None, *, timeout: Any = DEFAULT) -> Any:
+    def pull(
+        self,
+        out: Array | None = None,
+        *,
+        device: str | None = None,
+        timeout: Any = DEFAULT,
+    ) -> Any:
         """Read the parameter.
 
         Parameters
         ----------
         out : ndarray, optional
             Array of this shape and dtype to fill.
+        device : str, optional
+            Where a new one goes, as in :meth:`daskps.ParameterStore.pull`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -158,10 +166,11 @@ class ReadableArray:
         array([0., 1., 2.])
         """
         try:
+            where = device_for(device, out)
             if self._region is not None:
                 name = self._shown.name
                 meta = self._store._attached().meta
-                outs = Outs({} if out is None else {name: out}, meta)
+                outs = Outs({} if out is None else {name: out}, meta, where)
                 flat = outs.place(name, self.shape, self._parameter.dtype)
                 runs = [(0, self.size)]
                 return self._read(
@@ -170,7 +179,7 @@ class ReadableArray:
             given = None if out is None else {self.name: out}
 
             def make(meta: StoreMap) -> Request:
-                all_of = target_of(meta, [self.name], given)
+                all_of = target_of(meta, [self.name], given, where)
                 target = all_of._replace(finish=lambda: all_of.finish()[self.name])
                 return routes.read(meta, target)
 

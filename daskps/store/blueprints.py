@@ -85,11 +85,13 @@ def _check_on_device(
     device: str, tables: Mapping[str, TableShape], rules: Mapping[int, Rule]
 ) -> None:
     """Refuse what no shard on a device takes."""
-    if tables:
-        raise LayoutError(
-            f"table {min(tables)[:60]!r} cannot be on device={device!r}: tables are in host "
-            f"memory; make a second store for them, without device="
-        )
+    for name, table in tables.items():
+        if len(table) > 3:
+            raise LayoutError(
+                f"table {name[:60]!r} of any ids cannot be on device={device!r}: such tables "
+                f"are in host memory; make a second store for it, without device=, or give "
+                f"it a number of rows"
+            )
     for rule in rules.values():
         if isinstance(rule, Function):
             raise LayoutError(

@@ -135,21 +135,30 @@ def gradients(
         dtype = COMPUTED.get(p.dtype) if what == "gradient" else p.dtype
         if dtype is None or (not model and p.index not in optimizers):
             raise takes_none(p)
-        if near is not None and type(value) is not np.ndarray:
-            array = kept(near.device, near.owners, value)
-            if (
-                array is not None
-                and array.shape == p.shape
-                and array.dtype == np.dtype(dtype)
-            ):
-                found[p.index] = there[p.index] = array.reshape(-1)
-                continue
+        if (
+            near is not None
+            and (array := _kept(near, value, p.shape, dtype)) is not None
+        ):
+            found[p.index] = there[p.index] = array
+            continue
         found[p.index] = ready(value, p, dtype, what, shape=p.shape, finite=finite)
     if there and not are_finite([*there.values()], look=finite):
         for index, array in on_host(there).items():
             p = layout.parameters[index]
             ready(array, p, array.dtype.name, what, shape=(p.size,), finite=True)
     return found
+
+
+def _kept(
+    near: StoreMap, value: Any, shape: tuple[int, ...], dtype: str
+) -> Array | None:
+    """Return an array that can stay on its device, flat; None for any other."""
+    if type(value) is np.ndarray:
+        return None
+    array = kept(near.device, near.owners, value)
+    if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
+        return None
+    return array.reshape(-1)
 
 
 def values(
@@ -233,6 +242,7 @@ def row_gradients(
     *,
     weight: float,
     finite: bool,
+    near: StoreMap | None = None,
 ) -> list[RowBatch]:
     """Check gradients of rows, and multiply them by a weight.
 
@@ -248,6 +258,8 @@ def row_gradients(
         The factor.
     finite : bool
         Whether NaN and Inf are refused.
+    near : StoreMap, optional
+        As in :func:`gradients`.
 
     Returns
     -------
@@ -265,7 +277,8 @@ def row_gradients(
         dtype = COMPUTED.get(table.dtype)
         if dtype is None or table.index not in optimizers:
             raise takes_none(table)
-        ids, data = _rows_of(table, given, dtype, "gradient", finite=finite)
+        how: dict[str, Any] = {"near": near, "finite": finite}
+        ids, data = _rows_of(table, given, dtype, "gradient", **how)
         if weight != 1.0:
             data = times(table, data, weight, finite=finite)
         split = IdSplit.of(table, ids, layout.n_shards)
@@ -276,7 +289,12 @@ def row_gradients(
 
 
 def row_values(
-    layout: Layout, rows: Mapping[str, RowGrad], what: str, *, finite: bool
+    layout: Layout,
+    rows: Mapping[str, RowGrad],
+    what: str,
+    *,
+    finite: bool,
+    near: StoreMap | None = None,
 ) -> list[list[RowBatch]]:
     """Check deltas or new values of rows, kept in the dtypes of their tables.
 
@@ -290,6 +308,8 @@ def row_values(
         "delta" or "value", for messages.
     finite : bool
         Whether NaN and Inf are refused.
+    near : StoreMap, optional
+        As in :func:`gradients`.
 
     Returns
     -------
@@ -304,7 +324,8 @@ def row_values(
     calls: list[list[RowBatch]] = [[]]
     for name, given in rows.items():
         table = layout.table_by_name[name]
-        ids, data = _rows_of(table, given, table.dtype, what, finite=finite)
+        how: dict[str, Any] = {"near": near, "finite": finite}
+        ids, data = _rows_of(table, given, table.dtype, what, **how)
         for i, start in enumerate(range(0, max(1, len(ids)), MOST_PUSHED_ROWS)):
             part = slice(start, start + MOST_PUSHED_ROWS)
             split = IdSplit.of(table, ids[part], layout.n_shards)
@@ -349,11 +370,20 @@ def asked_ids(
 
 
 def _rows_of(
-    table: Table, given: RowGrad, dtype: str, what: str, *, finite: bool
+    table: Table,
+    given: RowGrad,
+    dtype: str,
+    what: str,
+    *,
+    near: StoreMap | None,
+    finite: bool,
 ) -> tuple[Array, Array]:
     """Return ids, and the rows for them as one vector of a dtype."""
     ids, shape = asked_ids(table, given.ids, PushRejectedError)
     whole = (*shape, table.dim)
+    there = None if near is None else _kept(near, given.values, whole, dtype)
+    if there is not None and are_finite([there], look=finite):
+        return ids, there
     return ids, ready(given.values, table, dtype, what, shape=whole, finite=finite)
 
 

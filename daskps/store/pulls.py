@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from daskps.backend import checked
 from daskps.store.arguments import least_version
 from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.picture import draw, node_link
 from daskps.store.renamed import Renamed
 from daskps.store.repr import counted_tables
-from daskps.store.targets import pulled, reading
+from daskps.store.targets import device_for, pulled, reading
 from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
@@ -181,12 +180,7 @@ class Readable(Handle):
         device: str | None = None,
     ) -> Callable[[StoreMap], Request]:
         """Return what plans a pull."""
-        where = checked(device)
-        if where and out is not None:
-            raise ValueError(
-                "a pull goes to the arrays of out=, wherever these are, or to new ones on "
-                "device=; pass one of the two"
-            )
+        where = device_for(device, out)
         least = least_version(min_version)
 
         def make(meta: StoreMap) -> Request:

@@ -23,7 +23,7 @@ from daskps.store import intake
 from daskps.store.arguments import flag, number
 from daskps.store.handle import DEFAULT, Handle
 from daskps.store.specs import RowGrad
-from daskps.store.targets import target_of
+from daskps.store.targets import device_for, target_of
 from daskps.store.values import as_array, times
 from daskps.tracebacks import hide
 
@@ -117,6 +117,7 @@ class Writable(Handle):
             where = target(meta)
             finite = config.check_finite()
             layout, rules = meta.layout, meta.optimizers
+            near = meta if meta.device and factor == 1.0 else None
             dense, named = intake.parted(layout, grads)
             # The shard looks in the pass that applies them, where it gets all of them.
             later = finite and factor == 1.0 and not named and layout.n_shards == 1
@@ -129,7 +130,7 @@ class Writable(Handle):
                     rules,
                     dense,
                     finite=finite and not later,
-                    near=meta if meta.device and factor == 1.0 else None,
+                    near=near,
                 )
             if factor != 1.0:
                 arrays = {
@@ -142,10 +143,10 @@ class Writable(Handle):
                 request = routes.push(meta, arrays, step, target=where)
                 look = partial(intake.look, layout, arrays) if later else None
             else:
-                now = finite and factor != 1.0
-                rows = intake.row_gradients(
-                    layout, rules, named, weight=factor, finite=now
-                )
+                # On a device they are waited for in any case.
+                now = finite and (factor != 1.0 or near is not None)
+                how: dict[str, Any] = {"weight": factor, "finite": now, "near": near}
+                rows = intake.row_gradients(layout, rules, named, **how)
                 request = routes.push(meta, arrays, step, target=where, rows=rows)
                 look = (
                     partial(intake.look_at_rows, rows) if finite and not now else None
@@ -305,13 +306,13 @@ class Writable(Handle):
                     f"allow_missing=True"
                 )
             finite, step = config.check_finite(), Step(kind=kind)
+            near = meta if meta.device else None
             if not layout.tables:  # in few calls: nearly all that is added
-                near = meta if meta.device else None
                 arrays = intake.values(layout, named, what, finite=finite, near=near)
                 return routes.push(meta, arrays, step)
             dense, of_tables = intake.parted(layout, named)
-            arrays = intake.values(layout, dense, what, finite=finite)
-            calls = intake.row_values(layout, of_tables, what, finite=finite)
+            arrays = intake.values(layout, dense, what, finite=finite, near=near)
+            calls = intake.row_values(layout, of_tables, what, finite=finite, near=near)
             return _in_parts(meta, arrays, step, calls)
 
         return make
@@ -333,6 +334,7 @@ class Writable(Handle):
         weight: float = 1.0,
         lr: float | None = None,
         out: Mapping[str, Array] | None = None,
+        device: str | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
         """Push gradients and read all parameters in one round trip.
@@ -341,7 +343,7 @@ class Writable(Handle):
         ----------
         grads, weight, lr
             As in :meth:`push`.
-        out : mapping of str to ndarray, optional
+        out, device
             As in :meth:`pull`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
@@ -362,7 +364,12 @@ class Writable(Handle):
         >>> store.pushpull({"w": np.ones(3)})["w"]
         array([-0.1, -0.1, -0.1])
         """
-        make = self._pushing(grads, weight, lr, lambda meta: target_of(meta, None, out))
+        where = device_for(device, out)
+
+        def target(meta: StoreMap) -> Target:
+            return target_of(meta, None, out, where)
+
+        make = self._pushing(grads, weight, lr, target)
         return self._do(make, timeout, "a pushpull", producer=True)
 
 

@@ -13,7 +13,7 @@ from daskps.store.handle import DEFAULT, LOST, at_once
 from daskps.store.repr import counted_tables, table_html
 from daskps.store.snapshot import dask_table
 from daskps.store.specs import RowGrad
-from daskps.store.targets import pulled, reading, sought
+from daskps.store.targets import device_for, pulled, reading, sought
 from daskps.store.usage_errors import not_a_row, refuses_arithmetic
 from daskps.tracebacks import entrances, hide
 
@@ -140,7 +140,12 @@ class ParameterTable:
             raise not_a_row(self.name, read=True)
 
     def pull(
-        self, ids: Any, *, out: Array | None = None, timeout: Any = DEFAULT
+        self,
+        ids: Any,
+        *,
+        out: Array | None = None,
+        device: str | None = None,
+        timeout: Any = DEFAULT,
     ) -> Any:
         """Read rows.
 
@@ -150,6 +155,8 @@ class ParameterTable:
             Ids of rows, in any order; the same may be asked for more than once.
         out : ndarray, shape ids.shape + (dim,), optional
             Array of the table's dtype to fill.
+        device : str, optional
+            Where new ones go, as in :meth:`daskps.ParameterStore.pull`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -173,17 +180,18 @@ class ParameterTable:
         [[1.0, 1.0], [1.0, 1.0]]
         """
         try:
-            known = self._store._at_hand() if timeout is DEFAULT else None
+            is_plain = timeout is DEFAULT and device is None
+            known = self._store._at_hand() if is_plain else None
             if known is not None:
                 of = self._table
                 found = known.rows.pull_table(of, ids, out, until=self._end_of_pull)
                 if found is not None:
                     return found
-            name = self.name
+            name, where = self.name, device_for(device, out)
             given = {} if out is None else {name: out}
 
             def make(meta: StoreMap) -> Request:
-                first, *rest = pulled(meta, (), {name: ids}, given)
+                first, *rest = pulled(meta, (), {name: ids}, given, device=where)
                 one = first._replace(finish=lambda: first.finish()[name])
                 return reading(meta, [one, *rest])
 

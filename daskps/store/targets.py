@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.backend import device_of, find
+from daskps.backend import checked, device_of, find
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.device_arrays import kept, put
 from daskps.cluster.caller.row_reads import AbsentRows
@@ -38,6 +38,23 @@ def reading(
     return request._replace(rest=tuple(rest))
 
 
+def device_for(device: str | None, out: Any) -> str:
+    """Return the checked name of the device that a pull's new arrays go to.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For no name of a device, and together with `out`.
+    """
+    where = checked(device)
+    if where and out is not None:
+        raise ValueError(
+            "a pull goes to the arrays of out=, wherever these are, or to new ones on "
+            "device=; pass one of the two"
+        )
+    return where
+
+
 def sign_of(meta: StoreMap, names: Iterable[str]) -> Target:
     """Return a read of one element of each parameter, to wait as a read of all does."""
     chosen = [meta.layout[name] for name in names]
@@ -52,11 +69,7 @@ def target_of(
     device: str = "",
 ) -> Target:
     """Return where a pull goes: new arrays, those of a `device`, or those of `out`."""
-    if device and out is None:
-        chosen = meta.layout.by_name if names is None else chosen_names(meta, names)
-        of, spec = find(device), meta.layout
-        out = {n: of.array(spec[n].shape, spec[n].dtype) for n in chosen}
-    if names is None and out is None:
+    if names is None and out is None and not device:
         return routes.whole(meta)
     out = None if out is None else _checked_mapping(out)
     chosen = chosen_names(meta, names if names is not None else out)
@@ -65,7 +78,7 @@ def target_of(
             f"out has {unasked[:8]}, which names= does not ask for; name them, or "
             f"leave names= out to pull what out names"
         )
-    outs, flats = Outs(out or {}, meta), {}
+    outs, flats = Outs(out or {}, meta, device), {}
     for name in chosen:
         p = meta.layout[name]
         flats[p.index] = outs.place(name, p.shape, p.dtype)
@@ -83,10 +96,14 @@ class Outs:
         The caller's, by name; arrays of a device too.
     meta : StoreMap
         The store.
+    device : str, default ""
+        The device of this process that new ones are on.
     """
 
-    def __init__(self, given: Mapping[str, Array], meta: StoreMap) -> None:
-        self._given, self._meta = given, meta
+    def __init__(
+        self, given: Mapping[str, Array], meta: StoreMap, device: str = ""
+    ) -> None:
+        self._given, self._meta, self._device = given, meta, device
         self._arrays: dict[str, Array] = {}
         #: Arrays in another order than C, and what is read for each.
         self._detours: list[tuple[Array, Array]] = []
@@ -105,9 +122,14 @@ class Outs:
         TypeError, ValueError
             For an array of the caller's that they do not fit.
         """
-        is_given = name in self._given
-        array: Any = self._given[name] if is_given else np.empty(shape, dtype)
+        array: Any
         values: Array
+        if name in self._given:
+            array = self._given[name]
+        elif self._device:
+            array = find(self._device).array(shape, dtype)
+        else:
+            array = np.empty(shape, dtype)
         device = None if isinstance(array, np.ndarray) else device_of(array)
         if device is None and not isinstance(array, np.ndarray):
             raise TypeError(
@@ -175,14 +197,20 @@ def pulled(
     out = {} if out is None else _checked_mapping(out)
     of_arrays = {n: array for n, array in out.items() if n not in given}
     dense = target_of(meta, names, of_arrays if out else None, device)
-    return with_rows(meta, dense, given, out)
+    return with_rows(meta, dense, given, out, device=device)
 
 
 def with_rows(
-    meta: StoreMap, dense: Target, rows: Mapping[str, Any], out: Mapping[str, Any]
+    meta: StoreMap,
+    dense: Target,
+    rows: Mapping[str, Any],
+    out: Mapping[str, Any],
+    *,
+    device: str = "",
 ) -> list[Target]:
     """Return where a read of arrays goes, and rows with it; see :func:`pulled`."""
-    outs, what, wanted = Outs(out, meta), "the rows that are asked for", []
+    outs, wanted = Outs(out, meta, device), []
+    what = "the rows that are asked for"
     for name, given in rows.items():
         table = _table_of(meta, name)
         ids, shape = asked_ids(table, given)

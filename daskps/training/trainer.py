@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from daskps.backend import checked
 from daskps.cluster.caller.trainer_step import NO_MORE
 from daskps.store.arguments import flag
-from daskps.store.targets import chosen_names, pulled, sign_of, target_of
+from daskps.store.targets import (
+    chosen_names,
+    device_for,
+    pulled,
+    sign_of,
+    target_of,
+)
 from daskps.training.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -109,18 +114,17 @@ class Trainer(Verbs):
         >>> daskps.run(store, lambda trainer, part: trainer.pull("w")["w"], [None])
         [array([0., 1.])]
         """
-        where = "" if device is None else checked(device)
-        if where and (out is not None or copy is not True):
-            raise ValueError(
-                "a pull to a device= makes new arrays there; leave out= and copy= out"
-            )
+        where = "" if device is None else device_for(device, out)
+        if where and copy is not True:
+            raise ValueError("a pull to a device= makes new arrays; leave copy= out")
         if copy is not True and not flag(copy, "copy"):
             return self._viewed(names, rows, out, timeout)
         seconds = None
         if timeout is not None or self._background.is_used:
             seconds = self._wait_background(timeout, "a pull")
-        if self._prefetch is not None and not where:
-            ahead = self._prefetch.take(names, rows, out, self.clock)
+        if self._prefetch is not None:
+            now = self.clock
+            ahead = self._prefetch.take(names, rows, out, now, device=where)
             if ahead is not None:
                 return ahead
         if rows is not None:
@@ -231,6 +235,7 @@ class Trainer(Verbs):
         weight: float = 1.0,
         rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
+        device: str | None = None,
         timeout: Any = None,
     ) -> dict[str, Array]:
         """Push with a tick, then pull, in one call of each host.
@@ -239,7 +244,7 @@ class Trainer(Verbs):
         ----------
         grads, weight
             As in :meth:`push`.
-        rows, out
+        rows, out, device
             As in :meth:`daskps.ParameterStore.pull`; rows need not be those that are
             pushed.
         timeout : float, str or None
@@ -266,7 +271,8 @@ class Trainer(Verbs):
         reads, rest = self._session.reads, []
         target = reads.target(None, out) if out is not None and rows is None else None
         if target is None:
-            target, *rest = pulled(self._session.meta, None, rows, out)
+            where = "" if device is None else device_for(device, out)
+            target, *rest = pulled(self._session.meta, None, rows, out, device=where)
             if out is not None and rows is None:
                 reads.learn(None, out, target)
         self._deliver(grads, weight, timeout, target=target)

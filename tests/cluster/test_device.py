@@ -90,7 +90,8 @@ def test_verbs_have_the_bits_of_a_store_in_host_memory(where: Client) -> None:
         assert same(there, here)
         assert there["w"].norm() == here["w"].norm()
         cut = there.snapshot()
-        np.testing.assert_array_equal(cut["w"].compute(), there.pull()["w"])
+        w = where.compute(cut["w"]).result()
+        np.testing.assert_array_equal(w, there.pull()["w"])
         for store in (there, here):
             store.apply(lambda block, name: block * 2, names="w")
         assert same(there, here)
@@ -237,8 +238,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(inside: Client) -> None:
         make(inside, 1)  # type: ignore[arg-type]
     with pytest.raises(daskps.NotEnoughWorkersError, match="no cuda:7"):
         make(inside, "cuda:7")
-    with pytest.raises(daskps.LayoutError, match="a second store"):
-        daskps.create({"e": daskps.TableSpec(4, 2)}, device="fake", client=inside)
+    with pytest.raises(daskps.LayoutError, match=r"'e' of any ids .* a second store"):
+        daskps.create({"e": daskps.TableSpec(None, 2)}, device="fake", client=inside)
     big = daskps.ArraySpec((2**31,), "float32", 0.0)
     with pytest.raises(daskps.LayoutError, match=r"need 17,179,869,\d+ .* fill 80%"):
         daskps.create({"w": big}, device="fake", client=inside, shards=1)
@@ -295,7 +296,7 @@ def test_trainers_of_the_owners_process_work_on_the_device(inside: Client) -> No
 
 def test_trainer_says_what_cannot_be(inside: Client) -> None:
     def loop(trainer: Any, part: Any) -> None:
-        with pytest.raises(ValueError, match="leave out= and copy= out"):
+        with pytest.raises(ValueError, match="leave copy= out"):
             trainer.pull(device="fake", copy=False)
         with pytest.raises(daskps.PushRejectedError, match="NaN"):
             trainer.push({"w": fake.asarray(np.full(10, np.nan))})
@@ -304,3 +305,145 @@ def test_trainer_says_what_cannot_be(inside: Client) -> None:
     with make(inside, "fake") as store:
         daskps.run(store, loop, [None])
         assert store.version == 1
+
+
+TABLES = {
+    "w": np.arange(10.0),
+    "emb": daskps.TableSpec(40, 3, init=daskps.init.normal(0.1)),
+    "half": daskps.TableSpec(30, 4, dtype="float16", init=1.0),
+    "num": daskps.TableSpec(7, 2, dtype="int64"),
+}
+
+
+def tabled(client: Client, device: str | None, **more: Any) -> Any:
+    rules = {
+        "w": optim.SGD(0.1),
+        "emb": optim.Adagrad(0.1, rowwise=True),
+        "half": optim.Adam(0.1),
+    }
+    of = {"optimizer": rules, "device": device, "seed": 3, **more}
+    return daskps.create(TABLES, client=client, **of)
+
+
+def rows_in(store: Any) -> list[Any]:
+    """All that a store holds, and how often its shards were changed."""
+    tables = [
+        store[name].pull(np.arange(len(store[name]))) for name in TABLES if name != "w"
+    ]
+    return [store.pull("w")["w"].tobytes(), *(rows.tobytes() for rows in tables)]
+
+
+def test_tables_have_the_bits_of_a_store_in_host_memory(where: Client) -> None:
+    with tabled(where, "fake") as there, tabled(where, None) as here:
+        assert rows_in(there) == rows_in(here)
+        rng = np.random.default_rng(0)
+        for i in range(3):
+            ids = rng.integers(0, 40, 50)
+            values = rng.normal(size=(50, 3)).astype("f4")
+            half = rng.normal(size=(2, 3, 4)).astype("f4")
+            for store, on in ((there, fake.asarray), (here, np.array)):
+                given = on(values)
+                emb = daskps.RowGrad(ids, given)
+                store.push({"w": on(np.ones(10)), "emb": emb}, weight=1.0 + i % 2)
+                given[...] = np.nan
+                named = np.array([[1, 2, 29], [0, 1, 4]])
+                store["half"].push(named, on(half))
+                store["half"].add([5, 5], on(np.ones((2, 4), "f2")))
+                store["num"].add([6, 2, 6], on(np.arange(6).reshape(3, 2)))
+                store["num"].assign([1], on(np.array([[8, 9]])))
+            assert rows_in(there) == rows_in(here)
+        bad = np.ones((2, 3), "f4")
+        bad[1, 2] = np.inf
+        for on in (fake.asarray, np.array):
+            with pytest.raises(daskps.PushRejectedError, match="'emb'"):
+                there["emb"].push([3, 39], on(bad))
+        assert rows_in(there) == rows_in(here)
+        cut = there.snapshot()
+        emb = where.compute(cut["emb"]).result()
+        np.testing.assert_array_equal(emb, here["emb"].pull(range(40)))
+
+
+def test_rows_go_to_a_device(where: Client) -> None:
+    ids = np.array([[39, 0], [7, 39]])
+    for device in ("fake", None):
+        with tabled(where, device) as store:
+            wanted = store["emb"].pull(ids)
+            out = fake.asarray(np.zeros((2, 2, 3), "f4"))
+            assert store["emb"].pull(ids, out=out) is out
+            found = [out, store["emb"].pull(ids, device="fake")]
+            both = store.pull("w", rows={"emb": ids}, device="fake")
+            found.append(both["emb"])
+            found.append(store.pull("w", rows={"emb": ids}, out={"emb": out})["emb"])
+            for rows in found:
+                np.testing.assert_array_equal(rows.get(), wanted)
+            np.testing.assert_array_equal(both["w"].get(), TABLES["w"])
+            w: Any = store["w"]
+            part: Any = w.region(2, 5).pull(device="fake")
+            np.testing.assert_array_equal(part.get(), [2, 3, 4])
+            pushed: Any = store.pushpull({"w": np.zeros(10)}, device="fake")
+            np.testing.assert_array_equal(pushed["w"].get(), TABLES["w"])
+            np.testing.assert_array_equal(w.pull(device="fake").get(), TABLES["w"])
+            with pytest.raises(ValueError, match="pass one of the two"):
+                store["emb"].pull(ids, out=out, device="fake")
+
+
+def test_rows_of_the_owners_process_are_not_copied_to_the_host(inside: Client) -> None:
+    with tabled(inside, "fake") as store:
+        ids, g = np.arange(0, 40, 3), fake.asarray(np.ones((14, 3), "f4"))
+        emb, out = store["emb"], fake.asarray(np.zeros((14, 3), "f4"))
+        before = work(store)
+        emb.push(ids, g)
+        emb.pull(ids, out=out)
+        emb.pull(ids, device="fake")
+        after = work(store)
+        moved = after["bytes to device"] - before.get("bytes to device", 0)
+        # Numbers of rows and where those of two shards are, for an update and two reads.
+        assert moved == 3 * 8 * 14 * 2
+        assert after.get("copies to host", 0) - before.get("copies to host", 0) <= 2
+        np.testing.assert_array_equal(out.get(), emb.pull(ids))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_trainers_push_rows_as_in_host_memory(where: Client, sync: str) -> None:
+    ends = []
+    for device in ("fake", None):
+        with tabled(where, device) as store:
+            parts = [device] * (2 if sync == "bsp" else 1)
+            found = daskps.run(store, row_steps, parts, sync=sync)
+            ends.append((found, rows_in(store)))
+    assert ends[0] == ends[1]
+
+
+def row_steps(trainer: Any, device: Any) -> list[float]:
+    """Steps with rows of the device and of the host, read ahead and with the push."""
+    ids, found = np.array([1, 5, 5, 39 - trainer.rank]), []
+    for i in range(3):
+        got: Any = trainer.pull("w", rows={"emb": ids}, device=device)
+        g = got["emb"] * np.float32(0.5) + np.float32(1)
+        half = daskps.RowGrad([3, trainer.rank], np.full((2, 4), 1 + i, "f4"))
+        given = {"w": got["w"], "emb": daskps.RowGrad(ids, g), "half": half}
+        got = trainer.pushpull(given, rows={"emb": ids}, device=device)
+        trainer.prefetch(device=device)
+        ahead: Any = trainer.pull(device=device)
+        later: Any = trainer.pull_async("w", device=device).result()
+        found += [float(np.add.reduce(a["w"])) for a in (got, ahead, later)]
+        found.append(float(np.add.reduce(got["emb"].reshape(-1))))
+    return found
+
+
+def test_checkpoint_with_tables_is_that_of_host_shards(
+    client: Client, tmp_path: Path
+) -> None:
+    with tabled(client, "fake") as there, tabled(client, None) as here:
+        for store, name in ((there, "there"), (here, "here")):
+            store["emb"].push([1, 2, 39], np.ones((3, 3), "f4"))
+            store.save(str(tmp_path / name))
+        for device, shards in (("fake", 3), (None, 1)):
+            url = str(tmp_path / ("here" if device else "there"))
+            with daskps.restore(url, device=device, shards=shards) as again:
+                assert again.device == (device and "fake:0")
+                assert rows_in(again) == rows_in(here)
+                with daskps.restore(url, shards=1) as other:
+                    for store in (again, other):
+                        store["emb"].push([1, 38], np.ones((2, 3), "f4"))
+                    assert rows_in(again) == rows_in(other) != rows_in(here)

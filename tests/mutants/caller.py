@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "rows-are-answered-in-the-order-of-shards",
         "daskps.cluster.caller.row_routes:RowSlice.fill",
-        "flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)",
-        "flats[self.number].reshape(-1, dim)[: len(self.asked.ids)] = rows.reshape(-1, dim)",
+        "here[self.at] = rows.reshape(-1, dim)",
+        "here[: len(self.asked.ids)] = rows.reshape(-1, dim)",
         (
             "tests/cluster/caller/test_row_routes.py::test_answers_go_where_they_were_asked_for",
         ),

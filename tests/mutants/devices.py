@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_ROWS = "tests/shards/test_device.py"
 _BITS = (
     "tests/shards/test_device.py::test_states_have_the_same_bits_as_in_host_memory[0]"
 )
@@ -81,5 +82,35 @@ MUTANTS = (
         (
             "tests/shards/test_device.py::test_large_arrays_go_through_pinned_memory_in_parts",
         ),
+    ),
+    Mutant(
+        "log-is-read-before-the-device-has-written-it",
+        "daskps.shards.reader:ShardReader._copy_rows",
+        "if not is_written or (looked and not is_still):",
+        "if looked and not is_still:",
+        (f"{_ROWS}::test_rows_are_read_before_and_after_an_update_but_not_meanwhile",),
+    ),
+    Mutant(
+        "rows-are-not-put-back-yet",
+        "daskps.shards.arrays.row_operations:RowBuffers.roll_back",
+        "self.payload.wait()",
+        "pass",
+        (
+            f"{_ROWS}::test_rows_of_the_first_table_are_put_back_where_the_second_is_refused[1]",
+        ),
+    ),
+    Mutant(
+        "slots-of-rows-are-not-filled-yet",
+        "daskps.shards.memory.undo:_reset",
+        "segment.payload.wait()",
+        "pass",
+        (f"{_ROWS}::test_slots_of_rows_begin_anew",),
+    ),
+    Mutant(
+        "rows-of-other-shards-go-up-too",
+        "daskps.shards.planning:UpdatePlanner._rows",
+        "data, at = where.bring(data if at is None else data[at]), None",
+        "data = where.bring(data)",
+        (f"{_ROWS}::test_of_rows_in_host_memory_those_of_the_shard_go_to_the_device",),
     ),
 )

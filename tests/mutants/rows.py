@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         "slots-that-an-add-leaves-alone-are-not-in-the-log",
         "daskps.shards.arrays.row_operations:RowUpdate.apply",
-        "gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)",
+        "payload.gather(slot, self.ids, out, **where)",
         "pass",
         (f"{_ROWS}::test_slots_come_back_with_rows_whatever_has_changed_these",),
     ),
@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         "second-of-repeats-is-lost",
         "daskps.shards.arrays.row_planning:each_once",
-        "return found.ids, found.sum(wide, at, empty=empty), None, numbers",
-        "return found.ids, wide, found.last(at), numbers",
+        "return found.ids, payload.sum_rows(found, rows, at, empty=empty), None, numbers",
+        "return found.ids, rows, found.last(at), numbers",
         (f"{_ROWS}::test_repeats_are_one_update_and_in_assign_the_last_holds",),
     ),
     Mutant(

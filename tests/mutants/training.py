@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "prefetch-of-another-clock",
         "daskps.training.overlap.ahead:_Begun.is_for",
-        "self.clock == clock",
-        "True",
+        "(self.clock, self.device) == (clock, device)",
+        "self.device == device",
         (
             "tests/training/overlap/test_ahead.py::test_prefetch_is_what_the_next_pull_would_read",
         ),

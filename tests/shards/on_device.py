@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from daskps.shards.arrays.device import DeviceMemory
 from daskps.shards.arrays.payload import NUMPY, Payload
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.memory.segment import Segment
+from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Step, Ticket
 
@@ -60,6 +61,20 @@ def bits(shard: Shard) -> tuple[Any, ...]:
         weights = segment.weights_of(record, position)
         arrays = weights, *segment.slots_of(record, position)
         found += [read(segment, array).tobytes() for array in arrays]
+    for table in segment.tables:
+        arrays = table.rows, *table.slots
+        found += [read(segment, array).tobytes() for array in arrays]
+        found.append(int(table.buffers.undo[0]))
+        # Every row twice, in another order, as readers of this flip and of that before.
+        ids = table.piece.first_row + np.arange(2 * table.piece.n_rows) // 2
+        at = np.random.default_rng(len(ids)).permutation(len(ids))
+        for flip in (segment.flip, segment.flip - 1):
+            out = np.zeros((len(ids), table.piece.table.dim), table.rows.dtype)
+            where = len(segment.pieces) + table.ordinal
+            wanted = [RowsRead(where, ids, out.reshape(-1), at)]
+            reader = ShardReader(segment)
+            is_whole = reader.read_at(flip, (), wanted, locked=flip != segment.flip)
+            found.append((is_whole, out.tobytes() if is_whole else b""))
     return found, record.words.tolist(), segment.header[0:4].tolist()
 
 
@@ -78,13 +93,22 @@ SHAPES = {
     "e": ((9,), "float16"),
     "f": ((5,), "int64"),
 }
-LAYOUT = Layout.build(SHAPES, 2)
+TABLES: dict[str, Any] = {
+    "emb": (40, 3, "float32"),
+    "num": (7, 2, "int64"),
+    "half": (20, 4, "float16"),
+    "rowwise": (30, 5, "float64"),
+}
+LAYOUT = Layout.build(SHAPES, 2, TABLES)
 RULES = {
     0: optim.Adam(0.01),
     1: optim.SGD(0.1, momentum=0.9),
     2: optim.RMSprop(0.01, centered=True, momentum=0.5),
     3: optim.Adam(0.01),
     4: optim.SGD(0.5, momentum=0.5),
+    6: optim.Adam(0.05),
+    8: optim.SGD(0.1, momentum=0.9),
+    9: optim.Adagrad(0.1, rowwise=True),
 }
 
 
@@ -97,6 +121,7 @@ class Program:
             fake.device().seed(seed)
         self.shards = [make(LAYOUT, i, RULES, device) for i in range(2)]
         self.given: list[Any] = []
+        self.in_rounds = self.ruled = False
         self.seen = [self.bits()]
         self.sequence = 0
 
@@ -104,7 +129,7 @@ class Program:
         return [bits(shard) for shard in self.shards]
 
     def values(self, *, ruled: bool) -> dict[int, Any]:
-        found = {}
+        found, self.ruled = {}, ruled
         for index, (shape, dtype) in enumerate(SHAPES.values()):
             value = 10 * self.rng.normal(size=shape)
             if ruled and index in RULES:
@@ -125,7 +150,31 @@ class Program:
                     mine = asarray(mine, self.device)
                 self.given.append(mine)
                 found.append(Item(position, 0, mine))
-        return tuple(found)
+        return (*found, *self.rows(shard))
+
+    def rows(self, shard: Any) -> Iterator[Item]:
+        """Some rows of some tables, some twice, in order or not."""
+        n, ruled = len(shard.segment.pieces), self.ruled
+        for position, table in enumerate(shard.segment.tables, n):
+            piece, of = table.piece, table.piece.table
+            named, twice, mixed, is_there = self.rng.random(4) < 0.5
+            no_rounds = self.in_rounds and of.dtype == "int64"
+            if (ruled and of.index not in RULES) or not named or no_rounds:
+                continue
+            ids = (
+                piece.first_row
+                + self.rng.permutation(piece.n_rows)[: piece.n_rows // 2]
+            )
+            if twice:
+                ids = np.concatenate([ids, ids[::2]])
+            at = self.rng.permutation(2 * len(ids))[: len(ids)] if mixed else None
+            values = 10 * self.rng.normal(size=(len(ids) * (1 + mixed), of.dim))
+            wide = "f4" if ruled and of.dtype == "float16" else of.dtype
+            mine: Any = values.astype(wide).reshape(-1)
+            if self.device and is_there:
+                mine = asarray(mine, self.device)
+            self.given.append(mine)
+            yield Item(position, 0, mine, ids, at)
 
     def take(self) -> None:
         """Overwrite what was given: it was taken."""
@@ -157,6 +206,7 @@ class Program:
         self.seen.append(self.bits())
 
     def rounds(self, run: int, reduce: str, n: int, *, kind: str = GRADIENT) -> None:
+        self.in_rounds = True
         for shard in self.shards:
             shard.begin_run(run, BSP(), 3, reduce)
         for clock in range(n):
@@ -186,6 +236,7 @@ class Program:
             # As a fence does where another shard does not have the last round.
             shard.hold_run(run)
             shard.end_run(run, "over", rounds=n - 1, version=1000 * run)
+        self.in_rounds = False
         self.seen.append(self.bits())
 
 

@@ -9,11 +9,14 @@ import pytest
 
 from daskps import optim
 from daskps.backend import fake, find
-from daskps.consistency import BSP
+from daskps.consistency import ASP, BSP
 from daskps.errors import PushRejectedError
 from daskps.kernels.device.row_loops import row_look_loop
 from daskps.layout.arrays import Layout
 from daskps.shards.arrays.device import DeviceMemory
+from daskps.shards.memory import undo
+from daskps.shards.memory.format import ROWS_SEQUENCE
+from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.steps import ASSIGN, GRADIENT, Item, Step, Ticket
 from tests.shards.making import done
 from tests.shards.on_device import bits, make, program, read
@@ -163,3 +166,144 @@ def test_wait_tells_of_what_came_for_rows() -> None:
     memory.launch(look, 2, 2, (memory.flag, *where, g))
     assert not memory.wait()
     assert memory.wait()
+
+
+#: An array, a table with slots, and one of integers.
+ROWS = Layout.build(
+    {"a": ((100,), "float32")}, 1, {"emb": (9, 4, "float32"), "num": (5, 2, "int64")}
+)
+RULED = {0: optim.Adam(0.1), 1: optim.Adam(0.1)}
+
+
+@pytest.fixture
+def table() -> Any:
+    """A shard with two tables, on the device."""
+    fake.device().seed(0)
+    return make(ROWS, 0, RULED, "fake")
+
+
+def rows_of(values: Any, ids: Any = (7, 3), at: Any = None, position: int = 1) -> Item:
+    at = None if at is None else np.array(at)
+    return Item(position, 0, values.reshape(-1), np.array(ids), at)
+
+
+def sent(shard: Any, *items: Item, sequence: int, kind: str = GRADIENT) -> Ticket:
+    step = Step(kind, items, producer=1, sequence=sequence, check=True)
+    ticket = Ticket(step)
+    shard.submit([ticket])
+    return ticket
+
+
+def test_push_of_rows_of_the_device_makes_no_copy_of_them_and_waits_once(
+    table: Any,
+) -> None:
+    g = fake.asarray(np.ones((2, 4), "f4"))
+    counts(table)
+    for sequence in range(3):
+        assert done(sent(table, rows_of(g), sequence=sequence)).version == sequence + 1
+        found = counts(table)
+        # A look and an update, each with the numbers of two rows; the flag comes back.
+        assert (found["waits"], found["launches"]) == (1, 2)
+        assert (found["copies to device"], found["bytes to device"]) == (2, 2 * 16)
+        assert (found["copies to host"], found["bytes to host"]) == (1, 8)
+
+
+def test_of_rows_in_host_memory_those_of_the_shard_go_to_the_device(table: Any) -> None:
+    g = np.ones((500, 4), "f4")
+    counts(table)
+    assert done(sent(table, rows_of(g, at=[400, 300]), sequence=0)).version == 1
+    found = counts(table)
+    assert found["bytes to device"] == 2 * 16 + 2 * 16
+    assert found["waits"] == 1
+    # Rows with one id are added up here.
+    assert done(sent(table, rows_of(g, (2,) * 500), sequence=1)).version == 2
+    assert counts(table)["bytes to device"] == 8 + 16
+
+
+@pytest.mark.parametrize("given", [np.array, fake.asarray])
+@pytest.mark.parametrize("where", ["rows", "repeats", "array", "sum"])
+def test_rows_that_are_not_finite_change_nothing(
+    table: Any, where: str, given: Any
+) -> None:
+    """Rows are put back where an array of the same push is refused after them."""
+    sent(
+        table,
+        Item(0, 0, np.ones(100, "f4")),
+        rows_of(np.ones((2, 4), "f4")),
+        sequence=0,
+    )
+    before = bits(table)[0]
+    a, g, ids = np.ones(100, "f4"), np.ones((3, 4), "f4"), [7, 3, 4]
+    if where == "array":
+        a[3] = np.nan
+    elif where == "sum":
+        g[:], ids = 3e38, [7, 3, 7]
+    else:
+        g[2, 1], ids[0] = np.inf, 4 if where == "repeats" else 7
+    ticket = sent(table, Item(0, 0, given(a)), rows_of(given(g), ids), sequence=1)
+    assert isinstance(ticket.outcome, PushRejectedError)
+    said = "'a'" if where == "array" else "'emb'"
+    how = "overflow float32 together" if where == "sum" else "NaN or Inf"
+    assert said in str(ticket.outcome)
+    assert how in str(ticket.outcome)
+    after = bits(table)[0]
+    # But for whose the log of rows is, and the rows before, which it no longer has.
+    same = [a == b for a, b in zip(before, after, strict=True)]
+    assert same[:6] == [True] * 6
+    assert all(a == b for a, b in zip(before, after, strict=True) if type(a) is bytes)
+    assert table.segment.flip == 1
+    assert (
+        done(sent(table, rows_of(np.ones((3, 4), "f4"), [7, 3, 4]), sequence=1)).version
+        == 2
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_the_first_table_are_put_back_where_the_second_is_refused(
+    seed: int,
+) -> None:
+    fake.device().seed(seed)
+    layout = Layout.build({}, 1, {"x": (9, 4, "float32"), "y": (9, 4, "float32")})
+    shard = make(layout, 0, {0: optim.Adam(0.1), 1: optim.Adam(0.1)}, "fake")
+    g, bad = np.ones((2, 4), "f4"), np.full((2, 4), np.nan, "f4")
+    before = [b for b in bits(shard)[0] if type(b) is bytes]
+    ticket = sent(shard, rows_of(g, position=0), rows_of(bad), sequence=0)
+    assert "'y' have NaN or Inf" in str(ticket.outcome)
+    assert [b for b in bits(shard)[0] if type(b) is bytes] == before
+
+
+def test_rows_are_read_before_and_after_an_update_but_not_meanwhile(table: Any) -> None:
+    """The log that makes a copy whole is the device's to write."""
+    segment, ids = table.segment, np.array([3, 7, 0])
+    sent(table, rows_of(np.full((2, 4), 5, "f4")), sequence=0, kind=ASSIGN)
+    launcher, looks = segment.payload.launcher, []
+
+    def look() -> list[Any]:
+        out = np.zeros((3, 4), "f4")
+        wanted = [RowsRead(1, ids, out.reshape(-1))]
+        is_whole = ShardReader(segment).read_at(segment.flip, (), wanted)
+        return [is_whole, *out[:, 0].tolist()]
+
+    def wait() -> bool:
+        looks.append(look())
+        return bool(type(launcher).wait(launcher))
+
+    began = segment.header[ROWS_SEQUENCE]
+    plain, segment.payload = segment.payload, segment.payload._replace(wait=wait)
+    sent(table, rows_of(np.full((2, 4), 9, "f4")), sequence=1, kind=ASSIGN)
+    segment.payload = plain
+    assert [whole for whole, *_ in looks] == [False]
+    assert look() == [True, 9, 9, 0]
+    # As a reader sees it that had begun before.
+    out = np.full((3, 4), -1, "f4")
+    assert undo.is_logged(began, segment.header[ROWS_SEQUENCE])
+    segment.tables[0].put_back(1, ids, out, None, cache_dir=None)
+    assert out[:, 0].tolist() == [5, 5, -1]
+
+
+def test_slots_of_rows_begin_anew(table: Any) -> None:
+    sent(table, rows_of(np.ones((2, 4), "f4")), sequence=0)
+    held = table.segment.tables[0]
+    assert read(table.segment, held.slots[0]).any()
+    table.begin_run(5, ASP(), 1, reset=True)
+    assert not any(read(table.segment, slot).any() for slot in held.slots)

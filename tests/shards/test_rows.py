@@ -16,6 +16,7 @@ from daskps.kernels.row_moves import FixedGather
 from daskps.layout.arrays import Layout
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import ROWS, Span, slot_area
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import RECORD
@@ -372,8 +373,13 @@ def test_what_a_writer_has_changed_is_read_as_it_was(refused):
     assert not undo.is_logged(sequence, segment.header[ROWS_SEQUENCE])
 
 
-def test_a_reader_is_told_of_a_writer_that_is_being_taken_back(monkeypatch):
-    shard = make()
+def test_a_reader_is_told_of_a_writer_that_is_being_taken_back():
+    def read_meanwhile(*args):
+        seen.append(copy_rows(segment, flip, wanted))
+        row_log.restore(*args)
+        seen.append(copy_rows(segment, flip, wanted))
+
+    shard = make(payload=NUMPY._replace(restore=read_meanwhile))
     segment, flip = shard.segment, shard.segment.flip
     table = segment.tables[0]
     update = RowUpdate(np.array([3, 4]), np.full((2, 3), -1, "f4"))
@@ -382,13 +388,6 @@ def test_a_reader_is_told_of_a_writer_that_is_being_taken_back(monkeypatch):
     assert update.apply(table.buffers, flip + 1, None)
     seen = list[bool]()
 
-    def read_meanwhile(*args, **kwargs):
-        seen.append(copy_rows(segment, flip, wanted))
-        really(*args, **kwargs)
-        seen.append(copy_rows(segment, flip, wanted))
-
-    really = row_log.restore
-    monkeypatch.setattr("daskps.shards.arrays.row_operations.restore", read_meanwhile)
     undo.roll_back(segment)
     assert seen == [False, False]
     assert copy_rows(segment, flip, wanted)

@@ -231,7 +231,8 @@ class Request(NamedTuple):
     ) -> Call:
         """Return the message of the call to the shards of one host."""
         if meta.device:
-            self = self._replace(arrays=on_host(self.arrays))
+            of_tables = tuple([g.on_host() for g in self.rows])
+            self = self._replace(arrays=on_host(self.arrays), rows=of_tables)
         of = meta.where.generations
         codec = codecs.named(self.read_codec) if self.read_codec else None
         parts = []

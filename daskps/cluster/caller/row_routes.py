@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daskps.cluster.caller.device_arrays import on_host, put
 from daskps.cluster.protocol.row_messages import asked_of
 from daskps.config import cache_dir
 from daskps.errors import IllegalStateError, PushRejectedError
@@ -120,6 +121,10 @@ class RowBatch(NamedTuple):
     data: Array
     #: By shard the words that a codec has made of its rows; the data are their numbers.
     words: Sequence[Array] | None = None
+
+    def on_host(self) -> RowBatch:
+        """Return the same with rows of a device brought to the host."""
+        return self._replace(data=on_host({0: self.data})[0])
 
     def copied(self) -> RowBatch:
         """Return the same in arrays that no caller has."""
@@ -235,7 +240,11 @@ class RowSlice(NamedTuple):
     def fill(self, flats: Sequence[Array], rows: Array) -> None:
         """Put the rows that a shard has answered where they belong."""
         if dim := self.asked.dim:
-            flats[self.number].reshape(-1, dim)[self.at] = rows.reshape(-1, dim)
+            out = flats[self.number].reshape(-1, dim)
+            here = out if type(out) is np.ndarray else on_host({0: out})[0]
+            here[self.at] = rows.reshape(-1, dim)
+            if here is not out:
+                put(out, here)
 
 
 def slices_of(

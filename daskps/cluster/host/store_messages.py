@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,13 @@ from daskps.shards.run_record import delays_of, epochs_of
 from daskps.shards.shard import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
     from daskps.layout.arrays import Layout
+    from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
 #: Elements of weights that are made at a time: those of a device are made here first.
@@ -232,37 +234,47 @@ def _begin_taking(hosted_shards: Sequence[HostedShard]) -> None:
 
 
 def _fill(segment: Segment, initializers: Mapping[int, Any], seed: int) -> None:
-    payload = segment.payload
     for piece, weights in zip(segment.pieces, segment.weights[0], strict=True):
         if piece.parameter.index not in initializers:
             continue
         for lo in range(0, piece.size, _FILLED):
-            part = here = weights[lo : lo + _FILLED]
-            if payload.device is not None:
-                here = np.empty(len(part), part.dtype)
-            fill(
-                here,
-                initializers[piece.parameter.index],
-                name=piece.parameter.name,
-                shape=piece.parameter.shape,
-                seed=seed,
-                start=piece.start + lo,
-            )
-            if here is not part:
-                payload.write(part, here)
+            with _new(segment, weights[lo : lo + _FILLED]) as part:
+                fill(
+                    part,
+                    initializers[piece.parameter.index],
+                    name=piece.parameter.name,
+                    shape=piece.parameter.shape,
+                    seed=seed,
+                    start=piece.start + lo,
+                )
     segment.begin_copies()
     for memory in segment.tables:
         rows, table = memory.piece, memory.piece.table
-        if rows.n_rows and table.index in initializers:
-            fill_rows(
-                memory.rows,
-                initializers[table.index],
-                name=table.name,
-                seed=seed,
-                first=rows.first_row,
-                n=table.rows,
-                cache_dir=segment.cache_dir,
-            )
+        if not rows.n_rows or table.index not in initializers:
+            continue
+        step = max(1, _FILLED // max(1, table.dim))
+        for lo in range(0, rows.n_rows, step):
+            with _new(segment, memory.rows[lo : lo + step]) as part:
+                fill_rows(
+                    part,
+                    initializers[table.index],
+                    name=table.name,
+                    seed=seed,
+                    first=rows.first_row + lo,
+                    n=table.rows,
+                    cache_dir=segment.cache_dir,
+                )
+
+
+@contextmanager
+def _new(segment: Segment, part: Array) -> Iterator[Array]:
+    """Give host memory whose values go to a part of a segment, which nobody sees yet."""
+    here = part
+    if segment.payload.device is not None:
+        here = np.empty(part.shape, part.dtype)
+    yield here
+    if here is not part:
+        segment.payload.write(part, here)
 
 
 @HOST.handles("load")

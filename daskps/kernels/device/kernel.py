@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from daskps.kernels.device.pieces import RuleText, elementwise, look_loop, update_loop
-from daskps.kernels.device.row_loops import row_look_loop, row_loop
+from daskps.kernels.device.row_loops import gather_loop, row_look_loop, row_loop
 from daskps.kernels.row_log import TableRows, UndoLog, check_inside
 from daskps.kernels.rule_kernel import Arrays, RuleKernel, Scalars, form_of
 from daskps.kernels.update_source import functions_text
@@ -132,7 +132,6 @@ class DeviceKernel(RuleKernel):
             return True
         numbers = log.rows[log.begin : log.begin + n]
         np.subtract(ids, table.first, out=numbers)
-        log.word[0] = log.base + log.begin + n
         flag = self.launcher.flag
         # Nobody reads positions of what is in order: any array of the device will do.
         where = numbers, flag if at is None else at, at is None, dim
@@ -142,6 +141,8 @@ class DeviceKernel(RuleKernel):
         given = flag, *where, log.begin, table.w, log.w, g, *slots, *scalars
         columns = dim if self.per_row is None else 1
         self.launcher.launch(row_loop(self.rule, g.dtype), n, columns, given)
+        # Not before: where no more was queued, nothing of it is to be put back.
+        log.word[0] = log.base + log.begin + n
         return True
 
     def fixed_rows(self, table: TableRows, log: UndoLog) -> FixedRows:
@@ -166,6 +167,7 @@ class DeviceKernel(RuleKernel):
     def warm_rows(self) -> None:
         """Make the loops over rows ready."""
         self._load(row_loop, row_look_loop)
+        self.launcher.load(gather_loop(self.dtype.itemsize))
 
     def _load(self, update: Callable[..., Any], look: Callable[..., Any]) -> None:
         """Load loops for gradients of both dtypes, and a look at these."""

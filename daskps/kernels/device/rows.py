@@ -19,6 +19,8 @@ from daskps.kernels.row_moves import check_rows
 from daskps.kernels.rule_kernel import RuleForm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daskps.kernels.device.kernel import Launcher
     from daskps.kernels.device.pieces import Kind
     from daskps.kernels.row_log import UndoLog
@@ -60,7 +62,7 @@ def writing(launcher: Launcher, dtype: Kind, *, adds: bool) -> DeviceKernel:
 
 
 def gather(
-    launcher: Launcher,
+    launch: Callable[..., object],
     w: Array,
     ids: Array,
     out: Array,
@@ -72,8 +74,8 @@ def gather(
 
     Parameters
     ----------
-    launcher : Launcher
-        Where the loop runs.
+    launch : callable
+        Queues the loop, as `Launcher.launch`.
     w, ids, out, at, first
         As in `row_moves.gather`; none of `at` repeats.
 
@@ -89,7 +91,7 @@ def gather(
     dim = w.shape[1]
     # Nobody reads positions of what is in order: any array of the device will do.
     given = ids - first, w if at is None else at, at is None, dim, w, out
-    launcher.launch(gather_loop(w.dtype.itemsize), len(ids), dim, given)
+    launch(gather_loop(w.dtype.itemsize), len(ids), dim, given)
 
 
 def restore(launcher: Launcher, table: TableRows, log: UndoLog, n: int) -> None:
@@ -111,7 +113,7 @@ def restore(launcher: Launcher, table: TableRows, log: UndoLog, n: int) -> None:
     rows, entries = np.unique(logged_rows(table, log, n), return_index=True)
     pairs = zip((table.w, *table.slots), (log.w, *log.slots), strict=True)
     for a, kept in pairs:
-        gather(launcher, kept, entries, a, rows)
+        gather(launcher.launch, kept, entries, a, rows)
 
 
 def sums(

@@ -8,15 +8,18 @@ before :meth:`DeviceMemory.wait`, which says what the looks have found.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from daskps.backend.stream import is_here
+from daskps.backend.stream import Scratch, is_here
 from daskps.errors import LayoutError, PushRejectedError
+from daskps.kernels.device import rows
 from daskps.kernels.device.pieces import elementwise, look_loop
+from daskps.kernels.row_moves import scatter
 from daskps.shards.arrays.payload import Payload
 
 if TYPE_CHECKING:
@@ -24,12 +27,10 @@ if TYPE_CHECKING:
 
     from daskps.backend.stream import Device
     from daskps.kernels.device import DeviceLoop
+    from daskps.kernels.row_log import TableRows, UndoLog
+    from daskps.kernels.row_repeats import Repeats
     from daskps.typing import Array
 
-#: Where temporary arrays begin, in bytes.
-_ALIGN: Final = 256
-#: Most memory for temporary arrays that is kept from one publication to the next.
-_KEPT_NBYTES: Final = 2**26
 #: Loops that set the flag: over arrays, and over what comes for rows.
 _LOOKS: Final = {"look", "row_look"}
 
@@ -89,10 +90,7 @@ class DeviceMemory:
         self._asked = self.allocate(1, np.int64)
         self._has_looked = False
         self._next: _Launch | None = None
-        #: Memory for temporary arrays, what of it is used, and what was there before.
-        self._room = self.stream.empty(0)
-        self._used = 0
-        self._rooms: list[Array] = []
+        self.stream.scratch = Scratch(self._taken)
         self.fill(self.flag, 0)
 
     def payload(self) -> Payload:
@@ -113,6 +111,12 @@ class DeviceMemory:
             bring=self.bring,
             read=self.read,
             write=self.write,
+            gather=self.gather,
+            read_rows=self.read_rows,
+            add_rows=functools.partial(self._write_rows, True),
+            assign_rows=functools.partial(self._write_rows, False),
+            sum_rows=self.sum_rows,
+            restore=self.restore,
             wait=self.wait,
             form=self.form,
             device=self.device.name,
@@ -151,17 +155,14 @@ class DeviceMemory:
         """Queue a loop; NumPy arrays are copied to the device first, as they are now."""
         self.flush()
         self._has_looked |= loop.name in _LOOKS
-        given: list[Any] = [*args]
-        for i, a in enumerate(given):
-            if is_here(a):
-                given[i] = self._sent(a)
+        given = [self.stream.sent(a) if is_here(a) else a for a in args]
         self.stream.launch(loop, (rows, columns), given)
 
     def is_finite(self, loop: DeviceLoop, a: Array) -> bool:
         """Wait for a look at one array, with a flag of its own; return what it says."""
         self.fill(self._asked, 0)
         self.flush()
-        table = self._sent(np.array([[len(a), self.stream.address(a)]]))
+        table = self.stream.sent(np.array([[len(a), self.stream.address(a)]]))
         self.stream.launch(loop, (1, len(a)), [table, self._asked], [a])
         found = np.empty(1, np.int64)
         self.stream.download([(found, self._asked)])
@@ -174,15 +175,9 @@ class DeviceMemory:
         launch, self._next = self._next, None
         loop, table = launch.loop, np.array(launch.rows, np.int64)
         flag = [self.flag] if loop.guarded else []
-        given = [self._sent(table), *flag, *launch.scalars]
+        given = [self.stream.sent(table), *flag, *launch.scalars]
         size = len(table), int(table[:, 0].max())
         self.stream.launch(loop, size, given, launch.arrays)
-
-    def _sent(self, a: Array) -> Array:
-        """Return a host array in memory of the device, until `wait`."""
-        out = self.empty(a.size, a.dtype)
-        self.stream.upload(out, a)
-        return out.reshape(a.shape)
 
     # -- as :class:`Payload` ---------------------------------------------------
 
@@ -201,14 +196,7 @@ class DeviceMemory:
 
     def empty(self, n: int, dtype: Any) -> Array:
         """Return memory for elements until `wait`."""
-        nbytes = n * np.dtype(dtype).itemsize
-        start = -(-self._used // _ALIGN) * _ALIGN
-        if start + nbytes > self._room.nbytes:
-            self._rooms.append(self._room)
-            size = max(nbytes, 2 * min(self._room.nbytes, _KEPT_NBYTES), 2**16)
-            self._room, start = self._taken(size), 0
-        self._used = start + nbytes
-        return self._room[start : self._used].view(dtype)
+        return self.stream.scratch.take(n, dtype)
 
     def copy(self, out: Array, a: Array) -> None:
         """Copy to the device's array `out` one of the device or the host."""
@@ -286,7 +274,7 @@ class DeviceMemory:
         """Return a caller's array on the device: until `wait`, if it is in host memory."""
         if is_here(a):
             # One that does not fit is refused later, as in host memory.
-            return self._sent(a) if a.flags.c_contiguous else a
+            return self.stream.sent(a) if a.flags.c_contiguous else a
         try:
             found = self.device.adopt(a)
         except ValueError as error:
@@ -315,11 +303,70 @@ class DeviceMemory:
             else:
                 stream.wait()
 
+    def read_rows(
+        self,
+        w: Array,
+        ids: Array,
+        out: Array,
+        at: Array | None = None,
+        *,
+        first: int = 0,
+        cache_dir: str | None = None,
+    ) -> None:
+        """Copy rows of the shard out, now, in any thread and beside the shard's turn."""
+
+        def launch(loop: DeviceLoop, n: int, columns: int, args: Sequence[Any]) -> None:
+            # The table not as an array that is looked at: a reader may run into what is
+            # being written, and finds out.
+            given = [stream.address(a) if a is w else a for a in args]
+            given = [stream.sent(a) if is_here(a) else a for a in given]
+            stream.launch(loop, (n, columns), given)
+
+        with self.device.lend(self._others) as stream:
+            if is_here(out):
+                to = stream.scratch.take(len(ids) * w.shape[1], w.dtype)
+                to = to.reshape(len(ids), w.shape[1])
+                rows.gather(launch, w, ids, to, first=first)
+                found = out if at is None else np.empty(to.shape, to.dtype)
+                stream.download([(found, to)])
+                if at is not None:
+                    scatter(out, at, found, cache_dir=cache_dir)
+            else:
+                stream.follow()
+                rows.gather(launch, w, ids, out, at, first=first)
+                stream.wait()
+            stream.scratch.clear()
+
     def write(self, out: Array, a: Array) -> None:
         """Copy a host array to one of the shard, now, in any thread."""
         with self.device.lend(self._others) as stream:
             stream.upload(out, np.asarray(a, out.dtype))
             stream.wait()
+
+    def gather(
+        self, w: Array, ids: Array, out: Array, *, first: int = 0, cache_dir: str | None
+    ) -> None:
+        """Copy rows of the shard to other arrays of it."""
+        del cache_dir
+        rows.gather(self.launch, w, ids, out, first=first)
+
+    def _write_rows(
+        self, adds: bool, table: TableRows, *given: Any, **how: Any
+    ) -> bool:
+        """Add to rows, or replace them, as `row_writes` does."""
+        (ids, at, data, log), check = given, how["check"]
+        kernel = rows.writing(self, table.w.dtype, adds=adds)
+        return kernel.rows(table, ids, at, data, (), log, check=check)
+
+    def sum_rows(
+        self, repeats: Repeats, given: Array, at: Array | None, **_: Any
+    ) -> Array:
+        """Return the sum of the rows of each id."""
+        return rows.sums(self, repeats, given, at)
+
+    def restore(self, table: TableRows, log: UndoLog, n: int) -> None:
+        """Put back what rows were before the first entries of a log."""
+        rows.restore(self, table, log, n)
 
     def wait(self) -> bool:
         """Return, when all is done, whether all that was looked at was finite."""
@@ -334,8 +381,5 @@ class DeviceMemory:
             # Gradients stay here until the next wait: somebody says which it was.
             self.fill(self.flag, 0)
             return False
-        self._used = 0
-        self._rooms.clear()
-        if self._room.nbytes > _KEPT_NBYTES:
-            self._room = self.stream.empty(0)
+        self.stream.scratch.clear()
         return True

@@ -205,7 +205,7 @@ def scaled(data: Array, weight: float, payload: Payload = NUMPY) -> Array:
     """Return a gradient times its weight."""
     if weight == 1.0:
         return data
-    product = payload.empty(data.size, data.dtype).reshape(data.shape)
+    product = payload.empty(data.size, data.dtype)
     with np.errstate(all="ignore"):
-        payload.multiply(data, weight, product)
-    return product
+        payload.multiply(data.reshape(-1), weight, product)
+    return product.reshape(data.shape)

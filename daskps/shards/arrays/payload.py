@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from daskps.backend.host import untouched
-from daskps.kernels import finite
+from daskps.kernels import finite, row_log, row_moves, row_writes
+from daskps.kernels.row_repeats import Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from daskps.kernels.device import Launcher
+    from daskps.kernels.device.kernel import Launcher
+    from daskps.kernels.row_log import TableRows, UndoLog
     from daskps.typing import Array
 
 
@@ -57,6 +59,17 @@ class Payload(NamedTuple):
     read: Callable[[Iterable[tuple[Array, Array]]], object]
     #: Copies to an array what one in host memory holds, now; before anybody sees it.
     write: Callable[[Array, Array], object]
+    #: Copies rows of a table to rows of another array, see `row_moves.gather`; and now, to
+    #: a caller's array beside an update.
+    gather: Callable[..., object]
+    read_rows: Callable[..., object]
+    #: Add to rows of a table, or replace them, under a log; see `row_writes`.
+    add_rows: Callable[..., bool]
+    assign_rows: Callable[..., bool]
+    #: Returns the sum of the rows of each id, see `Repeats.sum`.
+    sum_rows: Callable[..., Array]
+    #: Puts back what rows were before the first entries of a log.
+    restore: Callable[[TableRows, UndoLog, int], object]
     #: Returns, when all is done, whether all that was looked at was finite.
     wait: Callable[[], bool]
     #: Writes to the first array (a * s + b) / d of the others, where this memory has that.
@@ -114,5 +127,11 @@ NUMPY: Final = Payload(
     bring=_here,
     read=_read,
     write=np.copyto,
+    gather=row_moves.gather,
+    read_rows=row_moves.gather,
+    add_rows=row_writes.add,
+    assign_rows=row_writes.assign,
+    sum_rows=Repeats.sum,
+    restore=row_log.restore,
     wait=_done,
 )

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from daskps.kernels.row_log import TableRows, UndoLog, restore
-from daskps.kernels.row_moves import gather
-from daskps.kernels.row_writes import add, assign
+from daskps.kernels.row_log import TableRows, UndoLog
 
 if TYPE_CHECKING:
     from daskps.kernels.rule_kernel import FixedRows
+    from daskps.shards.arrays.payload import Payload
     from daskps.typing import Array
 
 #: Bits of an undo word that count entries; the flip is above them.
@@ -57,6 +56,8 @@ class RowBuffers(NamedTuple):
     undo: memoryview[int]
     #: By rule the object that updates these rows by it.
     made: dict[RowRule, FixedRows]
+    #: The functions of the memory that they are in; numbers of rows are the host's.
+    payload: Payload
 
     @property
     def room(self) -> int:
@@ -66,7 +67,8 @@ class RowBuffers(NamedTuple):
     def roll_back(self) -> None:
         """Put back what the log has, the newest first: a row may be in it twice."""
         word = self.undo[0]
-        restore(self.table, self.log, entries_of(word))
+        self.payload.restore(self.table, self.log, entries_of(word))
+        self.payload.wait()
         self.undo[0] = undo_word(flip_of(word), 0)
 
 
@@ -109,11 +111,12 @@ class RowUpdate(NamedTuple):
         ids, kept, of_slots, word, *_ = target.log
         log = UndoLog(ids, kept, of_slots, word, base, begin)
         # Slots stay as they are, but are put back with their rows.
-        entries = slice(begin, begin + len(self.ids))
+        entries, payload = slice(begin, begin + len(self.ids)), target.payload
         for slot, its_log in zip(target.table.slots, of_slots, strict=True):
             out = its_log[entries]
-            gather(slot, self.ids, out, first=target.table.first, cache_dir=cache_dir)
-        write = assign if self.replace else add
+            where = {"first": target.table.first, "cache_dir": cache_dir}
+            payload.gather(slot, self.ids, out, **where)
+        write = payload.assign_rows if self.replace else payload.add_rows
         bare, log = target.table._replace(slots=()), log._replace(slots=())
         with np.errstate(all="ignore"):
             return write(bare, *what, log, check=self.check, cache_dir=cache_dir)

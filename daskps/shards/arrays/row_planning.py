@@ -9,11 +9,13 @@ import numpy as np
 from daskps.errors import PushRejectedError
 from daskps.kernels import scratch
 from daskps.kernels.row_repeats import are_distinct, repeats
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.steps import ASSIGN, MODEL, REMOVE
 
 if TYPE_CHECKING:
     from daskps.layout.tables import TablePiece
     from daskps.reduction import Empty
+    from daskps.shards.arrays.payload import Payload
     from daskps.shards.steps import Item
     from daskps.typing import Array
 
@@ -81,14 +83,15 @@ def each_once(
     *,
     empty: Empty = scratch.empty,
     numbers: Array | None = None,
+    payload: Payload = NUMPY,
 ) -> tuple[Array, Array, Array | None, Array | None]:
     """Return the ids of rows, none twice, their data, which is whose, and their numbers.
 
     Of rows that are named again the data are added up, in the order in which they
-    come and with the precision of gradients, in memory that `empty` makes; of those
-    that are assigned the last holds. In an unbounded table `numbers` may say which row
-    each id has, -1 for none: where all have one, those tell quicker whether any
-    repeats.
+    come and with the precision of gradients, in memory that `empty` makes, or of the
+    `payload`; of those that are assigned the last holds. In an unbounded table `numbers`
+    may say which row each id has, -1 for none: where all have one, those tell quicker
+    whether any repeats.
 
     Raises
     ------
@@ -110,8 +113,11 @@ def each_once(
         return found.ids, rows, found.last(at), numbers
     if kind == REMOVE:
         return found.ids, rows, None, numbers
-    wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
-    return found.ids, found.sum(wide, at, empty=empty), None, numbers
+    if rows.dtype == np.float16:
+        wide = payload.empty(rows.size, np.float32)
+        payload.round(wide, data)
+        rows = wide.reshape(rows.shape)
+    return found.ids, payload.sum_rows(found, rows, at, empty=empty), None, numbers
 
 
 def _are_distinct(

@@ -43,6 +43,8 @@ INDEX: Final = "index"
 FEED_HEAD: Final = "feed head"
 FEED_ENTRIES: Final = "feed entries"
 FEED_IDS: Final = "feed ids"
+#: Of those in every segment the ones that are in host memory always.
+_WORDS: Final = {HEADER, RECORD, UNDO, LOG_IDS, FEED_HEAD, FEED_ENTRIES, FEED_IDS}
 #: Words that a table has for itself.
 _UNDO_WORDS = 8
 #: Entries of the log of words that a push takes beside those of its ids.
@@ -77,6 +79,11 @@ class Area(NamedTuple):
             return self.offset, self.stop
         one = math.prod(self.shape[1:]) * _itemsize(self.dtype)
         return self.offset, self.offset + self.first * one
+
+    @property
+    def has_values(self) -> bool:
+        """Whether these are weights, rows, slots, or what a log keeps of rows and slots."""
+        return self.name not in _WORDS
 
     @property
     def stop(self) -> int:

@@ -245,6 +245,11 @@ class Publication:
                     # A sum that is formed is looked at again: that flag goes too.
                     payload.wait()
                     raise self._not_finite(position)
+        for ordinal, updates in self._rows.items():
+            for update in updates:
+                if update.check and not payload.is_finite(update.data.reshape(-1)):
+                    name = self.segment.tables[ordinal].piece.table.name
+                    raise self._rows_not_finite(name, update)
         raise IllegalStateError("a look has found what no look finds again")
 
     def _not_finite(self, position: int) -> PushRejectedError:
@@ -275,13 +280,15 @@ class Publication:
                 if update.forget:
                     continue
                 if not update.apply(table.buffers, self.flip, segment.cache_dir):
-                    of = table.piece.table
-                    if self._of_sums:
-                        raise overflows(of.name, update.data.dtype)
-                    raise PushRejectedError(
-                        f"rows for table {of.name[:60]!r} have NaN or Inf; nothing was "
-                        f"applied"
-                    )
+                    raise self._rows_not_finite(table.piece.table.name, update)
+
+    def _rows_not_finite(self, name: str, update: RowUpdate) -> PushRejectedError:
+        """Return why rows that were to be looked at are refused."""
+        if self._of_sums:
+            return overflows(name, update.data.dtype)
+        return PushRejectedError(
+            f"rows for table {name[:60]!r} have NaN or Inf; nothing was applied"
+        )
 
     def _take_along(self) -> None:
         """Copy what a small shard has into the buffer that changes of some pieces go to.

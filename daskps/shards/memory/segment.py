@@ -135,28 +135,24 @@ class Segment:
         self.copied = [*map(of_weights, first)]
         self.copied_anew = [of_weights(of, anew=True) for of in first]
         at = len(weights) + sum(map(len, self.slot_init))
-        arrays, self._slot_areas = (
-            self._arrays_of(others[:at]),
-            others[len(weights) : at],
-        )
+        self._slot_areas, views = others[len(weights) : at], [*map(self.views, others)]
         #: For each buffer the weights of each dtype, and of each piece.
         self.vectors: tuple[dict[str, Array], ...] = tuple(
-            {area.dtype: area.views(*arrays)[side] for area in weights}
+            {a.dtype: of[side] for a, of in zip(weights, views, strict=False)}
             for side in (0, 1)
         )
         self.weights = tuple(
             [v[p.parameter.dtype][p.local : p.local + p.size] for p in self.pieces]
             for v in self.vectors
         )
-        views = [area.views(*arrays) for area in self._slot_areas]
         #: For each of their buffers the slots of each piece.
         self.slots = tuple(
-            self._by_piece(of[side] for of in views) for side in range(self.n_sides)
+            self._by_piece(of[side] for of in views[len(weights) : at])
+            for side in range(self.n_sides)
         )
         #: Tables, whose positions come after those of the pieces.
-        self.tables = tuple(
-            tables_of(layout.table_pieces[shard], others[at:], self.buffer, slots)
-        )
+        of = layout.table_pieces[shard], zip(others[at:], views[at:], strict=True)
+        self.tables = tuple(tables_of(*of, slots, memory=buffer, payload=payload))
         self.has_unbounded = any(table.unbounded is not None for table in self.tables)
         self._cache_dir: str | None = None
         #: Updates that :mod:`daskps.shards.memory.publication` makes ready once, by
@@ -168,15 +164,15 @@ class Segment:
         if not holds:
             self._begin(identity)
 
-    def _arrays_of(self, areas: Sequence[Area]) -> tuple[Array, int]:
-        """Return the memory of weights and slots, and where it begins in a segment."""
-        if self.payload.device is None or not areas:
-            return self.buffer, 0
-        start, n = areas[0].offset, areas[-1].stop - areas[0].offset
+    def views(self, area: Area) -> tuple[Array, ...]:
+        """Return the arrays of an area, in new memory of the device if they go there."""
+        if self.payload.device is None or not area.has_values:
+            return area.views(self.buffer)
+        n = area.stop - area.offset
         memory = self.payload.allocate(n, np.uint8)
-        self.device_nbytes = n
+        self.device_nbytes += n
         self.payload.fill(memory.view(np.int64), 0)
-        return memory, start
+        return area.views(memory, area.offset)
 
     def _begin(self, identity: Identity) -> None:
         """Make a shard of zeroed memory."""
@@ -230,9 +226,9 @@ class Segment:
     def needed_of_device(
         layout: Layout, shard: int, slots: Mapping[int, Sequence[float]]
     ) -> int:
-        """Return how many of these bytes are a device's, in a shard without tables."""
-        _, _, *others = areas_of(layout, shard, slots)
-        return sum(area.stop - area.offset for area in others)
+        """Return how many of these bytes are a device's."""
+        areas = areas_of(layout, shard, slots)
+        return sum(area.stop - area.offset for area in areas if area.has_values)
 
     @staticmethod
     def extent(

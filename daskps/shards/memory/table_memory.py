@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps.kernels import index_probe
-from daskps.kernels.row_log import TableRows, UndoLog, overlay
+from daskps.kernels.row_log import TableRows, UndoLog, oldest_entries
 from daskps.layout.spans import IDS, ROWS, TOUCHED, slot_area
 from daskps.layout.tables import UnboundedPiece
 from daskps.shards.arrays.row_operations import (
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from daskps.layout.tables import TablePiece
+    from daskps.shards.arrays.payload import Payload
     from daskps.shards.memory.areas import Area
     from daskps.shards.memory.format import Record
     from daskps.typing import Array
@@ -94,21 +95,24 @@ class TableMemory(NamedTuple):
         flip : int
             That which was in force.
         ids, rows, at
-            The rows that were read, as :func:`~daskps.kernels.row_log.overlay` has
-            them.
+            The rows that were read, as :func:`~daskps.kernels.row_log.oldest_entries`
+            has them.
         cache_dir : str or None
             Where the compiled loop is kept.
         """
         word = self.buffers.undo[0]
         if flip_of(word) > flip and (n := entries_of(word)):
             log, first = self.buffers.log, self.piece.first_row
-            overlay(log, n, ids, rows, at, first=first, cache_dir=cache_dir)
+            found = oldest_entries(log, n, ids, at, first=first, cache_dir=cache_dir)
+            entries, places = found
+            read = self.buffers.payload.read_rows
+            read(log.w, entries, rows, places, cache_dir=cache_dir)
 
     def fill_slots(self, fill: Callable[[Array, float], object]) -> None:
         """Give the slots of all rows their first values."""
         end = len(self.rows) if self.unbounded is None else self.unbounded.end
         for slot, value in zip(self.slots, self.slot_init, strict=True):
-            fill(slot[:end], value)
+            fill(slot[:end].reshape(-1), value)
 
     @property
     def by_area(self) -> dict[str, Array]:
@@ -134,13 +138,15 @@ class TableMemory(NamedTuple):
 
 def tables_of(
     pieces: Iterable[TablePiece],
-    areas: Iterable[Area],
-    memory: Array,
+    areas: Iterable[tuple[Area, tuple[Array, ...]]],
     slots: Mapping[int, Sequence[float]],
+    *,
+    memory: Array,
+    payload: Payload,
 ) -> Iterator[TableMemory]:
     """Yield the memory of each piece, whose areas follow one another as `areas_of` says."""
     rest = iter(areas)
-    views = (area.views(memory)[0] for area in rest)
+    views = (arrays[0] for _, arrays in rest)
     for ordinal, piece in enumerate(pieces):
         init = tuple(map(float, slots.get(piece.table.index, ())))
         undo, rows = next(views), next(views)
@@ -152,23 +158,21 @@ def tables_of(
         unbounded = None
         if isinstance(piece, UnboundedPiece):
             unbounded = _unbounded(piece, rest, memory, own=undo, slot_init=init)
-        buffers = RowBuffers(table, log, integers(undo), {})
-        feed = _feed(ordinal, rest, memory)
+        buffers = RowBuffers(table, log, integers(undo), {}, payload)
+        head, entries, ids = [next(views) for _ in range(3)]
+        feed = Feed(ordinal, head=head, entries=entries, ids=ids)
         yield TableMemory(piece, buffers, init, feed, unbounded, ordinal)
 
 
-def _feed(ordinal: int, areas: Iterator[Area], memory: Array) -> Feed:
-    """Return what says which rows of a piece were changed; it takes the next areas."""
-    head, entries, ids = [next(areas).views(memory)[0] for _ in range(3)]
-    return Feed(ordinal, head=head, entries=entries, ids=ids)
-
-
 def _unbounded(
-    piece: UnboundedPiece, areas: Iterator[Area], memory: Array, **own: Any
+    piece: UnboundedPiece,
+    areas: Iterator[tuple[Area, tuple[Array, ...]]],
+    memory: Array,
+    **own: Any,
 ) -> UnboundedRows:
     """Return what says which rows a piece has; it takes the next areas."""
-    (log,) = next(areas).views(memory)
+    (log,) = next(areas)[1]
     words = memory[: len(memory) // 8 * 8].view(np.int64)
-    index = [next(areas) for _ in range(index_probe.N_AREAS)]
+    index = [next(areas)[0] for _ in range(index_probe.N_AREAS)]
     places = np.array([[a.offset // 8, a.shape[0]] for a in index]).reshape(-1)
     return UnboundedRows(piece, words=words, places=places, log=log, **own)

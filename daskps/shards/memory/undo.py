@@ -118,3 +118,4 @@ def _reset(segment: Segment) -> None:
     """Give all slots of rows their first values."""
     for table in segment.tables:
         table.fill_slots(segment.payload.fill)
+    segment.payload.wait()

@@ -177,7 +177,7 @@ class Round:
         """
         table = self.find_table()
         if self._is_on_device:
-            step = self._planner.brought(step)
+            step = self._planner.brought(step, of_round=True)
         arrays: dict[int, Array] = {}
         code = KIND_CODES.get(step.kind, words.FREE) if step.items else 0
         joins = step.tick and may_apply and takes_ticks and not self._unticked

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.rounds import words
 from daskps.shards.rounds.arena import RankRows
 from daskps.shards.rounds.sums import KINDS
@@ -72,8 +73,10 @@ def widened(step: Step, payload: Payload) -> Step:
     items = []
     for item, is_narrow in zip(step.items, narrow, strict=True):
         if is_narrow:
-            wide = payload.empty(item.data.size, np.float32)
-            payload.round(wide, item.data.reshape(-1))
+            # Rows of rounds are in host memory.
+            of = payload if item.ids is None else NUMPY
+            wide = of.empty(item.data.size, np.float32)
+            of.round(wide, item.data.reshape(-1))
             item = item._replace(data=wide.reshape(item.data.shape))
         items.append(item)
     return step._replace(items=items)

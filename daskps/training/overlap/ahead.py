@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from daskps import config
+from daskps.backend import checked
+from daskps.cluster.caller.device_arrays import put
 from daskps.cluster.caller.routes import LOOK_LATER_NBYTES, FiniteCheck
 from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.cluster.protocol.deadline import Deadline
@@ -15,7 +17,13 @@ from daskps.errors import ClockError
 from daskps.store import intake
 from daskps.store.arguments import flag, number, whole
 from daskps.store.intake import RepeatedGradients
-from daskps.store.targets import chosen_names, given_ids, pulled, target_of
+from daskps.store.targets import (
+    chosen_names,
+    device_for,
+    given_ids,
+    pulled,
+    target_of,
+)
 from daskps.training.row_ids import row_batches
 
 if TYPE_CHECKING:
@@ -38,11 +46,15 @@ class _Begun(NamedTuple):
     rows: Mapping[str, Array]
     clock: int
     operation: Operation
+    #: The device that it goes to.
+    device: str = ""
 
-    def is_for(self, names: list[str], rows: Mapping[str, Array], clock: int) -> bool:
+    def is_for(
+        self, names: list[str], rows: Mapping[str, Array], clock: int, device: str
+    ) -> bool:
         """Return whether it reads what a pull at a clock asks for."""
         return (
-            self.clock == clock
+            (self.clock, self.device) == (clock, device)
             and self.names == frozenset(names)
             and self.rows.keys() == rows.keys()
             and all(np.array_equal(ids, self.rows[name]) for name, ids in rows.items())
@@ -65,14 +77,22 @@ class _Prefetch:
         self._kept: dict[frozenset[str], Target] = {}
 
     def start(
-        self, background: Background, names: Any, rows: Any, deadline: Deadline
+        self,
+        background: Background,
+        names: Any,
+        rows: Any,
+        deadline: Deadline,
+        *,
+        device: str,
     ) -> None:
         """Begin to read; a read begun before is of no use any more."""
         chosen, ids = frozenset(chosen_names(self._meta, names)), {}
         targets: list[Target] = []
         if rows is not None:
             ids = given_ids(self._meta, rows)
-            targets = pulled(self._meta, names, ids, None)
+            targets = pulled(self._meta, names, ids, None, device=device)
+        elif device:
+            targets = pulled(self._meta, sorted(chosen), None, None, device=device)
         elif kept := self._kept.get(chosen):
             targets = [kept]
         else:
@@ -81,15 +101,21 @@ class _Prefetch:
         self._ahead = None
         operation = background.read(targets, deadline)
         # It may be filled again while it still is: reads come one after the other.
-        self._kept = {} if ids else {chosen: targets[0]}
-        self._ahead = _Begun(chosen, ids, background.clock, operation)
+        self._kept = {} if ids or device else {chosen: targets[0]}
+        self._ahead = _Begun(chosen, ids, background.clock, operation, device)
 
     def drop(self) -> None:
         """Forget what was read: it is no longer what a pull would read."""
         self._ahead = None
 
     def take(
-        self, names: Any, rows: Any, out: Mapping[str, Array] | None, clock: int
+        self,
+        names: Any,
+        rows: Any,
+        out: Mapping[str, Array] | None,
+        clock: int,
+        *,
+        device: str,
     ) -> dict[str, Array] | None:
         """Return what was read ahead, if it is what a pull at this clock asks for."""
         if (ahead := self._ahead) is None:
@@ -98,7 +124,7 @@ class _Prefetch:
         if names is None and out:
             names = [name for name in out if name not in ids]
         chosen = chosen_names(self._meta, names)
-        if not ahead.is_for(chosen, ids, clock):
+        if not ahead.is_for(chosen, ids, clock, device):
             return None
         # As any other pull it is refused for an `out` that does not fit.
         target = None if out is None else pulled(self._meta, names, rows, out)[-1]
@@ -113,7 +139,7 @@ class _Prefetch:
             return {name: values[name] for name in [*chosen, *ids]}
         found: dict[str, Array] = target.finish()
         for name, array in found.items():
-            np.copyto(array, values[name])
+            put(array, values[name])
         return found
 
 
@@ -164,6 +190,7 @@ class Ahead:
         *,
         rows: Mapping[str, Any] | None = None,
         out: Mapping[str, Array] | None = None,
+        device: str | None = None,
         timeout: Any = None,
     ) -> Operation:
         """Start a pull and return its future.
@@ -173,7 +200,7 @@ class Ahead:
 
         Parameters
         ----------
-        names, rows, out
+        names, rows, out, device
             As in :meth:`daskps.ParameterStore.pull`. `out` belongs to the pull until
             it is done.
         timeout : float, str or None
@@ -208,7 +235,9 @@ class Ahead:
         deadline = self._deadline(timeout, "a pull")
         meta = self._session.meta
         ids = None if rows is None else given_ids(meta, rows)
-        return self._background.read(pulled(meta, names, ids, out), deadline)
+        where = device_for(device, out)
+        targets = pulled(meta, names, ids, out, device=where)
+        return self._background.read(targets, deadline)
 
     def push_async(
         self,
@@ -288,6 +317,7 @@ class Ahead:
         names: str | Iterable[str] | None = None,
         *,
         rows: Mapping[str, Any] | None = None,
+        device: str | None = None,
         timeout: Any = None,
     ) -> None:
         """Start to read what the next `pull` of the same names and rows will return.
@@ -307,6 +337,8 @@ class Ahead:
         rows : mapping of str to array_like of int, optional
             Ids of rows by the names of tables, as in
             :meth:`daskps.ParameterStore.pull`.
+        device : str, optional
+            That of the pull.
         timeout : float, str or None
             Seconds from now or a duration such as "30s"; None waits until the run
             ends. As any other error, a TimeoutError is raised by the next call.
@@ -334,7 +366,8 @@ class Ahead:
         deadline = self._deadline(timeout, "a prefetch")
         if self._prefetch is None:
             self._prefetch = _Prefetch(self._session.meta)
-        self._prefetch.start(self._background, names, rows, deadline)
+        where = checked(device)
+        self._prefetch.start(self._background, names, rows, deadline, device=where)
 
     # -- for the verbs that wait ---------------------------------------------
 

@@ -181,11 +181,11 @@ def test_rows_are_gathered_as_they_are(dtype):
     w = drawn(rng, (50, 6), dtype)
     ids, at = FIRST + rng.integers(0, 50, 30), rng.permutation(40)[:30]
     out, expected = np.full((2, 40, 6), 9, dtype)
-    device_rows.gather(launcher, w, ids, out, at, first=FIRST)
+    device_rows.gather(launcher.launch, w, ids, out, at, first=FIRST)
     launcher.wait()
     row_moves.gather(w, ids, expected, at, first=FIRST, cache_dir=kept())
     assert out.tobytes() == expected.tobytes()
-    device_rows.gather(launcher, w, ids, out[:30], first=FIRST)
+    device_rows.gather(launcher.launch, w, ids, out[:30], first=FIRST)
     launcher.wait()
     assert out[:30].tobytes() == w[ids - FIRST].tobytes()
 
@@ -202,9 +202,9 @@ def test_a_log_is_put_back_and_read_by_its_oldest_entries():
     asked = np.concatenate([ids, [FIRST + 199, FIRST + 3], ids[:9]])
     out, expected = table.w[asked - FIRST], table.w[asked - FIRST]
     found = row_log.oldest_entries(log, n, asked, None, first=FIRST, cache_dir=kept())
-    device_rows.gather(launcher, log.w, found[0], out, found[1])
+    device_rows.gather(launcher.launch, log.w, found[0], out, found[1])
     launcher.wait()
-    row_log.overlay(log, n, asked, expected, first=FIRST, cache_dir=kept())
+    row_moves.gather(log.w, found[0], expected, found[1], cache_dir=kept())
     assert same_bits([out], [expected])
     assert same_bits([out], [before.w[asked - FIRST]])
     device_rows.restore(launcher, table, log, n)
@@ -248,7 +248,7 @@ def test_wrong_rows_are_refused_before_anything_is_queued():
     ):
         with pytest.raises(ValueError, match=said):
             device_rows.gather(
-                launcher, w, named, g[:, : w.shape[1]].copy(), first=FIRST
+                launcher.launch, w, named, g[:, : w.shape[1]].copy(), first=FIRST
             )
     found = repeats(ids, cache_dir=kept())
     for rows, at in ((g.astype("f2"), None), (g, np.array([0, 2]))):
@@ -265,7 +265,7 @@ def test_no_rows_are_no_launch():
     log = log_of(table, 9)
     kernel = kernel_of(optim.SGD(0.1), "f4", launcher)
     kernel.rows(table, none, None, table.w[:0], (0.1,), log)
-    device_rows.gather(launcher, table.w, none, table.w[:0], first=FIRST)
+    device_rows.gather(launcher.launch, table.w, none, table.w[:0], first=FIRST)
     device_rows.restore(launcher, table, log, 0)
     assert device_rows.sums(launcher, repeats(none), table.w[:0]).shape == (0, 3)
     assert not launcher.queue
