@@ -66,6 +66,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
         35,
         "memory for temporary arrays is a stream's, readers have some too",
     ),
+    (
+        "cluster",
+        17,
+        17,
+        "copies that Dask has another worker take are left to their owner",
+    ),
     ("cluster", 17, 18, "rows of a device stay there, and new ones go there in parts"),
     ("shards", 100, 73, "rows on a device: their memory, updates, logs and reads"),
     ("store", 53, 23, "device= of the pulls of arrays and tables, and of pushpull"),

@@ -229,4 +229,13 @@ MUTANTS = (
             "tests/training/test_barrier.py::test_a_round_that_a_cut_holds_back_is_waited_for",
         ),
     ),
+    Mutant(
+        "stolen-copies-are-lost",
+        "daskps.cluster.caller.snapshots:_take_copies",
+        "if link.node.address != owner and link.run(ask):",
+        "if not link.node.address:",
+        (
+            "tests/cluster/caller/test_snapshots.py::test_snapshot_of_a_busy_owner_waits_for_it",
+        ),
+    ),
 )

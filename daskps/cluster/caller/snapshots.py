@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from distributed import Reschedule
 
 from daskps.cluster import upstream
 from daskps.cluster.caller.link import task_link
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.link import Link
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.chunks import Chunk
@@ -149,15 +151,33 @@ def _take_copies(keys: Sequence[tuple[int, str]], store: str, owner: str) -> Cop
     Raises
     ------
     SnapshotLostError
-        On any worker but the owner, and wherever it runs a second time.
+        Where the owner is gone, and wherever it runs a second time.
+    Reschedule
+        On any other worker: an idle one steals from one that is busy.
     """
-    host, found = HOSTS.get(task_link().node.address), {}
+    link, found = task_link(), {}
+    host = HOSTS.get(link.node.address)
     for shard, key in keys:
         copy = None if host is None else host.snapshots.find(key)
         if copy is None:
+            ask = partial(_has, link, owner, key)
+            if link.node.address != owner and link.run(ask):
+                raise Reschedule
             raise SnapshotLostError(store, shard, owner, "no longer has the copy")
         found[shard] = copy
     return CopyGroup(found)
+
+
+async def _has(link: Link, owner: str, key: str) -> bool:
+    """Return whether a worker has a copy."""
+    # First: Dask would try for half a minute to reach one that is gone.
+    if not await link.node.scheduler.ncores(workers=[owner]):
+        return False
+    try:
+        found: bool = await link.control(owner, "has_copy", key=key)
+    except OSError:
+        return False
+    return found
 
 
 async def values(taken: Taken, *, tables: bool = False) -> dict[str, Any]:

@@ -257,6 +257,12 @@ async def _edges(
     return [pack_array(array) for array in found]
 
 
+@HOST.handles("has_copy")
+async def _has_copy(host: ShardHost, key: str) -> bool:
+    """Return whether this host has the copy of a key."""
+    return host.snapshots.find(key) is not None
+
+
 @HOST.handles("sees_file")
 async def _sees_file(
     host: ShardHost, store: str, where: tuple[str, str], path: str

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ import dask
 import numpy as np
 import pytest
 from dask.base import compute, optimize
-from distributed import Client, wait
+from distributed import Client, Event, wait
 from distributed.utils import get_mp_context
 
 import daskps
@@ -664,6 +664,28 @@ def test_lost_worker_is_named(monkeypatch):
         assert lost.value.shard == 1
         assert lost.value.worker == victim
         assert isinstance(lost.value, daskps.ShardLostError)
+
+
+def test_snapshot_of_a_busy_owner_waits_for_it():
+    """Dask has an idle worker steal the task that takes the copies."""
+    with local_cluster(n_workers=2, threads=1) as client:
+        s = store(client, shards=1)
+        held = [
+            client.submit(Event("go").wait, workers=[*s.placement], pure=False)
+            for _ in range(3)
+        ]
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(s.snapshot, timeout=PATIENCE)
+
+            def is_stolen():
+                told = client.get_events("stealing")
+                return taken.done() or "confirm" in str(told)
+
+            until(is_stolen)
+            Event("go", client=client).set()
+            snapshot = taken.result(timeout=PATIENCE)
+        np.testing.assert_array_equal(snapshot["w"].compute(), s.pull()["w"])
+        del held
 
 
 def test_snapshot_ends_with_its_scheduler():

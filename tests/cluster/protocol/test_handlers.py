@@ -28,7 +28,7 @@ TO_HOSTS = {
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
-    "host.saving": "write_checkpoint edges sees_file",
+    "host.saving": "write_checkpoint edges has_copy sees_file",
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {
