@@ -75,6 +75,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 17, 18, "rows of a device stay there, and new ones go there in parts"),
     ("shards", 100, 73, "rows on a device: their memory, updates, logs and reads"),
     ("store", 53, 23, "device= of the pulls of arrays and tables, and of pushpull"),
+    ("backend", 11, 12, "arrays of a batch: rows of it, and parameters beside it"),
+    ("training", 4, 4, "parameters are on the device of the batch"),
     ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
 ]
 #: Names that stand for what is read or written of rows.

@@ -95,9 +95,16 @@ class FakeArray(NDArrayOperatorsMixin):
         return FakeArray(array, self.memory, self.device)
 
     def __getitem__(self, at: Any) -> FakeArray:
-        if isinstance(at, (np.ndarray, FakeArray)):
-            raise TypeError("a fake array takes no arrays as indices")
-        return self._same(self.held[at])
+        if isinstance(at, FakeArray):
+            raise TypeError("a fake array takes no arrays of a device as indices")
+        found = self.held[at]
+        if not isinstance(at, np.ndarray):
+            return self._same(found)
+        out: FakeArray = self.device.array(found.shape, found.dtype)
+        index = at.copy()
+        copy = partial(np.copyto, out.held)
+        self.device.default.queue(lambda: copy(self.held[index]), [self], [out])
+        return out
 
     def __setitem__(self, at: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:

@@ -100,6 +100,12 @@ class Device(ABC):
         if not is_whole:
             out[...] = to
 
+    def moved(self, values: Array) -> Array:
+        """Return a new array of the device with the numbers of one in host memory."""
+        out = self.array(values.shape, values.dtype)
+        self.put(out, values)
+        return out
+
     @abstractmethod
     def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array with anything in it."""

@@ -13,6 +13,7 @@ import numpy as np
 from dask.utils import funcname
 
 from daskps import config
+from daskps.backend import device_of
 from daskps.cluster.caller.routes import (
     GRADIENT,
     MODEL,
@@ -248,9 +249,12 @@ class Stepper:
 
     def _gradient(self, batch: Batch) -> Computed:
         X, y = batch
+        params, device = self.params, device_of(X)
+        if device is not None:
+            params = {name: device.moved(a) for name, a in params.items()}
         try:
             with _GRADIENT:
-                result = self.plan.gradient(self.params, X, y)
+                result = self.plan.gradient(params, X, y)
         except Exception as error:
             note_arguments(error, self.params, y)
             raise

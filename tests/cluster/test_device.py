@@ -447,3 +447,28 @@ def test_checkpoint_with_tables_is_that_of_host_shards(
                     for store in (again, other):
                         store["emb"].push([1, 38], np.ones((2, 3), "f4"))
                     assert rows_in(again) == rows_in(other) != rows_in(here)
+
+
+def of_the_device(params: Any, X: Any, y: Any) -> Any:
+    """Squares and their gradient; parameters are where the batch is."""
+    assert type(params["w"]) is type(params["emb"]) is type(X)
+    error = np.add.reduce(X * params["w"], axis=1) - y
+    g = np.add.reduce(X * error.reshape(-1, 1), axis=0) / len(X)
+    return float(np.add.reduce(error * error)), {"w": g, "emb": params["emb"]}
+
+
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+def test_parameters_are_on_the_device_of_the_batch(
+    inside: Client, execution: str
+) -> None:
+    rng = np.random.default_rng(0)
+    X, ends = rng.normal(size=(40, 10)), []
+    y = X @ np.arange(10.0)
+    how: dict[str, Any] = {"batch_size": 10, "execution": execution}
+    how["rows"] = {"emb": lambda X: np.array([3, 4, 39])}
+    for device, on in (("fake", fake.asarray), (None, fake.asarray), (None, np.array)):
+        with tabled(inside, device) as store:
+            parts = [[inside.scatter(on(a[i::2])) for i in (0, 1)] for a in (X, y)]
+            run = daskps.train(store, of_the_device, *parts, epochs=2, **how)
+            ends.append(([e.loss for e in run.history], rows_in(store)))
+    assert ends[0] == ends[1] == ends[2]
