@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from daskps.backend import returned, stacked
 from daskps.typing import Array
 from daskps.usercode import user_code
 
@@ -273,30 +274,9 @@ def _reduce_by(nodes: Mapping[int, Node], reduce: Reducer) -> dict[Any, Array]:
     found = {}
     for key in keys:
         ranks = [r for r in sorted(nodes) if key in nodes[r][0]]
-        stacked = np.stack([nodes[r][0][key] for r in ranks])
+        brought = stacked([nodes[r][0][key] for r in ranks])
         weights = np.array([nodes[r][1][key] for r in ranks], dtype=np.float64)
         with user_code("the reduce function"):
-            result = np.asarray(reduce(stacked, weights))
-        found[key] = _checked(result, stacked)
-    return found
-
-
-def _checked(value: Array, stacked: Array) -> Array:
-    if value.shape != stacked.shape[1:]:
-        raise ValueError(
-            f"the reduce function returned shape {value.shape} for stacked "
-            f"contributions of shape {stacked.shape}; it must return "
-            f"{stacked.shape[1:]}"
-        )
-    if not np.can_cast(value.dtype, stacked.dtype, "same_kind"):
-        raise ValueError(
-            f"the reduce function returned {value.dtype} for contributions of "
-            f"{stacked.dtype}; it must return numbers of that kind"
-        )
-    with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(value, dtype=stacked.dtype)
-    if not np.isfinite(found).all():
-        raise ValueError(
-            f"the reduce function returned NaN or Inf (as {stacked.dtype})"
-        )
+            result = reduce(brought, weights)
+        found[key] = returned(result, brought[0], "the reduce function")
     return found

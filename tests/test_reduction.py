@@ -173,18 +173,18 @@ def test_a_callable_gets_stacked_contributions_in_rank_order_with_weights():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda s, w: s, r"returned shape \(2, 3\).*must return \(3,\)"),
-        (lambda s, w: s[:1], r"returned shape \(1, 3\).*must return \(3,\)"),
+        (lambda s, w: s, r"returned shape \(2, 3\).*of shape \(3,\)"),
+        (lambda s, w: s[:1], r"returned shape \(1, 3\).*of shape \(3,\)"),
         (lambda s, w: np.full(3, np.nan), "NaN or Inf"),
         (lambda s, w: np.full(3, 1e300), r"NaN or Inf \(as float32\)"),
-        (lambda s, w: s[0] + 1j, "returned complex64"),
+        (lambda s, w: s[0] + 1j, "dtype complex64"),
         (lambda s, w: None, "returned shape"),
-        (lambda s, w: np.array(["a"] * 3), "returned <U1"),
+        (lambda s, w: np.array(["a"] * 3), "dtype <U1"),
     ],
 )
 def test_a_callable_that_returns_something_else_is_refused(function, message):
     nodes = {r: leaf([(0, np.ones(3, "f4"))], 1.0, function) for r in range(2)}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         reduce_all(nodes, 2, function)
 
 

@@ -6,7 +6,11 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from daskps.backend.stream import Device
     from daskps.typing import Array
 
@@ -113,3 +117,64 @@ def on_host(array: Any) -> Array | None:
         return None
     adopted: Any = device.adopt(array)
     return device.fetch(adopted)
+
+
+def stacked(arrays: Sequence[Array]) -> Array:
+    """Return copies of arrays of one shape for a user's function, one on the other."""
+    device = device_of(arrays[0])
+    if device is None:
+        return np.stack(arrays)
+    out = device.array((len(arrays), *arrays[0].shape), arrays[0].dtype)
+    with device.lend() as stream:
+        for i, array in enumerate(arrays):
+            stream.copy(out[i], array)
+        stream.wait()
+    return out
+
+
+def returned(
+    value: Any, like: Array, what: str, where: str = "", *, finite: bool = True
+) -> Array:
+    """Return what a user's function has made, as a new array like another and beside it.
+
+    Parameters
+    ----------
+    value : array_like
+        What it has returned; for an array of a device one of the same device.
+    like : Array
+        An array of the shape and dtype that are wanted.
+    what, where : str
+        The function and what it was called for, in messages.
+    finite : bool, default True
+        Whether NaN and infinity are refused.
+
+    Returns
+    -------
+    Array
+        Contiguous; the device is done with it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else.
+    """
+    device = device_of(like)
+    found: Any = np.asarray(value) if device is None else device.adopt(value)
+    if found is None:
+        raise TypeError(
+            f"{what} returned {type(value).__name__}{where}; return an array of the "
+            f"device that the arrays are on which it gets"
+        )
+    is_kind = np.can_cast(found.dtype, like.dtype, "same_kind")
+    if found.shape != like.shape or not is_kind:
+        raise (ValueError if is_kind else TypeError)(
+            f"{what} returned shape {found.shape} and dtype {found.dtype}{where}; return "
+            f"an array of shape {like.shape} and {like.dtype}"
+        )
+    with np.errstate(all="ignore"):
+        made: Array = found.astype(like.dtype, order="C")
+    if finite and not np.isfinite(made).all():
+        raise ValueError(f"{what} returned NaN or Inf (as {like.dtype}){where}")
+    if device is not None:
+        device.settle()
+    return made

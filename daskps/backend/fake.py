@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -123,8 +123,13 @@ class FakeArray(NDArrayOperatorsMixin):
         """Return its bytes as another dtype."""
         return self._same(self.held.view(dtype))
 
-    def astype(self, dtype: Any, *, copy: bool = True) -> FakeArray:
-        """Return the numbers in another dtype."""
+    def all(self) -> Any:
+        """Return whether all are true."""
+        return np.logical_and.reduce(cast("Any", self), axis=None)
+
+    def astype(self, dtype: Any, *, order: str = "K", copy: bool = True) -> FakeArray:
+        """Return the numbers in another dtype, in order."""
+        del order
         if not copy and self.dtype == dtype:
             return self
         out: FakeArray = self.device.array(self.shape, dtype)

@@ -100,6 +100,12 @@ class Device(ABC):
         if not is_whole:
             out[...] = to
 
+    def settle(self) -> None:
+        """Wait for what this thread has launched by itself."""
+        with self.lend() as stream:
+            stream.follow()
+            stream.wait()
+
     def moved(self, values: Array) -> Array:
         """Return a new array of the device with the numbers of one in host memory."""
         out = self.array(values.shape, values.dtype)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import numpy as np
-
+from daskps.backend import returned, stacked
 from daskps.errors import PushRejectedError
 from daskps.optim.factors import of_word
 from daskps.optim.function import Function
@@ -119,22 +118,10 @@ class BoundFunction(Bound):
             For a result of another kind, shape, or that is not finite, naming the
             parameter.
         """
-        w, g = (np.array(a).reshape(shape) for a in arrays)
-        result = self._f(name, w, g, step)
-        what = f"{self.rule!r} returned for {name[:60]!r}"
-        if result is None or isinstance(result, (str, bytes)):
-            raise TypeError(f"{what} {result!r:.60}; return the new weights")
-        found = np.asarray(result)
-        if found.shape != shape:
-            raise ValueError(f"{what} shape {found.shape}, its weights have {shape}")
-        dtype = arrays[0].dtype
-        if not np.can_cast(found.dtype, dtype, "same_kind"):
-            raise TypeError(f"{what} {found.dtype}, its weights are {dtype}")
-        with np.errstate(all="ignore"):
-            made = np.array(found, dtype, order="C").reshape(-1)
-        if not np.isfinite(made).all():
-            raise ValueError(f"{what} NaN or Inf; nothing was applied")
-        return made
+        w, g = (stacked([a])[0].reshape(shape) for a in arrays)
+        result, like = self._f(name, w, g, step), arrays[0].reshape(shape)
+        about = repr(self.rule), f" for {name[:60]!r}"
+        return returned(result, like, *about).reshape(-1)
 
 
 def _same(some: tuple[float, ...], others: tuple[float, ...]) -> bool:

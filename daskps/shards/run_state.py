@@ -263,16 +263,7 @@ class ShardRun:
         *,
         attach: bool = False,
     ) -> None:
-        """Use the mailboxes in some memory, which are empty unless they are attached.
-
-        Raises LayoutError for a function as `reduce` on a device.
-        """
-        if callable(reduce) and self._segment.payload.device is not None:
-            raise LayoutError(
-                f"reduce={reduce!r:.60} is a function of NumPy arrays, and gradients are "
-                f"reduced on {self._segment.payload.device}; train with reduce='mean' or "
-                f"'sum', or on a store in host memory"
-            )
+        """Use the mailboxes in some memory, which are empty unless they are attached."""
         pieces = self._segment.pieces
         tables = [table.piece for table in self._segment.tables]
         if memory is None:

@@ -65,7 +65,7 @@ class Wanted:
         """Return what a store of these arrays and tables is made of."""
         device = checked(self.device)
         if device:
-            _check_on_device(device, tables, rules)
+            _check_on_device(device, tables)
         return Blueprint(
             device=device,
             name=None if self.name is None else checked_name(self.name),
@@ -81,9 +81,7 @@ class Wanted:
         )
 
 
-def _check_on_device(
-    device: str, tables: Mapping[str, TableShape], rules: Mapping[int, Rule]
-) -> None:
+def _check_on_device(device: str, tables: Mapping[str, TableShape]) -> None:
     """Refuse what no shard on a device takes."""
     for name, table in tables.items():
         if len(table) > 3:
@@ -91,13 +89,6 @@ def _check_on_device(
                 f"table {name[:60]!r} of any ids cannot be on device={device!r}: such tables "
                 f"are in host memory; make a second store for it, without device=, or give "
                 f"it a number of rows"
-            )
-    for rule in rules.values():
-        if isinstance(rule, Function):
-            raise LayoutError(
-                f"{rule!r} is a function of whole NumPy arrays, and the arrays of a store "
-                f"with device={device!r} are on that; write it as a rule, or leave "
-                f"device= out"
             )
 
 

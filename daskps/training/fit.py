@@ -96,9 +96,10 @@ def train(  # noqa: PLR0913 - the public contract
         ``gradient(params, X_batch, y_batch)`` returns the mean gradients over the
         batch as a mapping of names to arrays, or ``(loss, gradients)``; a table's
         is a :class:`RowGrad`. `params` is a flat dict whose arrays are valid until
-        it returns, on the device of the batch where that is on one. Each trainer has a copy of its own, pickled when the run begins:
-        values that it keeps between two calls are its trainer's, and begin anew with
-        the next run, and where the trainer goes on on another worker.
+        it returns, on the device of the batch if that is on one. Each trainer has a
+        copy of its own, pickled when the run begins: values that it keeps between two
+        calls are its trainer's, and begin anew with the next run, and where the trainer
+        goes on on another worker.
     X : array_like, table or dask array, shape (n, ...), or list of Future or Delayed
         Training rows. Tables are pandas and dask DataFrames and Series and pyarrow
         Tables; each is converted once, to an array of the dtype that holds all its

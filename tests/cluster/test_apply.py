@@ -91,7 +91,10 @@ def write_to(block: Any) -> Any:
         (lambda b: 7.0, r"returned shape \(\)"),
         (lambda b: None, "dtype object"),
         (lambda b: b.astype("c16"), "dtype complex128"),
-        (lambda b: b * np.nan, "returned NaN or Inf for 'w' in shard 1"),
+        (
+            lambda b: b * np.nan,
+            r"returned NaN or Inf \(as float64\) for 'w' in shard 1",
+        ),
     ],
 )
 def test_what_fails_on_one_shard_changes_nothing_there(here, deed, said):

@@ -230,8 +230,10 @@ def test_what_cannot_be_is_refused_and_changes_nothing(inside: Client) -> None:
         with pytest.raises(ValueError, match="float32"):
             store.pull(out={"b": fake.asarray(np.zeros((2, 3)))})
         assert store.version == 0
-        with pytest.raises(daskps.LayoutError, match="reduce='mean' or 'sum'"):
+        with pytest.raises(TypeError, match=r"np\.median of memory"):
             daskps.train(store, of_columns, np.ones((8, 10)), reduce=np.median)
+        with pytest.raises(daskps.PushRejectedError, match="returned ndarray for"):
+            store.apply(lambda block, name: block.get(), names="w")
     with pytest.raises(ValueError, match="'tpu'"):
         make(inside, "tpu")
     with pytest.raises(TypeError, match="int"):
@@ -243,9 +245,13 @@ def test_what_cannot_be_is_refused_and_changes_nothing(inside: Client) -> None:
     big = daskps.ArraySpec((2**31,), "float32", 0.0)
     with pytest.raises(daskps.LayoutError, match=r"need 17,179,869,\d+ .* fill 80%"):
         daskps.create({"w": big}, device="fake", client=inside, shards=1)
-    function = optim.Function(lambda name, w, g, step: w)
-    with pytest.raises(daskps.LayoutError, match="write it as a rule"):
-        daskps.create(PARAMS, optimizer=function, device="fake", client=inside)
+    function = optim.Function(lambda name, w, g, step: w.get())
+    rules = {"w": function, "b": optim.SGD(0.1)}
+    one: dict[str, Any] = {"device": "fake", "client": inside, "shards": 1}
+    with daskps.create(PARAMS, optimizer=rules, **one) as store:
+        with pytest.raises(TypeError, match="returned ndarray for"):
+            store.push({"w": np.ones(10)})
+        np.testing.assert_array_equal(store.pull("w")["w"], PARAMS["w"])
 
 
 def of_columns(params: Any, X: Any, y: Any) -> Any:
@@ -472,3 +478,38 @@ def test_parameters_are_on_the_device_of_the_batch(
             run = daskps.train(store, of_the_device, *parts, epochs=2, **how)
             ends.append(([e.loss for e in run.history], rows_in(store)))
     assert ends[0] == ends[1] == ends[2]
+
+
+def halved(name: str, w: Any, g: Any, step: int) -> Any:
+    return (w - 0.5 * g) / np.float64(step)
+
+
+def largest(stacked: Any, weights: Any) -> Any:
+    """In place too: these are copies."""
+    stacked *= 2.0
+    return np.maximum.reduce(stacked, axis=0)
+
+
+def deltas(trainer: Any, part: Any) -> None:
+    for i in range(2):
+        trainer.push({"w": part * (i + 1), "b": part[:6].reshape(2, 3).astype("f4")})
+        trainer.add({"n": np.arange(4) + trainer.rank})
+
+
+def test_functions_of_users_get_arrays_of_the_device(where: Client) -> None:
+    rules = {"w": optim.Function(halved), "b": optim.SGD(0.1)}
+    ends = []
+    for device in ("fake", None):
+        with daskps.create(
+            PARAMS, optimizer=rules, device=device, shards=1, client=where
+        ) as store:
+            for i in range(3):
+                store.push(gradients(i))
+            nan = np.full(10, np.nan)
+            with pytest.raises(daskps.PushRejectedError, match="'w' has NaN"):
+                store.push({"w": nan})
+            store.apply(lambda block, name: block * 0.5 + 1.0, names=["w", "b"])
+            parts = [np.arange(10.0), 9 - np.arange(10.0)]
+            daskps.run(store, deltas, parts, reduce=largest)
+            ends.append([array.tobytes() for array in store.pull().values()])
+    assert ends[0] == ends[1]

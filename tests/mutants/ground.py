@@ -27,9 +27,9 @@ MUTANTS = (
     ),
     Mutant(
         "reduction-of-another-shape",
-        "daskps.reduction:_checked",
-        "if value.shape != stacked.shape[1:]:",
-        "if value.size != stacked[0].size:",
+        "daskps.backend:returned",
+        "if found.shape != like.shape or not is_kind:",
+        "if found.size != like.size or not is_kind:",
         (
             "tests/test_reduction.py::test_a_callable_that_returns_something_else_is_refused",
         ),

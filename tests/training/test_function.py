@@ -142,11 +142,15 @@ def test_no_event_loop_waits_for_a_function(way):
 
 
 WRONG: Any = [
-    (lambda n, w, g, t: None, TypeError, "returned for 'w' None"),
-    (lambda n, w, g, t: w[:2], ValueError, r"shape \(2,\), its weights have \(3,\)"),
-    (lambda n, w, g, t: w * 1j, TypeError, "complex128, its weights are float64"),
-    (lambda n, w, g, t: w / 0, ValueError, "returned for 'w' NaN or Inf"),
-    (lambda n, w, g, t: ["a"] * 3, TypeError, "its weights are float64"),
+    (lambda n, w, g, t: None, TypeError, "dtype object for 'w'"),
+    (lambda n, w, g, t: w[:2], ValueError, r"shape \(2,\) and .* of shape \(3,\)"),
+    (lambda n, w, g, t: w * 1j, TypeError, "complex128 for 'w'; .* and float64"),
+    (
+        lambda n, w, g, t: w / 0,
+        ValueError,
+        r"returned NaN or Inf \(as float64\) for 'w'",
+    ),
+    (lambda n, w, g, t: ["a"] * 3, TypeError, "dtype <U1 for 'w'"),
     (lambda n, w, g, t: [[1], [1, 2], 3], ValueError, "inhomogeneous"),
     (lambda n, w, g, t: 1 // 0, ZeroDivisionError, "division"),
     (exits, RuntimeError, r"Function\(exits\) called sys.exit\(3\)"),

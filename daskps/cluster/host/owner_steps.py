@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from daskps.backend import returned, stacked
 from daskps.cluster.host.hosted import LOCK_SECONDS
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.messages import unpack_identity
@@ -25,7 +26,6 @@ from daskps.errors import (
     ShardBusyError,
     StaleGenerationError,
 )
-from daskps.layout.arrays import FLOATS
 from daskps.shards import producers
 from daskps.shards.installation import factors_of
 from daskps.shards.refusals import find_refusal
@@ -237,32 +237,25 @@ def _known(shard: Shard, step: Step) -> int | None:
 def _made(hosted: HostedShard, work: _Work, flip: int) -> list[Item] | None:
     """Call the function for each piece; return the results as items."""
     segment = hosted.shard.segment
-    record, copy = segment.record(flip), segment.payload.fetch
-    blocks = [copy(segment.weights_of(record, p)) for p in work.positions]
+    record = segment.record(flip)
+    blocks = [stacked([segment.weights_of(record, p)])[0] for p in work.positions]
     if segment.writing > flip + 1:
         return None
     items = []
     for position, block in zip(work.positions, blocks, strict=True):
         name = hosted.layout.pieces[hosted.index][position].parameter.name
-        where = f"{name[:60]!r} in shard {hosted.index}"
-        dtype, shape = block.dtype, block.shape
+        where = f" for {name[:60]!r} in shard {hosted.index}"
         try:
             with user_code(_WHAT):
-                found = np.asarray(work.function(block, name))
+                found = work.function(block, name)
         except Exception as error:
             raise PushRejectedError(
-                f"{_WHAT} raised {type(error).__name__} for {where}: {error}"
+                f"{_WHAT} raised {type(error).__name__}{where}: {error}"
             ) from error
-        if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
-            raise PushRejectedError(
-                f"{_WHAT} returned shape {found.shape} and dtype {found.dtype} for "
-                f"{where}, which has shape {shape} and {dtype}; return an array like the "
-                f"block that it gets"
-            )
-        with np.errstate(over="ignore"):
-            array = np.ascontiguousarray(found, dtype)
-        if work.finite and dtype.name in FLOATS and not np.isfinite(array).all():
-            raise PushRejectedError(f"{_WHAT} returned NaN or Inf for {where}")
+        try:
+            array = returned(found, block, _WHAT, where, finite=work.finite)
+        except (TypeError, ValueError) as error:
+            raise PushRejectedError(str(error)) from error
         items.append(Item(position, 0, array))
     return items
 

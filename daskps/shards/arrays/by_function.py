@@ -64,6 +64,7 @@ def update_of(
         )
     gradient = given.formed(payload)[0 : piece.size]
     if not binding.is_finite(gradient):
+        payload.wait()  # a sum that was formed has been looked at too
         raise PushRejectedError(
             f"the gradient of {parameter.name[:60]!r} has NaN or Inf; nothing was applied"
         )

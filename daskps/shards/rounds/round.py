@@ -20,6 +20,7 @@ from daskps.kernels.row_merge import warm
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import path, reduce_all
 from daskps.shards import run_record
+from daskps.shards.arrays.operations import scaled
 from daskps.shards.memory.format import (
     CLOCK,
     FLIP,
@@ -334,19 +335,22 @@ class Round:
         if came.arrays:
             weight, arrays = came.step.weight, dict(came.arrays)
             if self._weighs[kind]:
-                arrays = {
-                    p: array * array.dtype.type(weight) for p, array in arrays.items()
-                }
+                of = weight, self._segment.payload
+                arrays = {p: scaled(array, *of) for p, array in arrays.items()}
             nodes[came.step.rank] = arrays, dict.fromkeys(arrays, weight)
+        payload = self._segment.payload
+        payload.wait()  # the function's own work comes after all that was queued
         if kind == GRADIENT:
             return dict(reduce_all(nodes, self.size, self.reduce))
         # Sums are not to be made in place of what others have in their slices.
+        view = payload.fetch if self._is_on_device else _read_only
         views = {
-            rank: ({p: _read_only(array) for p, array in arrays.items()}, weights)
+            rank: ({p: view(array) for p, array in arrays.items()}, weights)
             for rank, (arrays, weights) in nodes.items()
         }
         how = "mean" if kind == MODEL else "sum"
-        return dict(reduce_all(views, self.size, how))
+        found = reduce_all(views, self.size, how)
+        return {p: payload.bring(array) for p, array in found.items()}
 
     def _merge(self, came: Delivery, kind: str) -> dict[int, tuple[Array, Array]]:
         """Return ids and sums of the rows of a complete round by position."""
