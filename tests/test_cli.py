@@ -413,3 +413,19 @@ def test_show_tells_of_tables(client: Any, capsys: pytest.CaptureFixture[str]) -
     assert " ".join(lines[3].split()) == "emb 1000 8 float32 31.25 kiB 1 SGD(lr=0.5)"
     [listed] = json.loads(said(["list", "--json"], capsys, client))
     assert (listed["parameters"], listed["tables"]) == (0, 1)
+
+
+def test_list_and_show_tell_of_devices(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = daskps.create({"w": np.zeros(5)}, name="there", shards=1, device="fake")
+    lines = said(["list"], capsys, client).splitlines()
+    assert lines[0].endswith("bytes  device")
+    assert lines[1].endswith("40 B   fake:0")
+    [row] = json.loads(said(["list", "--json"], capsys, client))
+    assert row["device"] == "fake:0"
+    *_, head, shard = said(["show", "there"], capsys, client).splitlines()
+    assert head.endswith("device  device memory")
+    [found] = json.loads(said(["show", "there", "--json"], capsys, client))["shards"]
+    assert found["device_nbytes"] == store.stats()["shards"][0]["device_nbytes"] > 80
+    assert shard.endswith("fake:0  8.00 kiB")

@@ -221,7 +221,8 @@ class FakeStream(Stream):
         return int(a.held.ctypes.data)
 
     def load(self, loop: Loop) -> None:
-        """Compile a loop."""
+        """Compile a loop, one that a device has too."""
+        loop.check(self.device.cache_dir)
         loop.host(self.device.cache_dir)
 
     def pinned(self, nbytes: int) -> Array:

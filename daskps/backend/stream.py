@@ -46,6 +46,9 @@ class Loop(Protocol):
     def ptx(self, cache_dir: str | None = None) -> str:
         """Return its text for devices."""
 
+    def check(self, cache_dir: str | None = None) -> None:
+        """Refuse one that devices have no text for."""
+
     def host(self, cache_dir: str | None = None) -> Any:
         """Return a function that runs it here, in some order of its elements."""
 

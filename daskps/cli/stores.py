@@ -31,8 +31,14 @@ COUNTERS = (
     "duplicates",
     "parked",
 )
+#: Shown of shards on devices.
+_OF_DEVICE = ("device", "device_nbytes")
 #: Heads of columns that are not named as their keys.
-_BYTES = {"nbytes": "bytes", "segment_nbytes": "memory"}
+_BYTES = {
+    "nbytes": "bytes",
+    "segment_nbytes": "memory",
+    "device_nbytes": "device memory",
+}
 HEADS = {**_BYTES, "time": "time (UTC)"}
 
 _scheduler = click.option(
@@ -71,7 +77,7 @@ def list_(scheduler: str | None, as_json: bool) -> None:
             "workers",
             "nbytes",
         )
-        click.echo(table(columns, rows))
+        click.echo(table(_with_device(columns, rows), rows))
 
 
 @click.command(short_help="Show the parameters and shards of a store.")
@@ -102,7 +108,21 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
         of_rows = ("name", "rows", "dim", "dtype", "nbytes", "steps", "optimizer")
         click.echo(table(_placed(of_rows, found), found["tables"]))
         click.echo()
-    click.echo(table(("shard", "worker", *COUNTERS), found["shards"]))
+    every = ("shard", "worker", *COUNTERS)
+    click.echo(table(_with_device(every, found["shards"]), found["shards"]))
+
+
+def _with_device(
+    columns: tuple[str, ...], rows: Sequence[dict[str, Any]]
+) -> tuple[str, ...]:
+    """Add on which device each is, and how much of it, where any is on one."""
+    every = [_of_device(row) for row in rows]
+    return (*columns, *max(every, key=len, default=()))
+
+
+def _of_device(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return what a row tells of a device, nothing of host memory."""
+    return tuple(key for key in _OF_DEVICE if row.get(key) and row["device"])
 
 
 def _placed(columns: tuple[str, ...], found: dict[str, Any]) -> tuple[str, ...]:
@@ -148,7 +168,10 @@ def described(sight: StoreView) -> dict[str, Any]:
         for t in meta.layout.tables
     ]
     keys = ("shard", "worker", *COUNTERS, "error")
-    shards = [{k: row[k] for k in keys if k in row} for row in sight.shards]
+    shards = [
+        {k: row[k] for k in (*keys, *_of_device(row)) if k in row}
+        for row in sight.shards
+    ]
     head = {"name": meta.name, "uid": meta.uid, "kind": _kind(meta.session)}
     return {**head, "parameters": parameters, "tables": tables, "shards": shards}
 
@@ -169,7 +192,7 @@ def _reach(scheduler: str | None, look: Callable[[str], Coroutine[Any, Any, T]])
 
 
 def _store(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("parameters", "tables", "shards", "workers", "nbytes")
+    keys = ("parameters", "tables", "shards", "workers", "nbytes", *_of_device(row))
     head = {"name": row["name"], "uid": row["uid"], "kind": _kind(row["session"])}
     return {**head, **{key: row[key] for key in keys}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -513,3 +514,22 @@ def test_functions_of_users_get_arrays_of_the_device(where: Client) -> None:
             daskps.run(store, deltas, parts, reduce=largest)
             ends.append([array.tobytes() for array in store.pull().values()])
     assert ends[0] == ends[1]
+
+
+class Gamma(optim.Rule):
+    """A rule that a GPU has no loop for."""
+
+    def prepare(self, step: int, lr: float) -> tuple[float, ...]:
+        return (lr,)
+
+    @staticmethod
+    def update(w: Any, g: Any, lr: Any) -> Any:
+        return w - lr * math.gamma(abs(g) + 1)
+
+
+def test_rule_that_devices_have_no_loop_for_is_refused(inside: Client) -> None:
+    with pytest.raises(TypeError, match="gamma', which has no loop on a device"):
+        daskps.create(
+            {"w": np.ones(3)}, optimizer=Gamma(0.1), device="fake", client=inside
+        )
+    assert not daskps.list_stores(client=inside)

@@ -8,6 +8,5 @@ from daskps.kernels.device.kernel import DeviceKernel as DeviceKernel
 from daskps.kernels.device.kernel import Launcher as Launcher
 from daskps.kernels.device.kernel import build as build
 from daskps.kernels.device.loops import DeviceLoop as DeviceLoop
-from daskps.kernels.device.ptx import NoDeviceLoop as NoDeviceLoop
 
-__all__ = ["DeviceKernel", "DeviceLoop", "Launcher", "NoDeviceLoop", "build"]
+__all__ = ["DeviceKernel", "DeviceLoop", "Launcher", "build"]

@@ -58,10 +58,25 @@ class DeviceLoop(Form):
 
         Raises
         ------
-        NoDeviceLoop
+        TypeError
             If there is none, see `daskps.kernels.device.ptx`.
         """
         return _ptx(self, cache_dir)
+
+    def check(self, cache_dir: str | None = None) -> None:
+        """Refuse a loop that devices have not.
+
+        Parameters
+        ----------
+        cache_dir : str, optional
+            As in `ptx`.
+
+        Raises
+        ------
+        TypeError
+            As `ptx`, but for the lack of NVIDIA's library.
+        """
+        ptx.element_code(self, cache_dir)
 
     def host(self, cache_dir: str | None = None) -> Callable[..., None]:
         """Return a function that goes over elements here, in an order that it is given.

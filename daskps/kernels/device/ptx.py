@@ -35,10 +35,6 @@ _LIBRARY: Final = re.compile(
 _DECLARED: Final = re.compile(r"^declare [^@]*@([\w.]+)\(", flags=re.MULTILINE)
 
 
-class NoDeviceLoop(TypeError):  # noqa: N818  (what there is none of)
-    """An update rule has no loop on a device, or this installation cannot make it."""
-
-
 def element_code(form: Form, cache_dir: str | None = None) -> str:
     """Return the LLVM code of the element function of a generated module.
 
@@ -56,14 +52,14 @@ def element_code(form: Form, cache_dir: str | None = None) -> str:
 
     Raises
     ------
-    NoDeviceLoop
+    TypeError
         If Numba cannot compile it or is too old, or a function has no loop on a device.
     """
     import numba
     from numba.core.errors import NumbaError
 
     if numba.version_info[:2] < _NUMBA:
-        raise NoDeviceLoop(
+        raise TypeError(
             f"loops on devices need numba >= {'.'.join(map(str, _NUMBA))}, found "
             f"{numba.__version__}; update it"
         )
@@ -78,7 +74,7 @@ def element_code(form: Form, cache_dir: str | None = None) -> str:
     try:
         dispatcher.compile(signature)
     except NumbaError as error:
-        raise NoDeviceLoop(f"{form.what} does not compile: {error}") from error
+        raise TypeError(f"{form.what} does not compile: {error}") from error
     code: str = dispatcher.inspect_llvm(signature)
     # Neither this processor, nor what a function for Python would refer to.
     code = re.sub(r"^(target |@_ZN08NumbaEnv).*\n", "", code, flags=re.MULTILINE)
@@ -105,7 +101,7 @@ def check(code: str, what: str) -> None:
             or _PLAIN.fullmatch(name)
             or _LIBRARY.fullmatch(_in_library(name))
         ):
-            raise NoDeviceLoop(
+            raise TypeError(
                 f"{what} calls {name!r}, which has no loop on a device: use arithmetic, "
                 f"roots, comparisons, exp, log and the like, or a store on hosts"
             )
@@ -138,7 +134,7 @@ def to_ptx(code: str, form: Form) -> str:
 
     Raises
     ------
-    NoDeviceLoop
+    TypeError
         If NVIDIA's library is needed, and not found.
     """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -152,7 +148,7 @@ def to_ptx(code: str, form: Form) -> str:
     others = [element]
     if library:
         if (found := libdevice.read()) is None:
-            raise NoDeviceLoop(
+            raise TypeError(
                 f"{form.what} uses functions such as exp, which are in NVIDIA's "
                 f"libdevice: install nvidia-nvvm, or set CUDA_HOME to a CUDA toolkit"
             )
