@@ -77,8 +77,9 @@ def test_a_fused_multiply_is_found():
 
 
 def test_fast_arithmetic_is_found():
-    rule = optim.Adam(0.1)
-    assert planted(rule, lambda code: re.sub(r" fdiv ", " fdiv fast ", code))
+    # A quotient alone is as exact as any with some releases of LLVM.
+    fast = re.compile(r" f(div|mul|add|sub) ")
+    assert planted(optim.Adam(0.1), lambda code: fast.sub(r" f\1 fast ", code))
 
 
 @pytest.mark.parametrize(
