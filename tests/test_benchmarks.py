@@ -467,7 +467,7 @@ def test_shards_of_a_device(tmp_path: Path) -> None:
     """On the fake device, whose times say nothing; without one nothing is measured."""
     found = run(tmp_path, "gpu", "--device", "fake", "--mib", "1")
     assert [kept for _, kept in found["verdicts"]] == [True] * 4
-    assert len(found["jobs"]) == 7
+    assert len(found["jobs"]) == 9
     found = run(tmp_path, "gpu", "--device", "cuda:99")
     assert found["jobs"] == []
     assert "left out the rest: no cuda:99" in found["notes"][0]

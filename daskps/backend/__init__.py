@@ -126,6 +126,8 @@ def stacked(arrays: Sequence[Array]) -> Array:
         return np.stack(arrays)
     out = device.array((len(arrays), *arrays[0].shape), arrays[0].dtype)
     with device.lend() as stream:
+        # New memory may be what this thread's own work still has to be done with.
+        stream.follow()
         for i, array in enumerate(arrays):
             stream.copy(out[i], array)
         stream.wait()

@@ -13,6 +13,7 @@ from daskps.backend import checked, find
 from daskps.consistency import BSP
 from daskps.layout.arrays import Layout
 from daskps.shards.arrays.device import DeviceMemory
+from daskps.shards.reader import RowsRead, ShardReader
 from daskps.shards.steps import GRADIENT, Item, Step, Ticket
 from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.report import Verdict
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator
 
+    from daskps.backend.stream import Device
     from daskps.shards.shard import Shard
 
 _SEEDS = range(4)
@@ -145,3 +147,31 @@ def gpu(options: Namespace) -> Iterator[Job | str | Verdict]:
     )
     bar = Bar("device", "host", 10, at_least=True)
     yield Job(f"round of 2 trainers, {options.mib / 4:g} MiB each", sides, [bar])
+    yield from _rows(of, options.mib * 2**14)
+
+
+def _rows(of: Device, n: int) -> Iterator[Job]:
+    """Yield jobs of some rows of a table that has so many, beside a look-up of them."""
+    k, dim = min(n // 4, 100_000), 64
+    layout, numbers = Layout.build({}, 1, {"emb": (n, dim, "float32")}), count()
+    shard = make(layout, 0, {0: optim.Adagrad(0.1)}, of.name)
+    ids = np.random.default_rng(0).permutation(n)[:k]
+    rows, out = of.array((n, dim), np.dtype("f4")), of.array((k, dim), np.dtype("f4"))
+    g = asarray(np.full(k * dim, 0.1, "f4"), of.name)
+
+    def take() -> None:
+        rows[ids]
+        of.settle()
+
+    def push() -> None:
+        said: dict[str, Any] = {"producer": 1, "sequence": next(numbers), "check": True}
+        _submit(shard, Step(GRADIENT, (Item(0, 0, g, ids),), **said))
+
+    def pull() -> None:
+        wanted = [RowsRead(0, ids, out.reshape(-1))]
+        ShardReader(shard.segment).read_at(shard.segment.flip, (), wanted)
+
+    for act, most in ((pull, 1.5), (push, 4)):
+        name = act.__name__
+        sides = stepped(take=take, **{name: act})
+        yield Job(f"{name} of {k:,} of {n:,} rows", sides, [Bar(name, "take", most)])
