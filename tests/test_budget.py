@@ -76,6 +76,10 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 99, 78, "rows on a device: their memory, updates, logs and reads"),
     ("store", 53, 23, "device= of the pulls of arrays and tables, and of pushpull"),
     ("backend", 44, 41, "results of users' functions are checked once"),
+    ("backend", 1, 1, "copies for functions follow the work of their thread"),
+    ("cluster", 15, 16, "arrays of a device that share memory are refused as `out`"),
+    ("shards", 4, 2, "an overflow says that other shards may have applied theirs"),
+    ("store", 2, 2, "pulls to another device go by the host"),
     ("cli", 16, 9, "list and show tell of devices"),
     ("backend", 11, 12, "arrays of a batch: rows of it, and parameters beside it"),
     ("training", 4, 4, "parameters are on the device of the batch"),
@@ -130,8 +134,8 @@ def figures() -> dict[str, int]:
 
 
 FIGURES = {
-    "names of cluster/ that other modules use": 507,
-    "public names of cluster/": 657,
+    "names of cluster/ that other modules use": 508,
+    "public names of cluster/": 656,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are.

@@ -408,7 +408,11 @@ class UpdatePlanner:
     def _refuse_overflow(self, position: int, given: Array) -> None:
         """Refuse what is not finite, if what was pushed for it is."""
         if config.check_finite() and self._is_finite(position, given):
-            raise overflows(self._names[position], given.dtype)
+            error = overflows(self._names[position], given.dtype)
+            error.add_note(
+                "shards with other rows and parameters may have applied theirs"
+            )
+            raise error
 
     def _is_finite(self, position: int, data: Any) -> bool:
         binding, payload = self.binding(position), self._segment.payload

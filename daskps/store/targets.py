@@ -142,8 +142,10 @@ class Outs:
             )
         self._arrays[name] = values = array
         if device is not None:
-            meta = self._meta
-            if (there := kept(meta.device, meta.owners, array)) is not None:
+            meta, there = self._meta, None
+            if device.name == meta.device:
+                there = kept(meta.device, meta.owners, array)
+            if there is not None:
                 values = there.reshape(-1)
                 return values
             values = np.empty(shape, dtype)

@@ -315,7 +315,7 @@ def test_trainer_says_what_cannot_be(inside: Client) -> None:
 
 
 TABLES = {
-    "w": np.arange(10.0),
+    "w": np.arange(10.0, dtype="f4"),
     "emb": daskps.TableSpec(40, 3, init=daskps.init.normal(0.1)),
     "half": daskps.TableSpec(30, 4, dtype="float16", init=1.0),
     "num": daskps.TableSpec(7, 2, dtype="int64"),
@@ -392,6 +392,11 @@ def test_rows_go_to_a_device(where: Client) -> None:
             np.testing.assert_array_equal(w.pull(device="fake").get(), TABLES["w"])
             with pytest.raises(ValueError, match="pass one of the two"):
                 store["emb"].pull(ids, out=out, device="fake")
+            other: Any = store["emb"].pull(ids, device="fake:7")
+            np.testing.assert_array_equal(other.get(), wanted)
+            both = {"emb": out[0], "w": out.reshape(-1)[2:12]}
+            with pytest.raises(ValueError, match="share memory"):
+                store.pull("w", rows={"emb": ids[0]}, out=both)
 
 
 def test_rows_of_the_owners_process_are_not_copied_to_the_host(inside: Client) -> None:

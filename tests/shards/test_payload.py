@@ -29,7 +29,6 @@ ALLOWED = {
     "cluster/caller/targets.py": "what was read goes to the caller's arrays",
     "cluster/caller/trainer_step.py": "the caller's gradients, which it may change",
     "cluster/caller/uncommitted.py": "the caller's gradients, kept for another owner",
-    "cluster/host/owner_steps.py": "what a function of the user's has made of copies",
     "cluster/host/contributions.py": "contributions of the task graph",
     "cluster/host/partial_sums.py": "rows of them",
     "cluster/runs/graph/tasks.py": "weights that a task has read",

@@ -7,6 +7,7 @@ its calls move nothing to the host then. Everywhere else they come to the host f
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from daskps.errors import PushRejectedError
 from daskps.shards.arrays.device import DeviceMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.typing import Array
 
@@ -94,6 +95,22 @@ def on_host(arrays: Mapping[Any, Any]) -> Mapping[Any, Array]:
         here = backend.on_host(array)
         found[name] = array if here is None else here
     return found
+
+
+def overlap_of_devices(arrays: Iterable[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """Return the names of two contiguous arrays of a device that share memory."""
+    found = []
+    for number, (name, array) in enumerate(arrays):
+        device = None if type(array) is np.ndarray else backend.device_of(array)
+        adopted: Any = None if device is None else device.adopt(array)
+        if device is not None and array.size and adopted.flags.c_contiguous:
+            with device.lend() as stream:
+                start = stream.address(adopted)
+            found.append((device.name, start, start + adopted.nbytes, number, name))
+    for before, after in pairwise(sorted(found)):
+        if before[0] == after[0] and after[1] < before[2]:
+            return before[-1], after[-1]
+    return None
 
 
 def put(out: Any, values: Array) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from daskps.cluster.caller.device_arrays import put
+from daskps.cluster.caller.device_arrays import overlap_of_devices, put
 from daskps.cluster.protocol.read_words import CODED
 from daskps.version import Version
 
@@ -45,9 +45,10 @@ def sizes_of(arrays: Iterable[Array], *, in_words: bool) -> tuple[int, int]:
 
 def find_overlap(arrays: Iterable[tuple[Any, Array]]) -> tuple[Any, Any] | None:
     """Return the names of two arrays that share memory; None where none do."""
+    given = [*arrays]
     by_start = sorted(
         (*byte_bounds(array), number, name, array)
-        for number, (name, array) in enumerate(arrays)
+        for number, (name, array) in enumerate(given)
         if array.size and type(array) is np.ndarray
     )
     before: list[tuple[int, Any, Array]] = []
@@ -57,7 +58,7 @@ def find_overlap(arrays: Iterable[tuple[Any, Array]]) -> tuple[Any, Any] | None:
             if np.shares_memory(earlier, array):
                 return other, name
         before.append((stop, name, array))
-    return None
+    return None if len(by_start) == len(given) else overlap_of_devices(given)
 
 
 class ReadSlice(NamedTuple):
