@@ -76,7 +76,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 99, 78, "rows on a device: their memory, updates, logs and reads"),
     ("store", 53, 23, "device= of the pulls of arrays and tables, and of pushpull"),
     ("backend", 44, 41, "results of users' functions are checked once"),
-    ("backend", 1, 1, "copies for functions follow the work of their thread"),
+    ("backend", 3, 3, "copies for functions follow the work of their thread"),
     ("cluster", 15, 16, "arrays of a device that share memory are refused as `out`"),
     ("shards", 4, 2, "an overflow says that other shards may have applied theirs"),
     ("store", 2, 2, "pulls to another device go by the host"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from daskps.usercode import user_code
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -161,7 +163,8 @@ def returned(
         For anything else.
     """
     device = device_of(like)
-    found: Any = np.asarray(value) if device is None else device.adopt(value)
+    with user_code(what):  # an array-like has code of the user's too
+        found: Any = np.asarray(value) if device is None else device.adopt(value)
     if found is None:
         raise TypeError(
             f"{what} returned {type(value).__name__}{where}; return an array of the "

@@ -69,6 +69,13 @@ def leave(_: Any) -> Any:
     sys.exit(3)
 
 
+class Leaving:
+    """An array-like that ends its process."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        sys.exit(3)
+
+
 def fail(_: Any) -> Any:
     raise ZeroDivisionError("no")
 
@@ -89,6 +96,7 @@ def write_to(block: Any) -> Any:
             r"returned shape \(1,\) and dtype float64 for 'w' in shard 1",
         ),
         (lambda b: 7.0, r"returned shape \(\)"),
+        (lambda b: Leaving(), r"called sys\.exit\(3\)"),
         (lambda b: None, "dtype object"),
         (lambda b: b.astype("c16"), "dtype complex128"),
         (

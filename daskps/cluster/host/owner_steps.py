@@ -254,7 +254,7 @@ def _made(hosted: HostedShard, work: _Work, flip: int) -> list[Item] | None:
             ) from error
         try:
             array = returned(found, block, _WHAT, where, finite=work.finite)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise PushRejectedError(str(error)) from error
         items.append(Item(position, 0, array))
     return items
