@@ -28,6 +28,11 @@ _BLOCK: Final = 256
 _BLOCKS: Final = 16
 _MOST_ROWS: Final = 2**15
 _runtime: Final = cupy.cuda.runtime
+_ERRORS: Final = (_runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
+#: That there is no memory; and errors after which CUDA does no more work of the process:
+#: of memory (ECC, NVLink), addresses, time, contexts, asserts, instructions, launches.
+_NO_MEMORY: Final = 2
+_ENDS: Final = {214, 220, 700, 702, 709, 710, *range(714, 720)}
 #: Of DLPack: memory of a CUDA device, and what both sides reach.
 _DLPACK: Final = (2, 13)
 
@@ -58,8 +63,13 @@ class CudaDevice(Device):
                 "CUDA does not go on in a process that was forked after it began; start "
                 "workers by spawn or forkserver"
             )
-        with cupy.cuda.Device(self.number):
-            yield
+        try:
+            with cupy.cuda.Device(self.number):
+                yield
+        except _ERRORS as error:
+            if error.status in _ENDS:
+                raise self.end(error) from error
+            raise
 
     def info(self) -> DeviceInfo:
         """Return what there is of it now."""
@@ -102,6 +112,8 @@ class CudaStream(Stream):
             try:
                 memory = cupy.cuda.Memory(nbytes)
             except _runtime.CUDARuntimeError as error:
+                if error.status != _NO_MEMORY:
+                    raise
                 raise MemoryError(
                     f"{nbytes:,} bytes on {self.device.name}: {error}"
                 ) from None
@@ -175,11 +187,13 @@ class CudaStream(Stream):
 
     def await_event(self, event: Any) -> None:
         """Wait for an event."""
-        event.synchronize()
+        with self.device.current():
+            event.synchronize()
 
     def finish(self) -> None:
         """Wait until the stream is done."""
-        self._stream.synchronize()
+        with self.device.current():
+            self._stream.synchronize()
 
 
 @functools.cache

@@ -288,6 +288,8 @@ class FakeStream(Stream):
     def await_event(self, event: tuple[FakeStream, int]) -> None:
         """Do what was queued until then."""
         with self.device.lock:
+            if self.device.failure:
+                raise self.device.end(self.device.failure)
             self.device.overtake(self)
             self.run(event[1])
             self.done = max(self.done, event[1])
@@ -304,6 +306,7 @@ class FakeDevice(Device):
         super().__init__(f"fake:{number}")
         self.lock = threading.RLock()
         self.cache_dir: str | None = None
+        self.failure = ""
         self.streams: WeakValueDictionary[int, FakeStream] = WeakValueDictionary()
         self._made = count()
         #: Says which stream goes on first, and in which order elements are done.
@@ -315,8 +318,14 @@ class FakeDevice(Device):
         """Begin with another order of what is queued."""
         self.rng = np.random.default_rng(seed)
 
+    def fail(self, why: str) -> None:
+        """Have all that is waited for from now on fail, as after an error of CUDA's."""
+        self.failure = why
+
     def info(self) -> DeviceInfo:
         """Return a device of which nothing is used."""
+        if self.failure:
+            raise self.end(self.failure)
         return DeviceInfo("a fake device", self.name, _TOTAL, _TOTAL)
 
     def stream(self) -> FakeStream:

@@ -9,6 +9,7 @@ may be changed as soon as a call returns.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from contextlib import contextmanager
@@ -16,8 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from daskps.errors import StaleGenerationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from weakref import WeakMethod
 
     from daskps.typing import Array
 
@@ -70,7 +74,29 @@ class Device(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: Called with its name and the reason once an error has ended all work there,
+        #: in any thread: a method of each host with shards there, by the host's address.
+        self.watchers: dict[str, WeakMethod[Callable[[str, str], None]]] = {}
+        self._ended = ""
         self._idle: deque[Stream] = deque()
+
+    def end(self, error: object) -> StaleGenerationError:
+        """Tell that an error has ended all work of this process there.
+
+        Returns
+        -------
+        StaleGenerationError
+            To be raised: callers of shards there ask the directory, and hear that these
+            are lost.
+        """
+        first = not self._ended
+        self._ended = self._ended or (
+            f"can work on {self.name} no more, until its process starts again: {error}"
+        )
+        for ref in list(self.watchers.values()) * first:
+            if (watcher := ref()) is not None:
+                watcher(self.name, self._ended)
+        return StaleGenerationError(f"process {os.getpid()} {self._ended}")
 
     @contextmanager
     def lend(self, counts: Counter[str] | None = None) -> Iterator[Stream]:

@@ -7,11 +7,12 @@ generation or its run never comes here: `Shard.submit` looks first.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from daskps.errors import PushRejectedError
+from daskps.errors import PushRejectedError, StaleGenerationError
 from daskps.optim.factors import of_word, to_word
 from daskps.shards import producers, run_record
 from daskps.shards.arrays import by_function
@@ -180,9 +181,11 @@ class Pushes:
         try:
             publication.commit()
         except Exception as error:  # noqa: BLE001  (it is these tickets' answer)
-            roll_back(self._segment)
             for ticket in new:
                 ticket.outcome = error
+            # A device that has ended takes nothing back: its shard is lost.
+            with contextlib.suppress(StaleGenerationError):
+                roll_back(self._segment)
             return
         header = self._segment.header
         for ticket in new:

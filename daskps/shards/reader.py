@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from daskps.errors import ProtocolError
+from daskps.errors import ProtocolError, StaleGenerationError
 from daskps.kernels import past, scratch
 from daskps.kernels.row_moves import FixedGather
 from daskps.shards.arrays.row_operations import flip_of
@@ -268,8 +268,11 @@ class ShardReader(Visibility):
             if flip < 0:
                 return flip
             version = self._records[flip & 1][VERSION]
-            if self.read_at(flip, outs, rows):
-                return version
+            try:
+                if self.read_at(flip, outs, rows):
+                    return version
+            except StaleGenerationError:
+                return REFER  # its device has ended
         return BUSY
 
     def read_at(

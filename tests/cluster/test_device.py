@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,69 @@ def test_shards_are_lost_with_their_process(tmp_path: Path) -> None:
             until(lambda: kept.push(gradients(1)) is None)
         np.testing.assert_array_equal(kept.pull()["w"], wanted)
         assert kept.device == "fake:0"
+
+
+def fail_device(number: int) -> None:
+    fake.device(number).fail("an illegal memory access")
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    # Less than a cut is kept whose directory has forgotten it.
+    "push": lambda store: store.push(gradients(0), timeout=5),
+    "rows": lambda store: store.push({"e": daskps.RowGrad([1, 3], np.ones((2, 2)))}),
+    "pull": lambda store: store.pull(),
+    "save": lambda store: store.save("memory://of-a-device-that-fails"),
+    "run": lambda store: daskps.run(store, until_it_fails, [0, 0]),
+}
+
+
+def until_it_fails(trainer: Any, number: int) -> None:
+    """Make rounds without end; in the third one the device fails, if there is one."""
+    for step in itertools.count():
+        if number and step == 3:
+            fail_device(number)
+        trainer.push(gradients(0))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+def test_run_ends_where_its_device_does_no_more_work(where: Client, sync: str) -> None:
+    number = 20 + ["bsp", "ssp", "asp"].index(sync)
+    one, *_ = where.nthreads()
+    rules = {name: optim.SGD(0.1) for name in "wb"}
+    more: dict[str, Any] = {"device": f"fake:{number}", "servers": [one], "shards": 1}
+    with daskps.create(PARAMS, optimizer=rules, client=where, **more) as store:
+        with pytest.raises(daskps.ShardLostError, match="an illegal memory access"):
+            daskps.run(store, until_it_fails, [0, number], workers=[one], sync=sync)
+        with pytest.raises(daskps.ShardLostError, match="an illegal memory access"):
+            store.pull()
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_shards_are_lost_once_a_device_does_no_more_work(
+    where: Client, how: str
+) -> None:
+    """An error that ends CUDA's context does so; other shards of the process live on."""
+    number = 10 + [*CALLS].index(how)
+    one, *_ = where.nthreads()
+    params = {**PARAMS, "e": daskps.TableSpec(9, 2)}
+    there: dict[str, Any] = {"device": f"fake:{number}", "shards": 1, "client": where}
+    rule = {name: optim.SGD(0.1) for name in "wbe"}
+
+    def made(on: str, **more: Any) -> Any:
+        return daskps.create(params, optimizer=rule, servers=[on], **there, **more)
+
+    with make(where, None) as here, made(one) as store, made(one) as other:
+        waiting = store.pull_async(min_version=10**6)
+        where.run(fail_device, number, workers=[one])
+        said = rf"{one} can work on fake:{number} no more.*: an illegal memory access"
+        for call in (CALLS[how], *CALLS.values(), lambda _: waiting.result()):
+            with pytest.raises(daskps.ShardLostError, match=said):
+                call(store)
+        with pytest.raises(daskps.ShardLostError, match=said):
+            other.pull()
+        here.push(gradients(0))
+        with pytest.raises(daskps.NotEnoughWorkersError, match="illegal memory access"):
+            made(one)
 
 
 def steps(trainer: Any, device: Any) -> float:

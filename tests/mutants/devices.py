@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_LOST = (
+    "tests/cluster/test_device.py::test_shards_are_lost_once_a_device_does_no_more_work"
+)
 _ROWS = "tests/shards/test_device.py"
 _BITS = (
     "tests/shards/test_device.py::test_states_have_the_same_bits_as_in_host_memory[0]"
@@ -112,5 +115,26 @@ MUTANTS = (
         "data, at = where.bring(data if at is None else data[at]), None",
         "data = where.bring(data)",
         (f"{_ROWS}::test_of_rows_in_host_memory_those_of_the_shard_go_to_the_device",),
+    ),
+    Mutant(
+        "hosts-do-not-hear-that-a-device-has-ended",
+        "daskps.backend.stream:Device.end",
+        "watcher(self.name, self._ended)",
+        "pass",
+        (f"{_LOST}[inside-pull]",),
+    ),
+    Mutant(
+        "cut-holds-calls-though-a-device-has-ended",
+        "daskps.cluster.host.host:ShardHost._lose_device",
+        "self._lose(key, why)",
+        "pass",
+        (f"{_LOST}[inside-save]",),
+    ),
+    Mutant(
+        "reads-without-the-owner-raise-what-the-device-does",
+        "daskps.shards.reader:ShardReader.read",
+        "return REFER  # its device has ended",
+        "raise",
+        (f"{_LOST}[inside-pull]",),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from daskps import optim
 from daskps.backend import fake, find
 from daskps.consistency import ASP, BSP
-from daskps.errors import PushRejectedError
+from daskps.errors import PushRejectedError, StaleGenerationError
+from daskps.kernels.device.pieces import elementwise
 from daskps.kernels.device.row_loops import row_look_loop
 from daskps.layout.arrays import Layout
 from daskps.shards.arrays.device import DeviceMemory
@@ -32,6 +34,29 @@ def test_states_have_the_same_bits_on_a_gpu(seed: int) -> None:
     except ValueError as why:
         pytest.skip(str(why))
     assert program(seed, "cuda:0") == program(seed, None)
+
+
+@pytest.mark.gpu
+def test_wrong_address_ends_all_work_of_its_process_on_a_gpu() -> None:
+    try:
+        find("cuda:0")
+    except ValueError as why:
+        pytest.skip(str(why))
+    other = multiprocessing.get_context("spawn").Process(target=write_nowhere)
+    other.start()
+    other.join()
+    assert other.exitcode == 0
+
+
+def write_nowhere() -> None:
+    """Have a loop copy from one address that is none to another."""
+    device = find("cuda:0")
+    with device.lend() as stream:
+        table = stream.sent(np.array([[1000, 8, 16]]))
+        stream.launch(elementwise("a", np.dtype("u8")), (1, 1000), [table])
+        for _ in range(2):
+            with pytest.raises(StaleGenerationError, match="on cuda:0 no more, until"):
+                stream.wait()
 
 
 @pytest.mark.parametrize("seed", range(4))

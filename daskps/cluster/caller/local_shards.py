@@ -293,7 +293,7 @@ class LocalShards:
                     outcome = copy_out(
                         part.hosted, ticket, *asked, seconds=left, rows=rows
                     )
-                except (ShardBusyError, NotHereError):
+                except (ShardBusyError, *_HANDED_BACK):
                     self._waiting.append(part.shard)
                     return
                 version = outcome.version

@@ -126,6 +126,15 @@ class ShardMoves:
                     # Most likely somebody has closed the cluster.
                     self.lose(entry, of, (owner, why), level=logging.INFO)
 
+    @DIRECTORY.handles("device-ended")
+    def on_device_ended(self, worker: str, device: str, reason: str) -> None:
+        """Hear that a device does no more work of a worker: shards there are lost."""
+        for entry in self.stores.values():
+            held = {i for i, w in enumerate(entry.owners) if w == worker}
+            shards = sorted(held - entry.without_owner)
+            if entry.device == device and shards:
+                self.lose(entry, shards, (worker, reason + _WAS_ON_DEVICE))
+
     def worker_left(self, worker: str, reason: str, *, in_order: bool = False) -> None:
         """Look for new owners of what a worker held, or mark it as lost.
 

@@ -435,17 +435,38 @@ class ShardHost(ReachableShards):
         if self.sockets is not None:
             # Else the sockets would go on answering.
             self.sockets.close()
-        for (_, index), hosted in list(self.shards.items()):
-            error = ShardLostError(hosted.name, index, self.worker.address, reason)
-            hosted.enqueue(partial(Shard.abandon, error=error))
-            hosted.serve()
-            hosted.close()
-        self.shards.clear()
+        for key in list(self.shards):
+            self._lose(key, reason)
         members, self._members = self._members, None
         removed = [] if members is None else members.leave(keeps=keeps)
         self.snapshots.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed
+
+    def _lose(self, key: tuple[str, int], reason: str) -> None:
+        """End the calls that wait for a shard with ShardLostError, and free it."""
+        hosted = self.shards.pop(key)
+        error = ShardLostError(hosted.name, key[1], self.worker.address, reason)
+        hosted.enqueue(partial(Shard.abandon, error=error))
+        hosted.serve()
+        hosted.close()
+
+    def device_ended(self, name: str, why: str) -> None:
+        """Have the shards on a device given up, in any thread: nothing works there."""
+        self.worker.loop.add_callback(self._lose_device, name, why)
+
+    async def _lose_device(self, name: str, why: str) -> None:
+        about = {"worker": self.worker.address, "device": name, "reason": why}
+        # First: callers whose calls end may have the store restored at once.
+        try:
+            await self.worker.directory("device-ended", **about)
+        except (OSError, DaskPSError) as error:
+            logger.info(
+                "could not tell the scheduler of the end of %s: %r", name, error
+            )
+        for key, hosted in list(self.shards.items()):
+            if hosted.shard.segment.payload.device == name:
+                self._lose(key, why)
 
     def totals(self) -> dict[str, int]:
         """Return the numbers that the worker shows of this host."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -123,7 +124,7 @@ async def _create(
     def build() -> list[HostedShard]:
         members = None if device else host.members(cluster)
         began = time.perf_counter()
-        payloads = [_payload(device) for _ in shards]
+        payloads = [_payload(host, device) for _ in shards]
         every = _rules(made, rules, payloads, durable=members is not None)
         if (seconds := time.perf_counter() - began) > SLOW_COMPILE_SECONDS:
             logger.info(
@@ -168,9 +169,13 @@ async def _create(
     return [(s.index, *s.block.address) for s in built if s.block is not None]
 
 
-def _payload(device: str) -> Payload:
+def _payload(host: ShardHost, name: str) -> Payload:
     """Return the functions of new memory for a shard."""
-    return DeviceMemory(find(device)).payload() if device else NUMPY
+    if not name:
+        return NUMPY
+    device = find(name)
+    device.watchers[host.worker.address] = WeakMethod(host.device_ended)
+    return DeviceMemory(device).payload()
 
 
 def _rules(

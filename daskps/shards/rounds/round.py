@@ -8,6 +8,7 @@ again, as one *whole* step.
 
 from __future__ import annotations
 
+import contextlib
 from math import nan
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from daskps import config
-from daskps.errors import PushRejectedError
+from daskps.errors import PushRejectedError, StaleGenerationError
 from daskps.kernels.row_merge import warm
 from daskps.layout.arrays import compute_dtype
 from daskps.reduction import path, reduce_all
@@ -291,7 +292,9 @@ class Round:
         try:
             n_pushes = self._publish(came)
         except Exception as error:  # noqa: BLE001  (every trainer gets it)
-            roll_back(self._segment)
+            # A device that has ended takes nothing back: its shard is lost.
+            with contextlib.suppress(StaleGenerationError):
+                roll_back(self._segment)
             if (fail := self._fail()) is not None:
                 fail(self.run, error)
             return
