@@ -83,9 +83,9 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cli", 16, 9, "list and show tell of devices"),
     ("backend", 11, 12, "arrays of a batch: rows of it, and parameters beside it"),
     ("training", 4, 4, "parameters are on the device of the batch"),
-    ("backend", 33, 32, "an error that ends all work of a process on a device"),
-    ("cluster", 28, 26, "shards of a device that does no more work are lost"),
-    ("shards", 7, 6, "reads and rollbacks of a device that does no more work"),
+    ("backend", 36, 35, "an error that ends all work of a process on a device"),
+    ("cluster", 32, 31, "shards of a device that does no more work are lost"),
+    ("shards", 36, 31, "shards whose device ends, or stops within an update"),
     ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
 ]
 #: Names that stand for what is read or written of rows.

@@ -74,11 +74,24 @@ class Device(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Called with its name and the reason once an error has ended all work there,
-        #: in any thread: a method of each host with shards there, by the host's address.
-        self.watchers: dict[str, WeakMethod[Callable[[str, str], None]]] = {}
+        #: Methods of hosts, by their addresses, that `lose` calls in any thread.
+        self.watchers: dict[str, WeakMethod[Callable[[object, str], None]]] = {}
         self._ended = ""
         self._idle: deque[Stream] = deque()
+
+    def lose(self, what: object, why: str) -> None:
+        """Tell hosts that arrays there are lost.
+
+        Parameters
+        ----------
+        what : object
+            The launcher of the shard that has them; the name of the device for all.
+        why : str
+            The reason, which says what the worker has done, in messages.
+        """
+        for ref in list(self.watchers.values()):
+            if (watcher := ref()) is not None:
+                watcher(what, why)
 
     def end(self, error: object) -> StaleGenerationError:
         """Tell that an error has ended all work of this process there.
@@ -89,13 +102,12 @@ class Device(ABC):
             To be raised: callers of shards there ask the directory, and hear that these
             are lost.
         """
-        first = not self._ended
-        self._ended = self._ended or (
-            f"can work on {self.name} no more, until its process starts again: {error}"
-        )
-        for ref in list(self.watchers.values()) * first:
-            if (watcher := ref()) is not None:
-                watcher(self.name, self._ended)
+        if not self._ended:
+            self._ended = (
+                f"can work on {self.name} no more, until its process starts again: "
+                f"{error}"
+            )
+            self.lose(self.name, self._ended)
         return StaleGenerationError(f"process {os.getpid()} {self._ended}")
 
     @contextmanager

@@ -341,6 +341,42 @@ def test_shards_are_lost_once_a_device_does_no_more_work(
             made(one)
 
 
+@pytest.mark.parametrize("rule", [optim.SGD(0.1), optim.Adam(0.1)])
+def test_update_that_stops_midway_loses_the_slots_of_its_shard(
+    inside: Client, monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
+    """Without slots nothing has changed: weights have two buffers."""
+    of: dict[str, Any] = {"optimizer": {"w": rule, "b": optim.SGD(1.0)}}
+    of |= {"device": "fake:30", "shards": 1, "client": inside}
+    with daskps.create(PARAMS, **of) as store, daskps.create(PARAMS, **of) as other:
+        real, numbers, fails = fake.FakeStream.launch, itertools.count(), [True]
+        before = work(other)["launches"]
+        other.push(gradients(0))
+        last = work(other)["launches"] - before - 1
+
+        def launch(*args: Any, **more: Any) -> None:
+            if next(numbers) >= last and fails[0]:
+                raise MemoryError("for a table of 64 bytes")
+            real(*args, **more)
+
+        monkeypatch.setattr(fake.FakeStream, "launch", launch)
+        if type(rule) is optim.SGD:
+            with pytest.raises(MemoryError, match="a table of 64 bytes"):
+                store.push(gradients(0))
+            assert store.pull()["w"].tobytes() == PARAMS["w"].tobytes()
+            fails[0] = False
+            store.push(gradients(0))
+            assert same(store, other)
+        else:
+            for _ in range(2):
+                with pytest.raises(
+                    daskps.ShardLostError, match="half-way: for a table"
+                ):
+                    store.push(gradients(0))
+            fails[0] = False
+        other.push(gradients(0))
+
+
 def steps(trainer: Any, device: Any) -> float:
     """Three rounds of a trainer whose arrays are on a device, or all in host memory."""
     total = 0.0

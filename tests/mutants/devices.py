@@ -118,17 +118,27 @@ MUTANTS = (
     ),
     Mutant(
         "hosts-do-not-hear-that-a-device-has-ended",
-        "daskps.backend.stream:Device.end",
-        "watcher(self.name, self._ended)",
+        "daskps.backend.stream:Device.lose",
+        "watcher(what, why)",
         "pass",
         (f"{_LOST}[inside-pull]",),
     ),
     Mutant(
         "cut-holds-calls-though-a-device-has-ended",
-        "daskps.cluster.host.host:ShardHost._lose_device",
+        "daskps.cluster.host.host:ShardHost._lose_memory",
         "self._lose(key, why)",
         "pass",
         (f"{_LOST}[inside-save]",),
+    ),
+    Mutant(
+        "shard-goes-on-after-half-an-update",
+        "daskps.shards.memory.publication:Publication._update_on_device",
+        "raise segment.payload.give_up(error) from error",
+        "pass",
+        (
+            "tests/cluster/test_device.py"
+            "::test_update_that_stops_midway_loses_the_slots_of_its_shard[rule1]",
+        ),
     ),
     Mutant(
         "reads-without-the-owner-raise-what-the-device-does",

@@ -126,14 +126,16 @@ class ShardMoves:
                     # Most likely somebody has closed the cluster.
                     self.lose(entry, of, (owner, why), level=logging.INFO)
 
-    @DIRECTORY.handles("device-ended")
-    def on_device_ended(self, worker: str, device: str, reason: str) -> None:
-        """Hear that a device does no more work of a worker: shards there are lost."""
+    @DIRECTORY.handles("memory-lost")
+    def on_memory_lost(
+        self, worker: str, shards: Sequence[tuple[str, int]], reason: str
+    ) -> None:
+        """Hear that a worker has lost arrays on a device, and goes on itself."""
         for entry in self.stores.values():
+            named = {shard for uid, shard in shards if uid == entry.uid}
             held = {i for i, w in enumerate(entry.owners) if w == worker}
-            shards = sorted(held - entry.without_owner)
-            if entry.device == device and shards:
-                self.lose(entry, shards, (worker, reason + _WAS_ON_DEVICE))
+            if gone := sorted(named & held - entry.without_owner):
+                self.lose(entry, gone, (worker, reason + _WAS_ON_DEVICE))
 
     def worker_left(self, worker: str, reason: str, *, in_order: bool = False) -> None:
         """Look for new owners of what a worker held, or mark it as lost.

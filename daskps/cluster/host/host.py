@@ -451,21 +451,24 @@ class ShardHost(ReachableShards):
         hosted.serve()
         hosted.close()
 
-    def device_ended(self, name: str, why: str) -> None:
-        """Have the shards on a device given up, in any thread: nothing works there."""
-        self.worker.loop.add_callback(self._lose_device, name, why)
+    def memory_lost(self, what: object, why: str) -> None:
+        """Have shards on a device given up, in any thread; see `Device.lose`."""
+        self.worker.loop.add_callback(self._lose_memory, what, why)
 
-    async def _lose_device(self, name: str, why: str) -> None:
-        about = {"worker": self.worker.address, "device": name, "reason": why}
+    async def _lose_memory(self, what: object, why: str) -> None:
+        gone = []
+        for key, hosted in self.shards.items():
+            payload = hosted.shard.segment.payload
+            if what in (payload.device, payload.launcher):
+                gone.append(key)
+        about = {"worker": self.worker.address, "shards": gone, "reason": why}
         # First: callers whose calls end may have the store restored at once.
         try:
-            await self.worker.directory("device-ended", **about)
+            await self.worker.directory("memory-lost", **about)
         except (OSError, DaskPSError) as error:
-            logger.info(
-                "could not tell the scheduler of the end of %s: %r", name, error
-            )
-        for key, hosted in list(self.shards.items()):
-            if hosted.shard.segment.payload.device == name:
+            logger.info("could not tell the scheduler: a worker %s: %r", why, error)
+        for key in gone:
+            if key in self.shards:
                 self._lose(key, why)
 
     def totals(self) -> dict[str, int]:

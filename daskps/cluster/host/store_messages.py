@@ -174,7 +174,7 @@ def _payload(host: ShardHost, name: str) -> Payload:
     if not name:
         return NUMPY
     device = find(name)
-    device.watchers[host.worker.address] = WeakMethod(host.device_ended)
+    device.watchers[host.worker.address] = WeakMethod(host.memory_lost)
     return DeviceMemory(device).payload()
 
 

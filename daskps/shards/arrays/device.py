@@ -9,6 +9,7 @@ before :meth:`DeviceMemory.wait`, which says what the looks have found.
 from __future__ import annotations
 
 import functools
+import os
 from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from daskps.backend.stream import Scratch, is_here
-from daskps.errors import LayoutError, PushRejectedError
+from daskps.errors import LayoutError, PushRejectedError, StaleGenerationError
 from daskps.kernels.device import rows
 from daskps.kernels.device.pieces import elementwise, look_loop
 from daskps.kernels.row_moves import scatter
@@ -89,6 +90,7 @@ class DeviceMemory:
         self.flag = self.allocate(2, np.int64)[:1]
         self._asked = self.allocate(1, np.int64)
         self._has_looked = False
+        self._given_up: StaleGenerationError | None = None
         self._next: _Launch | None = None
         self.stream.scratch = Scratch(self._taken)
         self.fill(self.flag, 0)
@@ -121,7 +123,26 @@ class DeviceMemory:
             form=self.form,
             device=self.device.name,
             launcher=self,
+            give_up=self.give_up,
         )
+
+    def give_up(self, error: Exception) -> StaleGenerationError:
+        """Have the shard given up: an update has stopped where nobody knows how far.
+
+        Returns
+        -------
+        StaleGenerationError
+            To be raised, as that of :meth:`Device.end`.
+        """
+        why = (
+            f"ran into an error in the middle of an update on {self.device.name}, which "
+            f"leaves optimizer state half-way: {error}"
+        )
+        if self._given_up is None:
+            self._given_up = StaleGenerationError(f"process {os.getpid()} {why}")
+            self._next = None
+            self.device.lose(self, why)
+        return self._given_up
 
     def work(self) -> dict[str, int]:
         """Return how much was copied, launched and waited for, by readers too."""
@@ -170,6 +191,8 @@ class DeviceMemory:
 
     def flush(self) -> None:
         """Queue the launch that was put together."""
+        if self._given_up is not None:
+            raise self._given_up
         if self._next is None:
             return
         launch, self._next = self._next, None
@@ -190,8 +213,8 @@ class DeviceMemory:
             return self.stream.empty(nbytes)
         except MemoryError as error:
             raise LayoutError(
-                f"{self.device.name} has no {nbytes:,} bytes more: {error}; nothing was "
-                f"changed, use more devices, or free stores that are on this one"
+                f"{self.device.name} has no {nbytes:,} bytes more: {error}; use more devices, "
+                f"or free stores that are on this one"
             ) from error
 
     def empty(self, n: int, dtype: Any) -> Array:

@@ -78,6 +78,8 @@ class Payload(NamedTuple):
     device: str | None = None
     #: Where loops of rules are launched there.
     launcher: Launcher | None = None
+    #: Has the shard given up after an error of a device; returns the error to raise.
+    give_up: Callable[[Exception], Exception] | None = None
 
     def part(self, nbytes: int, whole: int) -> int:
         """Return how much to take at a time: a tile that stays in caches, or the whole."""

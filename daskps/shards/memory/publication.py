@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daskps.errors import IllegalStateError, PushRejectedError
+from daskps.errors import IllegalStateError, PushRejectedError, StaleGenerationError
 from daskps.kernels.past import PAST_NBYTES
 from daskps.layout.arrays import compute_dtype
 from daskps.shards.arrays.operations import (
@@ -155,8 +155,10 @@ class Publication:
         is_here, sizes = segment.payload.device is None, segment.sizes
         if not is_here or (segment.n_sides == 1 and segment.has_slots):
             self._look_first()
-        large = not is_here or segment.weights_nbytes >= PAST_NBYTES
-        for position, operations in changed.items():
+        if not is_here:
+            self._update_on_device()
+        large = segment.weights_nbytes >= PAST_NBYTES
+        for position, operations in changed.items() if is_here else ():
             data, start, rule, scalars, replace, check = operations[0]
             n = sizes[position]
             if (
@@ -174,8 +176,6 @@ class Publication:
                 self._update(position, rule, whole, scalars)
             else:
                 self._run(position, operations, large=large)
-        if not is_here:
-            self._await_device()
         self.record.plain[SIDE] = self.record.side
         if (self._resets or self.withdraws) and segment.tables:
             kind = undo.RESET if self._resets else undo.WITHDRAW
@@ -189,6 +189,26 @@ class Publication:
         header[CHANGED_ROW] = self.row
         if self._rows:
             undo.done(header)
+
+    def _update_on_device(self) -> None:
+        """Update all pieces there, and wait; give the shard up where that stops midway.
+
+        Weights have two buffers and rows a log, but slots may have one buffer.
+        """
+        segment = self.segment
+        try:
+            for position, operations in self._operations.items():
+                self._run(position, operations, large=True)
+            self._await_device()
+        except (PushRejectedError, StaleGenerationError):
+            # No update does anything after a look that has found NaN, and a device that
+            # has ended holds nothing.
+            raise
+        except Exception as error:
+            has_slots = any(map(segment.slot_init.__getitem__, self._operations))
+            if segment.n_sides == 1 and has_slots and segment.payload.give_up:
+                raise segment.payload.give_up(error) from error
+            raise
 
     def _run(
         self, position: int, operations: Sequence[PieceUpdate], *, large: bool

@@ -36,7 +36,7 @@ TO_THE_DIRECTORY = {
     "directory.directory": "hello locate producer ended",
     "directory.store_registry": "create commit grew await_store find list delete close",
     "directory.recoveries": "recover recovering recovery_failed",
-    "directory.move": "leaving awaits removed device-ended",
+    "directory.move": "leaving awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
     "watch verdict note receipts",
