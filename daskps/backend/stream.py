@@ -76,10 +76,10 @@ class Device(ABC):
         self.name = name
         #: Methods of hosts, by their addresses, that `lose` calls in any thread.
         self.watchers: dict[str, WeakMethod[Callable[[object, str], None]]] = {}
-        self._ended = ""
+        self._ended: StaleGenerationError | None = None
         self._idle: deque[Stream] = deque()
 
-    def lose(self, what: object, why: str) -> None:
+    def lose(self, what: object, why: str) -> StaleGenerationError:
         """Tell hosts that arrays there are lost.
 
         Parameters
@@ -88,27 +88,24 @@ class Device(ABC):
             The launcher of the shard that has them; the name of the device for all.
         why : str
             The reason, which says what the worker has done, in messages.
-        """
-        for ref in list(self.watchers.values()):
-            if (watcher := ref()) is not None:
-                watcher(what, why)
-
-    def end(self, error: object) -> StaleGenerationError:
-        """Tell that an error has ended all work of this process there.
 
         Returns
         -------
         StaleGenerationError
-            To be raised: callers of shards there ask the directory, and hear that these
-            are lost.
+            To be raised: callers ask the directory then, and hear of the loss.
         """
-        if not self._ended:
-            self._ended = (
-                f"can work on {self.name} no more, until its process starts again: "
-                f"{error}"
-            )
-            self.lose(self.name, self._ended)
-        return StaleGenerationError(f"process {os.getpid()} {self._ended}")
+        for ref in list(self.watchers.values()):
+            if (watcher := ref()) is not None:
+                watcher(what, why)
+        return StaleGenerationError(f"process {os.getpid()} {why}")
+
+    def end(self, error: object) -> StaleGenerationError:
+        """Tell that an error has ended all work of this process there, as `lose` does."""
+        if self._ended is None:
+            why = f"can work on {self.name} no more, until its process starts again"
+            self._ended = self.lose(self.name, f"{why}: {error}")
+        # A new one each time: tracebacks of one that is raised again grow.
+        return StaleGenerationError(*self._ended.args)
 
     @contextmanager
     def lend(self, counts: Counter[str] | None = None) -> Iterator[Stream]:

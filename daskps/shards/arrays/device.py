@@ -9,7 +9,6 @@ before :meth:`DeviceMemory.wait`, which says what the looks have found.
 from __future__ import annotations
 
 import functools
-import os
 from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -139,9 +138,8 @@ class DeviceMemory:
             f"leaves optimizer state half-way: {error}"
         )
         if self._given_up is None:
-            self._given_up = StaleGenerationError(f"process {os.getpid()} {why}")
             self._next = None
-            self.device.lose(self, why)
+            self._given_up = self.device.lose(self, why)
         return self._given_up
 
     def work(self) -> dict[str, int]:
@@ -192,7 +190,7 @@ class DeviceMemory:
     def flush(self) -> None:
         """Queue the launch that was put together."""
         if self._given_up is not None:
-            raise self._given_up
+            raise StaleGenerationError(*self._given_up.args)
         if self._next is None:
             return
         launch, self._next = self._next, None
