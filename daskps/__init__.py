@@ -1,5 +1,8 @@
 """A distributed store of named arrays on the Dask cluster you already have."""
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from daskps import codecs, init, optim
 from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import (
@@ -120,3 +123,14 @@ __all__ = [
     "train",
     "unflatten",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import the module for another library once somebody asks for it."""
+    if name not in ("jax", "sklearn", "torch"):
+        raise AttributeError(f"module 'daskps' has no attribute {name!r}")
+    try:
+        return _import_module(f"daskps.{name}")
+    except ModuleNotFoundError as error:
+        error.add_note(f"install daskps[{name}]")
+        raise

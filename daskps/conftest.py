@@ -5,6 +5,7 @@ It lies here, as NumPy's does, so that the examples of one module can be run alo
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-#: It imports CuPy.
+#: They import libraries that may be missing.
 collect_ignore = ["backend/cuda.py"]
+collect_ignore += [f"{n}.py" for n in ("jax", "torch") if not find_spec(n)]
 
 
 @pytest.fixture(scope="package")

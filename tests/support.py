@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import threading
 import time
@@ -172,6 +173,16 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
     }
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
+
+
+def adapter(name: str) -> Any:
+    """Import another library; without it a module of tests is skipped.
+
+    Where all adapters are to be tested, as in the project's own checks, that is an error.
+    """
+    if os.environ.get("DASKPS_TESTS_NEED_ADAPTERS"):
+        return importlib.import_module(name)
+    return pytest.importorskip(name)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ PUBLIC = [
     "daskps.compat.systemml",
     "daskps.errors",
     "daskps.init",
+    *(f"daskps.{name}" for name in ("jax", "torch") if importlib.util.find_spec(name)),
     "daskps.optim",
     "daskps.optim.schedules",
     "daskps.training.callbacks",
@@ -33,7 +34,7 @@ SHOWN = {
     "save scale_lr snapshot stats to_json uid version versions visualize",
     "ParameterArray": "add assign dot dtype max mean min name nbytes ndim norm pull "
     "push region shape size sum to_dask_array",
-    "Trainer": "add allreduce assign barrier clock finish prefetch "
+    "Trainer": "add allreduce assign barrier clock finish leave prefetch "
     "pull pull_async push push_async pushpull rank size tick",
 }
 

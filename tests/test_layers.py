@@ -21,7 +21,9 @@ LAYERS = {
     "cli": 5,
     "compat": 5,
     "demo": 5,
+    "jax": 5,
     "preload": 5,
+    "torch": 5,
     "store": 4,
     "training": 4,
     "cluster": 3,
@@ -89,8 +91,10 @@ PACKAGES = {
 ALSO = {
     "backend.cuda": {"cupy"},
     "checkpoint.storage": {"fsspec"},
+    "jax": {"jax"},
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},
+    "torch": {"torch"},
     "training.callbacks": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
 }

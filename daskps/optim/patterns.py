@@ -11,7 +11,7 @@ from daskps.optim.base import Rule
 
 
 def resolve(
-    optimizer: Rule | Mapping[str, Rule], names: Iterable[str]
+    optimizer: Rule | Mapping[str, Rule | None], names: Iterable[str]
 ) -> dict[str, Rule]:
     """Return the rule of every parameter.
 
@@ -19,14 +19,15 @@ def resolve(
     ----------
     optimizer : Rule or mapping of str to Rule
         One rule for all, or shell patterns (``*``, ``?``, ``[...]``, case matters;
-        ``*`` also matches "/") tried in order: the first that matches holds.
+        ``*`` also matches "/") tried in order: the first that matches holds, and None
+        is for parameters without a rule.
     names : iterable of str
         The parameters.
 
     Returns
     -------
     dict of str to Rule
-        In the order of `names`.
+        In the order of `names`, of those that have one.
 
     Raises
     ------
@@ -49,7 +50,8 @@ def resolve(
                     f"a pattern of optimizer is a text such as 'layer*', found "
                     f"{pattern!r:.60}"
                 )
-            _check(rule, f"optimizer[{pattern!r}]")
+            if rule is not None:
+                _check(rule, f"optimizer[{pattern!r}]")
         return _match(optimizer, names)
     return dict.fromkeys(names, _check(optimizer, "optimizer"))
 
@@ -66,7 +68,7 @@ def _check(rule: Any, where: str) -> Rule:
     raise TypeError(f"{where} {what}. {fix}.")
 
 
-def _match(rules: Mapping[str, Rule], names: list[str]) -> dict[str, Rule]:
+def _match(rules: Mapping[str, Rule | None], names: list[str]) -> dict[str, Rule]:
     chosen: dict[str, Rule] = {}
     found = first_matches(rules, names, "optimizer")
     for name, pattern in zip(names, found, strict=True):
@@ -75,7 +77,8 @@ def _match(rules: Mapping[str, Rule], names: list[str]) -> dict[str, Rule]:
                 f"no optimizer for parameter {name!r}: none of the patterns "
                 f"{list(rules)} matches it. Add one, for example '*' at the end."
             )
-        chosen[name] = rules[pattern]
+        if (rule := rules[pattern]) is not None:
+            chosen[name] = rule
     return chosen
 
 

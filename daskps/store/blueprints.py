@@ -350,12 +350,20 @@ def _rules(
     for index, of in enumerate(saved):
         if of.dtype not in FLOATS:
             continue
+        given = found.get(index)
         if of.rule is not None:
-            manifest.rules[of.rule].check(found[index], MANIFEST, of.name)
-        elif found[index].slots:
+            if given is None:
+                raise CheckpointError(
+                    f"{of.name!r:.60} was saved with an optimizer, whose state goes on; "
+                    f"give it the same rule in optimizer=, and not None",
+                    MANIFEST,
+                    of.name,
+                )
+            manifest.rules[of.rule].check(given, MANIFEST, of.name)
+        elif given is not None and given.slots:
             raise CheckpointError(
                 f"{of.name!r:.60} was saved without an optimizer, so there is nothing "
-                f"for the slots {list(found[index].slots)} of {found[index]!r}; restore "
+                f"for the slots {list(given.slots)} of {given!r}; restore "
                 f"without optimizer=, or with a rule without slots",
                 MANIFEST,
                 of.name,

@@ -127,8 +127,9 @@ def create(  # noqa: PLR0913 - the public contract
         handle was pickled, but by a run, the store goes with the client.
     client : distributed.Client, optional
         The client; the current one by default.
-    optimizer : daskps.optim.Rule or mapping of str to Rule, optional
-        The update rule of pushes, or one per pattern of parameter names.
+    optimizer : daskps.optim.Rule or mapping of str to Rule or None, optional
+        The update rule of pushes, or one per pattern of parameter names; None is for
+        parameters that only `add` and `assign` change.
     shards : int, optional
         Number of shards, at most 16,384; one per server by default.
     servers : {"auto", "all"}, "resource:NAME" or list of str

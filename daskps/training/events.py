@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.client import ShardClient
     from daskps.combination import Combination
     from daskps.consistency import Policy
-    from daskps.store.pulls import Readable
+    from daskps.store.store import ParameterStore
     from daskps.training.saves import Checkpoints, Saves
     from daskps.typing import Array
 
@@ -49,7 +49,7 @@ _COUNTED = ("lost_trainers", "retried_rounds", "retried_runs", "moved_parts", "c
 class RunEvents:
     """A run as its client hears it: epochs, metrics, callbacks, checkpoints, advice."""
 
-    store: Readable
+    store: ParameterStore
     chosen: Combination
     reduce: Any
     epochs: int

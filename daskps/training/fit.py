@@ -27,6 +27,7 @@ from daskps.training.functions import (
     rows_ahead,
 )
 from daskps.training.job import Job
+from daskps.training.left import Ended
 from daskps.training.monitoring import Monitor, watches_of
 from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
@@ -45,6 +46,12 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TrainResult", "run", "train"]
+
+#: The way out for loops that start processes, as torch's DataLoader does.
+_DAEMONIC = (
+    "Dask's workers are daemonic processes, which may start none: pass num_workers=0, or "
+    "start workers with the configuration value distributed.worker.daemon set to False"
+)
 
 
 @entrance
@@ -452,7 +459,15 @@ def _call_loop(
 ) -> Any:
     """Call a user's loop with a trainer for its session, in the trainer's task."""
     with Background(session) as background, user_code("the loop"):
-        return loop(Trainer(session, background, chosen), part)
+        trainer = Trainer(session, background, chosen)
+        try:
+            value = loop(trainer, part)
+        except AssertionError as error:
+            if "daemonic processes" in str(error):
+                error.add_note(_DAEMONIC)
+            raise
+        left = trainer._left  # noqa: SLF001 - no verb of users
+        return Ended(value, left.checked(session.meta.layout))
 
 
 def _listed(parts: Any) -> list[Any]:

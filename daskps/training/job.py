@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from daskps import config, limits
 from daskps.cluster import upstream
 from daskps.cluster.caller.owner_steps import lr_factors
-from daskps.cluster.caller.routes import load_rules
+from daskps.cluster.caller.routes import ASSIGN, load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.caller.user_calls import (
     CLEAN_UP_SECONDS,
@@ -46,6 +46,7 @@ from daskps.training.data.parts import (
 from daskps.training.early_end import StopNow
 from daskps.training.events import RunEvents
 from daskps.training.functions import described
+from daskps.training.left import combined
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
 from daskps.training.result import TrainResult
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.parts import DataPart
     from daskps.cluster.runs.spec import Body
+    from daskps.training.left import Ended
     from daskps.training.steps import FitPlan
 
 
@@ -187,10 +189,15 @@ class Job(RunEvents):
             await self._notify("on_data")
             parts = await computed_parts(link, parts)
         await self._notify("on_start")
-        found = await self.launch(body, parts)
+        ended: list[Ended] = await self.launch(body, parts)
+        if left := combined([one.left for one in ended]):
+            make = self.store._placing(ASSIGN, left, "value")
+            deadline = Deadline(config.deadline(), "the values that trainers have left")
+            source = self.store._producer_here(link)
+            await self.store._do_async(link, make, deadline, source)
         await self._notify("on_stop")
         await self._advise_of_names()
-        return found
+        return [one.value for one in ended]
 
     async def train(
         self, plan: FitPlan, X: Any, y: Any, split: dict[str, Any]

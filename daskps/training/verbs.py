@@ -13,6 +13,7 @@ from daskps.layout.arrays import FLOATS
 from daskps.store import intake
 from daskps.store.arguments import number
 from daskps.training.allreduce import brought_by
+from daskps.training.left import LeftValues
 from daskps.training.overlap.ahead import Ahead
 from daskps.training.row_ids import deltas_of_rows
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 class Verbs(Ahead):
     """Verbs of a trainer beside pushing gradients: add, assign and all-reduce."""
+
+    _left = LeftValues()
 
     def add(self, deltas: Mapping[str, Any], *, timeout: Any = None) -> Version:
         """Add to parameters, past the optimizer, and end the step.
@@ -137,6 +140,39 @@ class Verbs(Ahead):
         arrays = intake.gradients(meta.layout, meta.optimizers, dense, **how)
         step = TrainerStep(arrays if factor else {}, factor, of=MODEL)
         return self._end_step("assign", step, timeout)
+
+    def leave(self, values: Mapping[str, Any], *, weight: float = 1.0) -> None:
+        """Leave values in the store once the loops of all trainers have returned.
+
+        For statistics that trainers gather and no gradient changes, such as those of a
+        batch normalization. The last call holds; the values are read when the loop
+        returns. Where the run fails, the store gets none of them.
+
+        Parameters
+        ----------
+        values : mapping
+            Name to array of the parameter's shape; may be nested. Not of tables.
+        weight : float
+            Weight in the mean over trainers, in rank order, of parameters of floats. Of
+            others the store gets those of the first trainer; of a trainer of weight 0
+            nothing.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For a weight that is none. For values that the store does not take the loop
+            ends with a PushRejectedError or UnknownParameterError.
+
+        Examples
+        --------
+        >>> def loop(trainer, part):
+        ...     trainer.leave({"mean": part.mean()}, weight=len(part))
+        >>> store = daskps.create({"mean": 0.0})
+        >>> _ = daskps.run(store, loop, [np.array([1.0, 2.0, 3.0]), np.array([8.0])])
+        >>> store.pull()
+        {'mean': array(3.5)}
+        """
+        self._left = LeftValues(values, number(weight, "weight", least=0.0))
 
     def _end_step(self, verb: str, step: TrainerStep, timeout: Any) -> Version:
         """Deliver what is no gradient, with the tick."""

@@ -28,6 +28,12 @@ def test_patterns_are_case_sensitive():
         optim.resolve({"layer/*": SGD, "TABLE": SGD}, NAMES)
 
 
+def test_none_is_for_parameters_without_a_rule():
+    chosen = optim.resolve({"*/b": None, "*": SGD}, NAMES)
+    assert chosen == {name: SGD for name in NAMES if not name.endswith("/b")}
+    assert 0 < len(chosen) < len(NAMES)
+
+
 def test_name_without_match_is_refused():
     with pytest.raises(LayoutError, match="no optimizer for parameter 'table'"):
         optim.resolve({"layer/*": SGD}, NAMES)

@@ -27,6 +27,7 @@ from daskps.errors import (
     CheckpointError,
     ConsistencyError,
     LayoutError,
+    NoOptimizerError,
     StoreExistsError,
     UnknownParameterError,
 )
@@ -216,6 +217,19 @@ def test_rules_of_ones_own_are_passed(tmp_path):
         daskps.restore(tmp_path, optimizer=optim.SGD(0.1))
     with pytest.raises(LayoutError, match="'x' matches no"):
         daskps.restore(tmp_path, optimizer={"x": Mine(0.1), "*": Mine(0.1)})
+    with pytest.raises(CheckpointError, match="'v' was saved with an optimizer"):
+        daskps.restore(tmp_path, optimizer={"v": None, "*": Mine(0.1)})
+
+
+def test_parameters_without_a_rule_come_back_without_one(tmp_path):
+    rules = {"v": None, "*": optim.Adam(0.5)}
+    store = daskps.create({"w": np.zeros(4), "v": np.ones(2)}, optimizer=rules)
+    store.push({"w": np.ones(4)})
+    store.save(tmp_path)
+    for again in (daskps.restore(tmp_path), daskps.restore(tmp_path, optimizer=rules)):
+        with pytest.raises(NoOptimizerError, match="'v'"):
+            again.push({"v": np.ones(2)})
+        assert values_of(again) == values_of(store)
 
 
 def values_of(store):
