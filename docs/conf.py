@@ -6,6 +6,7 @@ It needs the extra ``docs`` and no network: names of other projects are no links
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ html_copy_source = False
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"
+# Pages are the same without it.
+autodoc_mock_imports = [n for n in ("jax", "torch") if not find_spec(n)]
 autodoc_member_order = "bysource"
 # The reference lists what is public; a handle's wiring is not.
 autosummary_generate = False

@@ -28,6 +28,8 @@ def run(code: str, folder: Path) -> None:
     # Dask says so where another program has its dashboard's port.
     warnings.filterwarnings("ignore", "Port")
     warnings.filterwarnings("ignore", "unclosed", ResourceWarning)
+    # Of pandas, about what Dask does as it reads Parquet.
+    warnings.filterwarnings("ignore", "The inplace keyword")
     # Functions of the code travel by value, as those of a notebook do.
     sys.modules["__main__"] = main = ModuleType("__main__")
     try:

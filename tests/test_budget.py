@@ -92,6 +92,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         200,
         "torch: an optimizer over a trainer, bags over tables, create, load",
     ),
+    (".", 60, 54, "jax: pytrees in stores, value_and_grad functions in train"),
     ("optim", 2, -2, "None in optimizer= is for parameters without a rule"),
     ("store", 8, 3, "a rule of a checkpoint that is given up is refused"),
     ("training", 58, 58, "values that trainers leave as a run ends"),

@@ -105,11 +105,11 @@ def device_of(array: Any) -> Device | None:
 
 def _is_of_cuda(array: Any) -> bool:
     """Return whether an array says that it is in memory of a CUDA device."""
-    if hasattr(type(array), "__cuda_array_interface__"):
-        # torch's tensors have it wherever they are.
-        return bool(getattr(array, "is_cuda", True))
     of = getattr(type(array), "__dlpack_device__", None)
-    return of is not None and of(array)[0] in (2, 13)
+    if of is not None:
+        return of(array)[0] in (2, 13)
+    # Not first: arrays of torch and JAX have it wherever they are.
+    return hasattr(type(array), "__cuda_array_interface__")
 
 
 def on_host(array: Any) -> Array | None:
