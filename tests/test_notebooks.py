@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.support import PATIENCE
+from tests.support import PATIENCE, adapter
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -124,6 +124,19 @@ def test_failure(tmp_path: Path) -> None:
     assert events[-3:] == ["store-created", "run-begun", "run-ended"]
 
 
+def test_torch(tmp_path: Path) -> None:
+    adapter("torch")
+    done = execute(ROOT / "notebooks" / "05-torch.ipynb", tmp_path)
+    said = printed(done, "stdout")
+    found = re.search(r"has not seen: ([\d.]+)", said)
+    assert found is not None
+    assert float(found[1]) > 0.9
+    step = re.search(r"batches: ([\d.]+) became ([\d.]+)", said)
+    assert step is not None
+    assert float(step[2]) < float(step[1])
+    assert n_figures(done) == 2
+
+
 SETUP = """
 import numpy as np, daskps
 from distributed import Client
@@ -179,7 +192,7 @@ def test_errors_take_twenty_lines_and_show_the_users_own(tmp_path: Path) -> None
 def test_every_notebook_is_run() -> None:
     assert [n.name for n in NOTEBOOKS] == [
         *("01-quickstart.ipynb", "02-sync-modes.ipynb", "03-embeddings.ipynb"),
-        "04-failure.ipynb",
+        *("04-failure.ipynb", "05-torch.ipynb"),
     ]
 
 
