@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from daskps.checkpoint.manifest import Manifest
+    from daskps.checkpoint.selection import TakenEntry
 
     StorageOptions = Mapping[str, Any] | None
 
@@ -78,6 +79,8 @@ class FoundCheckpoint:
     #: Of the file of the manifest, and what that says.
     digest: str
     manifest: Manifest = field(repr=False)
+    #: The parts that are read, where that is not all as it is.
+    taken: tuple[TakenEntry, ...] | None = None
 
 
 def number_of(folder: str) -> int:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 #: Areas of which a piece has elements of its own dtype; :func:`slot_area` names others.
 WEIGHTS: Final = "weights"
+_SLOT: Final = "slot"
 #: Of the piece of a table.
 ROWS: Final = "rows"
 #: Of the piece of an unbounded table: that of each row, in a copy of all of them.
@@ -29,4 +30,9 @@ class Span(NamedTuple):
 
 def slot_area(slot: int) -> str:
     """Return the name of the areas of a slot of the update rules."""
-    return f"slot{slot}"
+    return f"{_SLOT}{slot}"
+
+
+def is_slot(area: str) -> bool:
+    """Return whether an area is of a slot of the update rules."""
+    return area.startswith(_SLOT)

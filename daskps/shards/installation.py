@@ -197,7 +197,7 @@ class Installation:
         span : Span
             Their place; unbounded rows count in the order of their hashes.
         values : ndarray
-            As many, of the area's dtype.
+            As many, of the area's dtype, or of another one of floats.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Installation:
             target = segment.view(segment.current, span)
             if target.shape != values.shape or stop - start != len(values):
                 raise ValueError(f"{len(values)} values for elements {span}")
-            segment.payload.write(target, values)
+            segment.payload.write(target, _as_dtype(values, target.dtype))
             return
         table = table_at(segment, position)
         target = table.by_area[area]
@@ -224,6 +224,17 @@ class Installation:
             return
         data = np.ascontiguousarray(values).reshape(-1, width)
         scatter(target, rows[first:last], data, cache_dir=segment.cache_dir)
+
+
+def _as_dtype(values: Array, dtype: Any) -> Array:
+    """Return values in another dtype of floats, or refuse what has no place there."""
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore"):
+        found = values.astype(dtype)
+    if (np.isfinite(values) & ~np.isfinite(found)).any():
+        raise ValueError(f"values that are too large for {dtype}; use a wider dtype=")
+    return found
 
 
 def _check_ids(

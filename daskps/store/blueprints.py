@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from daskps.backend import checked
-from daskps.checkpoint.manifest import MANIFEST
 from daskps.cluster.caller.creation import Blueprint
-from daskps.errors import CheckpointError, LayoutError, UnknownParameterError
+from daskps.errors import LayoutError
 from daskps.layout.arrays import DTYPES, FLOATS
-from daskps.layout.slots import has_master
 from daskps.layout.tables import UnboundedIds
 from daskps.layout.trees import flatten, is_tree
 from daskps.limits import check_parameters, check_shards
@@ -27,8 +25,7 @@ from daskps.usercode import user_code
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
-    from daskps.checkpoint.manifest import Manifest, StoredParameter, StoredTable
+    from daskps.checkpoint.listing import CheckpointTarget
     from daskps.layout.tables import TableShape
     from daskps.typing import Array
 
@@ -118,25 +115,25 @@ def blueprint(
     number = where.n_shards
     # Before anything of their number is made; once more when their shapes are known.
     check_parameters((), len(flat), number or 1)
-    values = _Values()
+    values = Values()
     of_tables = {n: v for n, v in flat.items() if isinstance(v, TableSpec)}
     dense = {n: v for n, v in flat.items() if n not in of_tables}
     shapes = values.take_all(dense)
     seed = whole(seed, "seed", least=0)
-    tables = {n: _shape_of(n, t, seed) for n, t in of_tables.items()}
-    _check_size(shapes, tables, number)
+    tables = {n: shape_of(n, t, seed) for n, t in of_tables.items()}
+    check_size(shapes, tables, number)
     for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
         encoded(key, "table name", LayoutError)
         if spec.rows is not None:
             values.take_table(index, key, spec)
-    rules = _rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables)
+    rules = rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables)
     masters = {
         i: n for i, (n, v) in enumerate(dense.items()) if getattr(v, "master", None)
     }
     return where.blueprint(
         shapes,
         tables,
-        _with_masters(rules, masters),
+        with_masters(rules, masters),
         seed=seed,
         arrays=values.arrays,
         collections=values.collections,
@@ -144,44 +141,12 @@ def blueprint(
     )
 
 
-def restored(
-    source: FoundCheckpoint,
-    *,
-    where: Wanted,
-    optimizer: Any,
-    init: Any,
-) -> Blueprint:
-    """Check everything `restore` was given against what the checkpoint holds.
-
-    Raises
-    ------
-    CheckpointError
-        For rules that are not daskps' own and were not passed, and for others than were
-        saved.
-    LayoutError, TypeError, ValueError
-        For what no store can be made of.
-    """
-    manifest = source.manifest
-    shapes = {p.name: (p.shape, p.dtype) for p in manifest.parameters}
-    number, tables = where.n_shards, _tables(manifest, init)
-    _check_size(shapes, tables, number)
-    return where.blueprint(
-        shapes,
-        tables,
-        _rules(manifest, optimizer, tables),
-        seed=manifest.seed,
-        arrays={},
-        collections={},
-        initializers={},
-        source=source,
-    )
-
-
-def _check_size(
+def check_size(
     shapes: Mapping[str, tuple[tuple[int, ...], str]],
     tables: Mapping[str, TableShape],
     shards: int | None,
 ) -> None:
+    """Refuse more parameters, rows or bytes than a store has."""
     check_parameters(
         ((name, *of) for name, of in shapes.items()),
         len(shapes),
@@ -190,7 +155,7 @@ def _check_size(
     )
 
 
-def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
+def shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
     """Return what a table is in a layout."""
     if spec.rows is not None:
         return spec.rows, spec.dim, spec.dtype
@@ -206,7 +171,7 @@ def _most_rows(shape: TableShape) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
+class Values:
     """Sources of initial values, by the index of a parameter or table."""
 
     arrays: dict[int, Array] = field(default_factory=dict)
@@ -214,11 +179,11 @@ class _Values:
     initializers: dict[int, Any] = field(default_factory=dict)
 
     def take_all(
-        self, dense: Mapping[str, Any]
+        self, dense: Mapping[str, Any], first: int = 0
     ) -> dict[str, tuple[tuple[int, ...], str]]:
         """Take the values of all parameters; return shapes and dtypes."""
         shapes = {}
-        for index, (key, value) in enumerate(dense.items()):
+        for index, (key, value) in enumerate(dense.items(), first):
             encoded(key, "parameter name", LayoutError)
             if isinstance(value, ArraySpec):
                 shapes[key] = value.shape, value.dtype
@@ -304,73 +269,6 @@ def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
     return array
 
 
-def _tables(manifest: Manifest, init: Any) -> dict[str, TableShape]:
-    """Return the tables, those that `init` names with other first rows."""
-    given = dict({} if init is None else init)
-    found: dict[str, TableShape] = {}
-    for of in manifest.tables:
-        unbounded = of.unbounded
-        if unbounded is None:
-            found[of.name] = of.rows, of.dim, of.dtype
-            continue
-        if of.name in given:
-            first = first_rows(given.pop(of.name), name=of.name, dtype=of.dtype)
-            unbounded = replace(unbounded, init=first)
-        found[of.name] = 0, of.dim, of.dtype, unbounded
-    if given:
-        raise UnknownParameterError(
-            f"init names {min(map(str, given))!r:.60}, which is no unbounded table in "
-            f"this checkpoint; all else has its saved values"
-        )
-    return found
-
-
-def _rules(
-    manifest: Manifest, optimizer: Any, tables: Mapping[str, TableShape]
-) -> dict[int, Rule]:
-    """Return the rules by index: those that were saved, or those that are given."""
-    saved: list[StoredParameter | StoredTable]
-    saved = [*manifest.parameters, *manifest.tables]
-    if optimizer is None:
-        made: dict[int, Rule] = {}
-        found = {}
-        for index, of in enumerate(saved):
-            if of.rule is not None:
-                if of.rule not in made:
-                    made[of.rule] = manifest.rules[of.rule].make(MANIFEST, of.name)
-                found[index] = made[of.rule]
-        return found
-    arrays = {p.name: p.dtype for p in manifest.parameters}
-    masters = {
-        i: of.name
-        for i, of in enumerate(saved)
-        if of.rule is not None and has_master(manifest.rules[of.rule].first)
-    }
-    found = _with_masters(_rules_of(optimizer, arrays, tables), masters)
-    for index, of in enumerate(saved):
-        if of.dtype not in FLOATS:
-            continue
-        given = found.get(index)
-        if of.rule is not None:
-            if given is None:
-                raise CheckpointError(
-                    f"{of.name!r:.60} was saved with an optimizer, whose state goes on; "
-                    f"give it the same rule in optimizer=, and not None",
-                    MANIFEST,
-                    of.name,
-                )
-            manifest.rules[of.rule].check(given, MANIFEST, of.name)
-        elif given is not None and given.slots:
-            raise CheckpointError(
-                f"{of.name!r:.60} was saved without an optimizer, so there is nothing "
-                f"for the slots {list(given.slots)} of {given!r}; restore "
-                f"without optimizer=, or with a rule without slots",
-                MANIFEST,
-                of.name,
-            )
-    return found
-
-
 def _checked_servers(servers: Any) -> str | list[str]:
     """Return which servers are meant, or refuse what can be none."""
     if not isinstance(servers, str):
@@ -442,7 +340,7 @@ def _addresses(given: Any) -> list[str]:
     return found
 
 
-def _rules_of(
+def rules_of(
     optimizer: Any,
     arrays: Mapping[str, str],
     tables: Mapping[str, TableShape],
@@ -483,7 +381,7 @@ def _rules_of(
     return {i: resolved[n] for i, n in enumerate(dtypes) if n in resolved}
 
 
-def _with_masters(
+def with_masters(
     rules: Mapping[int, Rule], masters: Mapping[int, str]
 ) -> dict[int, Rule]:
     """Return rules by index, those of parameters with masters, by name, around these.

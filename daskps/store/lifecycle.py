@@ -20,15 +20,16 @@ from daskps.cluster.caller.finding import ensure_directory, find_named
 from daskps.cluster.caller.link import current_link
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.store.arguments import checked_name
-from daskps.store.blueprints import Wanted, blueprint, restored
+from daskps.store.blueprints import Wanted, blueprint
 from daskps.store.checkpoints import recovery_target
 from daskps.store.repr import TableList
+from daskps.store.restoring import WantedPart, restored
 from daskps.store.store import ParameterStore
 from daskps.store.usage_errors import lacks
 from daskps.tracebacks import entrance
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from daskps.cluster.caller.creation import Blueprint
     from daskps.cluster.caller.link import Link
@@ -210,6 +211,9 @@ def create(  # noqa: PLR0913 - the public contract
 def restore(  # noqa: PLR0913 - the public contract
     url: Any,
     *,
+    names: str | Iterable[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    dtype: Any = None,
     name: str | None = None,
     client: Any = None,
     shards: int | None = None,
@@ -235,6 +239,14 @@ def restore(  # noqa: PLR0913 - the public contract
     url : str or path-like
         Of one checkpoint, or of a folder of them: then the newest there. All workers
         must reach it.
+    names : str or iterable of str, optional
+        Patterns of the parameters and tables that are read; all by default.
+    rename : mapping of str to str, optional
+        Patterns, and the names in their place, such as ``{"encoder/*": "body/*"}``: each
+        star there stands for what that of the pattern has matched. The first pattern
+        that matches holds.
+    dtype : dtype or mapping of str to dtype, optional
+        Of all arrays and bounded tables of floats, or by patterns of their new names.
     name : str, optional
         Of the new store, as in :func:`create`; that of the saved one plays no part.
     client : distributed.Client, optional
@@ -249,9 +261,12 @@ def restore(  # noqa: PLR0913 - the public contract
         As in :func:`create`, wherever the saved store was.
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
         In place of the rules that were saved; their slots must be the same. Rules and
-        schedules of your own have to be passed.
-    init : mapping of str to number or initializer, optional
-        By the name of an unbounded table, initial values of absent rows from now on.
+        schedules of your own have to be passed. With `names`, `rename`, `dtype` or new
+        parameters state whose slots are others is left behind.
+    init : mapping of str to number, initializer, array or specification, optional
+        By the name of an unbounded table, initial values of absent rows from now on. By
+        any other name a parameter that the checkpoint does not have, as in
+        :func:`create`.
     storage_options : mapping, optional
         For the filesystem of the URL, such as keys; they are sent to the workers.
     recover_from : str or path-like, optional
@@ -274,9 +289,16 @@ def restore(  # noqa: PLR0913 - the public contract
         If there is none, if it is torn, damaged or of a newer format, or needs a rule
         that was not passed; it names the file. Nothing of the store stays then.
     StoreExistsError, LayoutError, NotEnoughWorkersError, ShardLostError
-        As in :func:`create`.
+        As in :func:`create`; a LayoutError also for two parameters of one name.
+    UnknownParameterError
+        For a pattern that matches nothing, with the names that there are.
     ValueError, TypeError
         For arguments that cannot be, and without a client.
+
+    Notes
+    -----
+    A store of a part, or under other names, is another model: it has a lineage of its
+    own and begins with epoch 0. Counts of optimizer steps come along with the state.
 
     Examples
     --------
@@ -288,6 +310,15 @@ def restore(  # noqa: PLR0913 - the public contract
     ...     again = daskps.restore(folder, shards=1)
     >>> again.optimizer, again.version, (again["w"].pull() == store["w"].pull()).all()
     ({'w': 'Adam(lr=0.1)'}, 1, np.True_)
+
+    A part of it, and a head that it does not have:
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = store.save(folder)
+    ...     init = {"head": np.zeros(2)}
+    ...     tuned = daskps.restore(folder, rename={"*": "body/*"}, init=init)
+    >>> sorted(tuned.pull())
+    ['body/w', 'head']
     """
     at, seconds = full_url(url), config.deadline(timeout)
     options = options_of(storage_options)
@@ -297,7 +328,9 @@ def restore(  # noqa: PLR0913 - the public contract
     async def make() -> ParameterStore:
         source = await asyncio.to_thread(listing.find, at, options)
         where = Wanted(shards, servers, placement, name, overwrite, target, device)
-        plan = restored(source, where=where, optimizer=optimizer, init=init)
+        part = WantedPart(names, rename, dtype)
+        rules: dict[str, Any] = {"optimizer": optimizer, "init": init}
+        plan = restored(source, where=where, part=part, **rules)
         limit = seconds
         if timeout is DEFAULT and limit is not None:
             limit += source.manifest.nbytes / SAVED_NBYTES_A_SECOND

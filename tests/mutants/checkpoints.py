@@ -91,4 +91,21 @@ MUTANTS = (
         "for path, text in [(MANIFEST, to_bytes(manifest)), *texts.items()]:",
         (f"{_STORE}::test_a_save_may_be_killed_at_every_operation",),
     ),
+    Mutant(
+        "state-of-another-rule-comes-along",
+        "daskps.checkpoint.selection:Selection.__init__",
+        "and (at[member.index][1] or not is_slot(array.area))",
+        "and True",
+        (
+            "tests/store/test_partial_restore.py"
+            "::test_state_of_other_rules_is_left_behind",
+        ),
+    ),
+    Mutant(
+        "values-become-infinite-in-a-narrow-dtype",
+        "daskps.shards.installation:_as_dtype",
+        "if (np.isfinite(values) & ~np.isfinite(found)).any():",
+        "if False:",
+        ("tests/store/test_partial_restore.py::test_values_too_large_for_a_dtype",),
+    ),
 )

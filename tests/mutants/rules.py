@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "first-pattern-does-not-win",
         "daskps.optim.patterns:_match",
-        "chosen[name] = rules[pattern]",
-        "chosen[name] = list(rules.values())[-1]",
+        "if (rule := rules[pattern]) is not None:",
+        "if (rule := list(rules.values())[-1]) is not None:",
         ("tests/optim/test_patterns.py::test_first_match_in_mapping_order_holds",),
     ),
     Mutant(

@@ -95,6 +95,12 @@ class Blueprint:
     #: The device of each owner that its shards are on; "" for host memory.
     device: str = ""
 
+    @property
+    def lineage(self) -> str:
+        """That of the checkpoint where all is as it was, "" of a new model."""
+        is_same = self.source is not None and self.source.taken is None
+        return self.source.manifest.lineage if self.source and is_same else ""
+
 
 async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap:
     """Make a store; where anything fails, nothing of it stays.
@@ -146,7 +152,7 @@ async def _create(
     if plan.replaces is not None:
         places["replaces"] = plan.replaces.uid, plan.replaces.token
     # Hashes deal rows out evenly, about.
-    rows = 0 if plan.source is None else _rows_nbytes(plan.source.manifest)
+    rows = 0 if plan.source is None else _rows_nbytes(plan.source)
     wire = await _reserved(
         link,
         {
@@ -163,7 +169,7 @@ async def _create(
             "optimizers": optimizers,
             "slots": [(i, [float(v) for v in values]) for i, values in slots],
             "row_slots": [(i, marked(values)) for i, values in slots],
-            "lineage": "" if plan.source is None else plan.source.manifest.lineage,
+            "lineage": plan.lineage,
             "rows_nbytes": rows,
             "placement": plan.placement,
             **places,
@@ -263,13 +269,15 @@ async def _allocate(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     return [segment for segments in found for segment in segments]
 
 
-def _rows_nbytes(of: Manifest) -> int:
+def _rows_nbytes(source: FoundCheckpoint) -> int:
     """Return about how many bytes unbounded rows take; a new store has no such rows."""
+    of, taken = source.manifest, source.taken
+    read = None if taken is None else {one.stored for one in taken}
     pairs = zip(of.layout(1).tables, of.tables, strict=True)
     return sum(
         rows_nbytes(table, of.slots.get(table.index, ()), t.n_rows, t.n_candidates)
         for table, t in pairs
-        if t.unbounded
+        if t.unbounded and (read is None or table.index in read)
     )
 
 
@@ -281,11 +289,14 @@ async def install(link: Link, meta: StoreMap, source: FoundCheckpoint) -> None:
     CheckpointError
         If a file is missing or damaged, or if the store has other parameters.
     """
-    check_parameters(meta, source.manifest, shown(source.url))
+    if source.taken is None:
+        check_parameters(meta, source.manifest, shown(source.url))
     where = source.url, pack_options(source.options or {})
-    about = {"where": where, "manifest": source.digest}
+    about = {"where": where, "manifest": source.digest, "taken": source.taken}
     every = (_control(link, meta, w, "install", **about) for w in meta.hosts)
     await gather(*every)
+    if source.taken is not None:
+        return  # another model
     run, lineage = source.manifest.progress.get("run"), source.manifest.lineage
     described = json.dumps(run) if run else ""
     told = {"described": described, "lineage": lineage}

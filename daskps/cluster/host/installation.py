@@ -25,6 +25,7 @@ from daskps.checkpoint.plan import (
     rows_read,
 )
 from daskps.checkpoint.reading import read_file
+from daskps.checkpoint.selection import Selection, TakenEntry
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
 from daskps.cluster.host.rules import Rules
@@ -47,10 +48,10 @@ from daskps.layout.tables import UnboundedTable
 from daskps.shards.installation import Counted, Installation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from daskps.checkpoint.arrays import StoredArray
-    from daskps.checkpoint.manifest import Manifest, StoredTable
+    from daskps.checkpoint.manifest import Manifest
     from daskps.checkpoint.plan import ChunkPart
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -71,7 +72,9 @@ class _Installing:
     #: The digest of the manifest when the caller read it.
     sealed: str
     hosted: Mapping[int, HostedShard]
+    taken: Sequence[TakenEntry] | None
     manifest: Manifest = field(init=False)
+    selection: Selection = field(init=False)
     into: Mapping[int, Installation] = field(init=False)
     #: For each file the shards that need it, and their parts of it.
     jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
@@ -110,15 +113,17 @@ class _Installing:
     def begin(self) -> None:
         """Give rows to ids, and list the remaining files to read."""
         self.manifest = self.read_manifest()
+        layout = next(iter(self.hosted.values())).layout
+        self.selection = Selection(self.manifest, self.taken, layout)
         self.into = {
             shard: Installation(hosted.shard.segment)
             for shard, hosted in self.hosted.items()
         }
         wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
         reads: dict[str, ChunkRead] = {}
-        nodes = sorted(node_paths(self.manifest.arrays))
+        nodes = sorted(node_paths(self.selection.arrays))
         for shard, hosted in self.hosted.items():
-            layout, arrays = hosted.layout, self.manifest.arrays
+            layout, arrays = hosted.layout, self.selection.arrays
             # No store needs these files, but a damaged one damages the checkpoint.
             for path in nodes[shard :: layout.n_shards]:
                 nbytes = self.manifest.file_at[path].nbytes
@@ -128,7 +133,10 @@ class _Installing:
                 reads[read.path] = read
                 wanted[read.path] += [(shard, part) for part in read.parts]
             for table in layout.tables:
-                if isinstance(table, UnboundedTable):
+                if (
+                    isinstance(table, UnboundedTable)
+                    and table.index in self.selection.members
+                ):
                     for read in self._begin_table(shard, table):
                         reads[read.path] = read
                         wanted[read.path] += [(shard, part) for part in read.parts]
@@ -136,12 +144,10 @@ class _Installing:
 
     def _begin_table(self, shard: int, table: UnboundedTable) -> Iterator[ChunkRead]:
         """Give rows to the ids of a shard; yield the remaining reads of these rows."""
-        layout, manifest = self.hosted[shard].layout, self.manifest
-        position = layout.table_position(shard, table.index)
-        of: StoredTable = manifest.tables[table.index - len(layout.parameters)]
-        arrays = {
-            a.area: a for a in manifest.arrays if a.members[0].index == table.index
-        }
+        position = self.hosted[shard].layout.table_position(shard, table.index)
+        of: Any = self.selection.members[table.index]
+        every = self.selection.arrays
+        arrays = {a.area: a for a in every if a.members[0].index == table.index}
         at, ids = self._own(shard, table, arrays[IDS], of.begins)
         candidates = np.empty((2, 0), np.int64)
         if CANDIDATES in arrays:
@@ -185,33 +191,39 @@ class _Installing:
 
     def count(self) -> None:
         """Set the counters of the shards to their saved values."""
-        of = self.manifest
-        every = of.members
+        of, every = self.manifest, self.selection.members
+        layout = next(iter(self.hosted.values())).layout
+        tables: list[Any] = [every.get(table.index) for table in layout.tables]
         counted = Counted(
             version=of.version,
-            steps={i: one.steps for i, one in enumerate(every)},
-            clocks=[table.clock for table in of.tables],
-            came=[(0, 0)] * len(of.tables),
-            epochs=Epochs(*of.epochs),
-            factors={i: one.lr_factor for i, one in enumerate(every)},
+            steps={i: one.steps for i, one in every.items()},
+            clocks=[table.clock if table else 0 for table in tables],
+            came=[(0, 0)] * len(tables),
+            epochs=Epochs(*(of.epochs if self.taken is None else ())),
+            factors={i: one.lr_factor for i, one in every.items()},
         )
         for shard, hosted in self.hosted.items():
             mine = counted
             if shard == 0:
                 # These count for all shards of a table together.
-                came = [(table.admitted, table.evicted) for table in of.tables]
+                came = [(t.admitted, t.evicted) if t else (0, 0) for t in tables]
                 mine = replace(counted, came=came)
             mine.put(hosted.shard.segment)
 
 
 @HOST.handles("install")
 async def _install(
-    host: ShardHost, *, store: str, where: tuple[str, str], manifest: str
+    host: ShardHost,
+    *,
+    store: str,
+    where: tuple[str, str],
+    manifest: str,
+    taken: Sequence[tuple[int, str, str, bool]] | None,
 ) -> None:
     """Fill the shards here of a store, before any caller sees it, from a checkpoint.
 
     `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
-    the file of that name.
+    the file of that name; `taken` says what of it is read, None for all as it is.
     """
     url, options = where
     hosted = {one.index: one for one in host.of(store)}
@@ -227,7 +239,12 @@ async def _install(
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="daskps-restore")
     files = ThreadFiles(url, unpack_options(options))
-    made = _Installing(files, manifest, hosted)
+    made = _Installing(
+        files,
+        manifest,
+        hosted,
+        taken if taken is None else [TakenEntry(*t) for t in taken],
+    )
 
     async def read() -> None:
         for job in made.jobs:

@@ -1,0 +1,186 @@
+"""The part of a checkpoint that a store takes, under other names and dtypes too.
+
+A store may have more parameters, or the same under other names: values go by the names
+that the store has, and a whole restore takes all as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from daskps.checkpoint.manifest import StoredTable
+from daskps.errors import LayoutError, UnknownParameterError
+from daskps.layout.arrays import FLOATS
+from daskps.layout.spans import is_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from daskps.checkpoint.arrays import StoredArray
+    from daskps.checkpoint.manifest import Manifest, StoredParameter
+    from daskps.layout.arrays import Layout
+
+
+#: Names that a message shows.
+_SHOWN = 20
+
+
+class TakenEntry(NamedTuple):
+    """A parameter or table of a checkpoint as a store has it."""
+
+    #: Its index in the checkpoint.
+    stored: int
+    name: str
+    dtype: str
+    #: Whether its optimizer state comes along.
+    keeps: bool = True
+
+
+def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenEntry]:
+    """Return what a restore takes.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Of the checkpoint.
+    names : str or iterable of str, optional
+        Patterns of its names; all by default.
+    rename : mapping of str to str, optional
+        Patterns, and the names in their place; the first that matches holds. Each ``*``
+        there stands for what the same one of the pattern has matched.
+    dtype : dtype or mapping of str to dtype, optional
+        Of all that is of floats, or by patterns of the new names.
+
+    Raises
+    ------
+    UnknownParameterError
+        For a pattern that matches nothing, with the names that there are.
+    LayoutError
+        For two of one name, and for a dtype that cannot be.
+    """
+    every = manifest.members
+    wanted = [names] if isinstance(names, str) else names
+    chosen = [of.name for of in every]
+    if wanted is not None:
+        patterns = [*wanted]
+        _check_patterns("names=", patterns, chosen)
+        chosen = [n for n in chosen if any(fnmatchcase(n, p) for p in patterns)]
+    renamed = _renamed(chosen, rename or {})
+    if isinstance(dtype, Mapping):
+        dtypes = {pattern: np.dtype(of).name for pattern, of in dtype.items()}
+        _check_patterns("dtype=", dtypes, renamed.values())
+    else:
+        floats = [
+            renamed[of.name]
+            for of in every
+            if of.name in renamed and of.dtype in FLOATS
+        ]
+        dtypes = {} if dtype is None else dict.fromkeys(floats, np.dtype(dtype).name)
+    return [
+        TakenEntry(i, renamed[of.name], _dtype(of, renamed[of.name], dtypes))
+        for i, of in enumerate(every)
+        if of.name in renamed
+    ]
+
+
+def _check_patterns(what: str, patterns: Iterable[Any], names: Iterable[str]) -> None:
+    names = [*names]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            shown, more = ", ".join(map(repr, names[:_SHOWN])), len(names) - _SHOWN
+            raise UnknownParameterError(
+                f"{what} {pattern!r:.60} matches nothing in the checkpoint, which has "
+                f"{shown}{f' and {more} more' if more > 0 else ''}"
+            )
+
+
+def _renamed(names: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """Return the new name of each."""
+    _check_patterns("rename=", rename, names)
+    found = {name: _new_name(name, rename) for name in names}
+    before: dict[str, str] = {}
+    for name, new in found.items():
+        if new in before:
+            raise LayoutError(
+                f"{before[new]!r:.60} and {name!r:.60} would both be {new!r:.60}; choose "
+                f"other names in rename=, or leave one out by names="
+            )
+        before[new] = name
+    return found
+
+
+def _new_name(name: str, rename: Mapping[str, str]) -> str:
+    for pattern, to in rename.items():
+        text = re.escape(pattern).replace(r"\*", "(.*)").replace(r"\?", ".")
+        if (match := re.fullmatch(text, name, re.DOTALL)) is None:
+            continue
+        if to.count("*") > len(match.groups()):
+            raise LayoutError(
+                f"rename= has more stars in {to!r:.60} than in {pattern!r:.60}: each "
+                f"stands for what that of the pattern has matched"
+            )
+        head, *rest = to.split("*")
+        return head + "".join(a + b for a, b in zip(match.groups(), rest, strict=False))
+    return name
+
+
+def _dtype(
+    of: StoredParameter | StoredTable, name: str, dtypes: Mapping[str, Any]
+) -> str:
+    """Return the dtype that something has in the store."""
+    asked = next((d for p, d in dtypes.items() if fnmatchcase(name, p)), None)
+    if asked is None or asked == of.dtype:
+        return of.dtype
+    unbounded = isinstance(of, StoredTable) and of.unbounded
+    if asked not in FLOATS or of.dtype not in FLOATS or unbounded:
+        raise LayoutError(
+            f"{name!r:.60} is {of.dtype} in the checkpoint, and cannot be {asked}: dtype= "
+            f"is for arrays and tables of n rows of floats"
+        )
+    return str(asked)
+
+
+class Selection:
+    """The values that are read of a checkpoint for a store, by the indices of the store.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Of the checkpoint.
+    taken : iterable of TakenEntry, optional
+        Of it; all as it is by default.
+    layout : Layout
+        Of the store, with more perhaps.
+    """
+
+    def __init__(
+        self, manifest: Manifest, taken: Iterable[TakenEntry] | None, layout: Layout
+    ) -> None:
+        if taken is None:
+            taken = take(manifest, None, None, None)
+        index = {name: i for i, name in enumerate(layout.names)}
+        every = manifest.members
+        at = {one.stored: (index[one.name], one.keeps) for one in taken}
+        #: The saved description of each.
+        self.members: dict[int, StoredParameter | StoredTable] = {
+            new: every[stored]
+            if keeps
+            else replace(every[stored], steps=0, lr_factor=1.0)
+            for stored, (new, keeps) in at.items()
+        }
+        self.arrays: list[StoredArray] = []
+        for array in manifest.arrays:
+            mine = tuple(
+                replace(member, index=at[member.index][0])
+                for member in array.members
+                if member.index in at
+                and (at[member.index][1] or not is_slot(array.area))
+            )
+            if mine:
+                self.arrays.append(replace(array, members=mine))
