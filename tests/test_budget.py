@@ -98,6 +98,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("layout", 3, 4, "parts of checkpoints: which areas are of slots"),
     ("shards", 8, 9, "values of checkpoints in other dtypes"),
     ("store", 79, 54, "names=, rename= and dtype= of restore, and new parameters"),
+    ("cluster", 9, 11, "codec= of the pulls of a handle"),
+    ("store", 29, 20, "codec= of the pulls of a handle"),
     ("optim", 2, -2, "None in optimizer= is for parameters without a rule"),
     ("store", 8, 3, "a rule of a checkpoint that is given up is refused"),
     ("training", 58, 58, "values that trainers leave as a run ends"),

@@ -398,6 +398,8 @@ class Handle:
     def _finish(self, request: Request, reply: Reply) -> Any:
         """Return what was read, or else the version that a push has led to."""
         if request.target is not None:
+            if request.read_codec:
+                request.round_read()
             return request.target.finish()
         version = reply.version
         # For `_repr_html_`, which must not ask anybody.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from daskps import codecs
 from daskps.store.arguments import least_version
 from daskps.store.handle import DEFAULT, LOST, Handle
 from daskps.store.picture import draw, node_link
@@ -14,7 +18,7 @@ from daskps.store.targets import device_for, pulled, reading
 from daskps.tracebacks import entrance, hide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from daskps.cluster.caller.link import CallFuture
     from daskps.cluster.caller.routes import Request
@@ -41,6 +45,7 @@ class Readable(Handle):
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
         device: str | None = None,
+        codec: str | codecs.Codec | None = None,
         timeout: Any = DEFAULT,
     ) -> Any:
         """Read parameters, and rows of tables.
@@ -61,6 +66,9 @@ class Readable(Handle):
         device : str, optional
             The device of this process that the parameters go to, as in :func:`create`:
             arrays of CuPy for "cuda". Not with `out`, whose arrays may be on any device.
+        codec : {None, "bf16", "fp16"} or codecs.BFloat16 or codecs.Float16
+            The values of floats are rounded so, rows too, and travel in these bytes. Not
+            with `device`, nor with arrays of one in `out`.
         timeout : float, str or None
             Seconds or a duration such as "30s"; None waits for ever.
 
@@ -97,6 +105,7 @@ class Readable(Handle):
             if (
                 min_version is None
                 and device is None
+                and codec is None
                 and (out is not None or rows is not None)
             ):
                 known = self._at_hand()
@@ -107,7 +116,8 @@ class Readable(Handle):
                         return of_tables
                 known = None
             if known is None:
-                make = self._pulling(names, out, min_version, rows, device=device)
+                where: dict[str, Any] = {"device": device, "codec": codec}
+                make = self._pulling(names, out, min_version, rows, **where)
                 return self._do(make, timeout, "a pull")
             # Into arrays as before: all of it is ready.
             deadline = self._deadline(timeout, "a pull")
@@ -135,13 +145,14 @@ class Readable(Handle):
         out: Mapping[str, Array] | None = None,
         min_version: int | None = None,
         device: str | None = None,
+        codec: str | codecs.Codec | None = None,
         timeout: Any = DEFAULT,
     ) -> CallFuture[dict[str, Array]]:
         """Start a pull and return its future.
 
         Parameters
         ----------
-        names, rows, out, min_version, device, timeout
+        names, rows, out, min_version, device, codec, timeout
             As in :meth:`pull`. `out` belongs to the pull until it is done.
 
         Returns
@@ -167,7 +178,8 @@ class Readable(Handle):
         # One deadline for all of it, from here on.
         deadline = self._deadline(timeout, "a pull")
         link = self._bind()
-        make = self._pulling(names, out, min_version, rows, device=device)
+        where: dict[str, Any] = {"device": device, "codec": codec}
+        make = self._pulling(names, out, min_version, rows, **where)
         return link.start(lambda: self._do_async(link, make, deadline))
 
     def _pulling(
@@ -178,13 +190,16 @@ class Readable(Handle):
         rows: Mapping[str, Any] | None = None,
         *,
         device: str | None = None,
+        codec: Any = None,
     ) -> Callable[[StoreMap], Request]:
-        """Return what plans a pull."""
+        """Return a function that plans a pull."""
         where = device_for(device, out)
-        least = least_version(min_version)
+        least, reads_in = least_version(min_version), _words_of(codec, where, out)
 
         def make(meta: StoreMap) -> Request:
-            return reading(meta, pulled(meta, names, rows, out, device=where), least)
+            targets = pulled(meta, names, rows, out, device=where)
+            request = reading(meta, targets, least)
+            return request.in_codec(reads_in) if reads_in else request
 
         return make
 
@@ -377,3 +392,22 @@ class Readable(Handle):
 
     def __len__(self) -> int:
         return len(self.layout.names)
+
+
+def _words_of(codec: Any, device: str, out: Any) -> str:
+    """Return the name of the codec that values travel in, "" without one."""
+    chosen = codecs.choose(codec)
+    if chosen is None:
+        return ""
+    if not codecs.is_plain(chosen):
+        raise ValueError(
+            f"a pull takes codecs of 16 bits alone, found {chosen.name!r}: no weights wait "
+            f"for what another one leaves over; choose 'bf16', 'fp16' or None"
+        )
+    arrays = out.values() if isinstance(out, Mapping) else ()
+    if device or not all(isinstance(array, np.ndarray) for array in arrays):
+        raise ValueError(
+            "a codec rounds arrays in host memory; leave codec= out, or device= and the "
+            "arrays of a device in out="
+        )
+    return chosen.name

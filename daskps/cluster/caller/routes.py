@@ -16,6 +16,7 @@ import numpy as np
 from daskps import codecs
 from daskps.cluster.caller.device_arrays import on_host
 from daskps.cluster.caller.targets import ReadSlice, Target, at_least
+from daskps.cluster.protocol.encoding import round_read
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.upstream import loads
 from daskps.kernels.past import PAST_NBYTES
@@ -225,6 +226,18 @@ class Request(NamedTuple):
             owned=self.given,
             touched=self.route.touched,
         )
+
+    def in_codec(self, name: str) -> Request:
+        """Return the same where values travel in the words of a codec."""
+        rest = tuple([one.in_codec(name) for one in self.rest])
+        return self._replace(read_codec=name, rest=rest)
+
+    def round_read(self) -> None:
+        """Round the values that were read to what the words of its codec would say."""
+        codec = codecs.named(self.read_codec)
+        for one in (self, *self.rest):
+            if one.target is not None:
+                round_read(codec, one.target.flats, np.empty)
 
     def call(
         self, meta: StoreMap, shards: Iterable[int], wait_seconds: float, token: str
