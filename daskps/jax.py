@@ -7,6 +7,7 @@ structure, with any leaves, is the way back.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from jax import numpy as jnp
@@ -15,7 +16,7 @@ from jax import tree_util
 import daskps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ["create", "flatten", "pull", "train", "unflatten"]
 
@@ -136,7 +137,7 @@ def pull(source: Any, like: Any, **options: Any) -> Any:
     Returns
     -------
     pytree
-        Of JAX arrays.
+        Of JAX arrays; with an asynchronous client an awaitable of one.
 
     Raises
     ------
@@ -152,7 +153,16 @@ def pull(source: Any, like: Any, **options: Any) -> Any:
     >>> pull(store, {"w": 0})["w"].tolist()
     [-0.5, -0.5]
     """
-    values = source.pull([*flatten(like)], **options)
+    found = source.pull([*flatten(like)], **options)
+    return _later(found, like) if inspect.isawaitable(found) else _nested(found, like)
+
+
+async def _later(found: Awaitable[Any], like: Any) -> Any:
+    return _nested(await found, like)
+
+
+def _nested(values: Mapping[str, Any], like: Any) -> Any:
+    """Return copies of values as JAX arrays, nested as a pytree."""
     return unflatten({name: jnp.array(value) for name, value in values.items()}, like)
 
 
@@ -226,7 +236,7 @@ class _Gradient:
     def __call__(self, params: Mapping[str, Any], X: Any, y: Any) -> tuple[Any, Any]:
         """Return the loss of a batch, and gradients by name."""
         # `params` are valid until it returns, and JAX may use their memory later.
-        tree = unflatten({n: jnp.array(a) for n, a in params.items()}, self._like)
+        tree = _nested(params, self._like)
         batch = (X,) if y is None else (X, y)
         loss, grads = self._function(tree, *batch)
         return loss[0] if self._has_aux else loss, flatten(grads)

@@ -8,6 +8,7 @@ store in host memory by one.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 import daskps
+from daskps.store.handle import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +83,7 @@ def create(module: nn.Module, *, optimizer: Any = None, **options: Any) -> Any:
     return daskps.create(params, optimizer=optimizer, **options)
 
 
-def load_into(module: nn.Module, store: Any, *, timeout: Any = "30s") -> nn.Module:
+def load_into(module: nn.Module, store: Any, *, timeout: Any = DEFAULT) -> Any:
     """Copy the values of a store into a module, in place.
 
     Parameters
@@ -96,13 +98,12 @@ def load_into(module: nn.Module, store: Any, *, timeout: Any = "30s") -> nn.Modu
     Returns
     -------
     torch.nn.Module
-        The module.
+        The module; with an asynchronous client an awaitable of it.
 
     Raises
     ------
     UnknownParameterError, ValueError
-        For a name or a shape that the store does not have; tensors before it may have
-        got their values.
+        For a name or a shape that the store does not have.
     StoreClosedError, ShardLostError, TimeoutError
         As :meth:`daskps.ParameterStore.pull`.
 
@@ -115,11 +116,27 @@ def load_into(module: nn.Module, store: Any, *, timeout: Any = "30s") -> nn.Modu
     """
     out = {name: _array(name, tensor) for name, tensor in _named(module).items()}
     tables = {name: out.pop(name) for name in _sparse(module)}
-    store.pull(out=out, timeout=timeout)
+    pull = partial(store.pull, timeout=timeout)
+    reads = [partial(pull, out=out)]
     for name, rows in tables.items():
         for lo in range(0, len(rows), _ROWS):
-            ids = np.arange(lo, min(lo + _ROWS, len(rows)))
-            store[name].pull(ids, out=rows[lo : lo + _ROWS], timeout=timeout)
+            part = rows[lo : lo + _ROWS]
+            ids = np.arange(lo, lo + len(part))
+            reads.append(partial(pull, (), rows={name: ids}, out={name: part}))
+    first, *others = reads
+    found = first()
+    if inspect.isawaitable(found):
+        return _awaited(found, others, module)
+    for read in others:
+        read()
+    return module
+
+
+async def _awaited(found: Any, others: Any, module: nn.Module) -> Any:
+    """Return a module once all reads of an asynchronous client have ended."""
+    await found
+    for read in others:
+        await read()
     return module
 
 
@@ -127,8 +144,8 @@ class EmbeddingBag(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Sums or means of rows of a table, with no copy of the table in the module.
 
     A forward pass pulls the rows that it names, each once. The step of the
-    :class:`Optimizer` of the model pushes their gradients. Call it once for each step,
-    or its gradients are those of the last call alone.
+    :class:`Optimizer` of the model pushes their gradients, of all passes since the step
+    before.
 
     Parameters
     ----------
@@ -154,7 +171,9 @@ class EmbeddingBag(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.table, self.mode = name, mode
         #: Not a submodule, nor a part of the state of this one.
         self._pull = trainer.pull
-        self._pulled: tuple[Array, torch.Tensor] | None = None
+        #: Ids and rows of each pass whose gradients a step will push.
+        self._pulled: list[tuple[Array, torch.Tensor]] = []
+        self._is_trained = isinstance(trainer, daskps.Trainer)
 
     def forward(
         self, ids: torch.Tensor, offsets: torch.Tensor | None = None
@@ -176,17 +195,23 @@ class EmbeddingBag(nn.Module):  # type: ignore[misc]  # torch has no types here
         named, at = torch.unique(ids, return_inverse=True)
         where = named.cpu().numpy()
         rows = torch.from_numpy(self._pull((), rows={self.table: where})[self.table])
-        rows = rows.to(ids.device).requires_grad_(torch.is_grad_enabled())
-        self._pulled = (where, rows) if rows.requires_grad else None
+        keeps = self._is_trained and torch.is_grad_enabled()
+        rows = rows.to(ids.device).requires_grad_(keeps)
+        if keeps:
+            self._pulled.append((where, rows))
         bags: torch.Tensor = functional.embedding_bag(at, rows, offsets, mode=self.mode)
         return bags
 
     def take_gradient(self) -> daskps.RowGrad | None:
-        """Return the gradient of the rows of the last pass, once."""
-        pulled, self._pulled = self._pulled, None
-        if pulled is None or pulled[1].grad is None:
+        """Return the gradient of the rows of all passes since it was called last."""
+        pulled, self._pulled = self._pulled, []
+        found = [
+            (i, rows.grad.cpu().numpy()) for i, rows in pulled if rows.grad is not None
+        ]
+        if not found:
             return None
-        return daskps.RowGrad(pulled[0], pulled[1].grad.cpu().numpy())
+        ids, grads = zip(*found, strict=True)
+        return daskps.RowGrad(np.concatenate(ids), np.concatenate(grads))
 
     def extra_repr(self) -> str:
         """Return the table and how rows are combined."""
@@ -372,7 +397,8 @@ def train_module(  # noqa: PLR0917 - as `daskps.train`
         mean loss over the batch. Labels are of shape (n,), also where the output is
         (n, 1).
     X, y
-        As in :func:`daskps.train`.
+        As in :func:`daskps.train`. Batches of floats come in the dtype of the module's
+        parameters, others as int64.
     **options
         As in :func:`daskps.train`.
 
@@ -418,14 +444,14 @@ class _Gradient:
         if self._module is None:
             self._module = _stateless(self._make())
         trained = {n for n, p in self._module.named_parameters() if p.requires_grad}
+        dtype = next((p.dtype for p in self._module.parameters()), torch.float32)
+        X, y = (None if a is None else _as_tensor(a, dtype) for a in (X, y))
         given = {
             n: torch.as_tensor(a).requires_grad_(n in trained)
             for n, a in params.items()
         }
-        output = torch.func.functional_call(self._module, given, (torch.as_tensor(X),))
-        loss = (
-            self._loss(output) if y is None else self._loss(output, torch.as_tensor(y))
-        )
+        output = torch.func.functional_call(self._module, given, (X,))
+        loss = self._loss(output) if y is None else self._loss(output, y)
         loss.backward()
         grads = {
             n: _gradient(n, given[n]) for n in trained if given[n].grad is not None
@@ -449,6 +475,12 @@ def _stateless(module: nn.Module) -> nn.Module:
             f"daskps.torch.Optimizer for daskps.run"
         )
     return module
+
+
+def _as_tensor(batch: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a batch as a tensor of the kind that modules and losses take."""
+    found = torch.as_tensor(batch)
+    return found.to(dtype if found.is_floating_point() else torch.int64)
 
 
 def _named(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -92,6 +92,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         200,
         "torch: an optimizer over a trainer, bags over tables, create, load",
     ),
+    (".", 30, 33, "torch, jax: awaitables, rows of several passes, dtypes of batches"),
     (".", 60, 54, "jax: pytrees in stores, value_and_grad functions in train"),
     ("checkpoint", 120, 91, "parts of checkpoints, under other names and dtypes"),
     ("cluster", 26, 15, "parts of checkpoints, under other names and dtypes"),

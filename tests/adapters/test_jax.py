@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,20 @@ def test_function_of_one_argument(client: Client) -> None:
     with daskps.jax.create(tree, optimizer=optim.SGD(0.25), client=client) as store:
         daskps.jax.train(store, jax.value_and_grad(mean), X, like=tree, batch_size=2)
         assert daskps.jax.pull(store, tree)["m"].tolist() == [1.0]
+
+
+def test_pull_with_an_asynchronous_client(client: Client) -> None:
+    address = client.scheduler_info()["address"]
+
+    async def pull() -> Any:
+        async with (
+            Client(address, asynchronous=True) as other,
+            daskps.jax.create(made(), client=other) as store,
+        ):
+            return await daskps.jax.pull(store, made())
+
+    found = asyncio.run(pull())
+    assert found["s"].by.tolist() == made()["s"].by.tolist()
 
 
 def test_bad_trees(client: Client) -> None:

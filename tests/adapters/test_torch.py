@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import Any
@@ -237,7 +238,9 @@ def test_bags_over_a_table(client: Client, rows: int | None, mode: str) -> None:
         model = nn.Sequential(daskps.torch.EmbeddingBag(trainer, "emb", mode))
         optimizer = daskps.torch.Optimizer(trainer, model)
         for flat in part:
-            model[0](flat, offsets).square().mean().backward()
+            # Two passes, of which a step pushes both gradients.
+            for _ in range(2):
+                (model[0](flat, offsets).square().mean() / 2).backward()
             optimizer.step()
 
     weight = torch.tensor(first if rows else np.full((50, 4), 0.5), requires_grad=True)
@@ -254,6 +257,35 @@ def test_bags_over_a_table(client: Client, rows: int | None, mode: str) -> None:
         np.testing.assert_allclose(found, weight.detach().numpy(), rtol=1e-6)
         bag = daskps.torch.EmbeddingBag(store, "emb", mode)
         assert bag(torch.arange(50).reshape(25, 2)).shape == (25, 4)
+
+
+def test_load_into_with_an_asynchronous_client(client: Client) -> None:
+    address = client.scheduler_info()["address"]
+
+    async def load() -> None:
+        async with Client(address, asynchronous=True) as other:
+            make = partial(Words, sparse=True)
+            async with daskps.torch.create(make(), client=other) as store:
+                model = make()
+                nn.init.zeros_(model.emb.weight)
+                found = await daskps.torch.load_into(model, store)
+                assert torch.equal(found.emb.weight, make().emb.weight)
+                assert torch.equal(found.out.weight, make().out.weight)
+
+    asyncio.run(load())
+
+
+def test_batches_come_as_modules_and_losses_take_them(client: Client) -> None:
+    """Columns of float64 for a module of float32, labels of int32 for a loss of int64."""
+    X, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40, dtype="i4") % 3
+
+    def make() -> Any:
+        return nn.Linear(4, 3)
+
+    with daskps.torch.create(make(), optimizer=optim.SGD(0.1), client=client) as store:
+        loss = functional.cross_entropy
+        found = daskps.torch.train_module(store, make, loss, X, y, epochs=2)
+        assert len(found.history) == 2
 
 
 def mse(output: Any, y: Any) -> Any:
