@@ -30,6 +30,7 @@ ROOMS = {
     "layout": (1027, 963),
     "optim": (1141, 1016),
     "shards": (5798, 5257),
+    "sklearn": (0, 0),
     "store": (3945, 3189),
     "training": (4517, 3860),
 }
@@ -105,6 +106,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 8, 3, "a rule of a checkpoint that is given up is refused"),
     ("training", 58, 58, "values that trainers leave as a run ends"),
     ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
+    (
+        "sklearn",
+        397,
+        372,
+        "linear models in scikit-learn's words, which predict by its own",
+    ),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

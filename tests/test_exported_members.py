@@ -24,6 +24,7 @@ PUBLIC = [
     *(f"daskps.{name}" for name in ("jax", "torch") if importlib.util.find_spec(name)),
     "daskps.optim",
     "daskps.optim.schedules",
+    "daskps.sklearn",
     "daskps.training.callbacks",
 ]
 

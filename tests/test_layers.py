@@ -23,6 +23,7 @@ LAYERS = {
     "demo": 5,
     "jax": 5,
     "preload": 5,
+    "sklearn": 5,
     "torch": 5,
     "store": 4,
     "training": 4,
