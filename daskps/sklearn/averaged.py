@@ -22,8 +22,8 @@ class Averaged(Distributed):
     """An estimator of scikit-learn's that each trainer fits on its part of the rows.
 
     After each epoch all go on with the mean of their `coef_` and `intercept_`, weighted
-    by rows. Under `partial_fit` the rest of what an estimator knows, such as how many
-    rows it has seen, is that of the first trainer.
+    by rows. The rest of what a fitted one knows, such as how many rows it has seen, is
+    that of the first trainer.
 
     Parameters
     ----------

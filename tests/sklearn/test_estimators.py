@@ -162,10 +162,15 @@ def test_accuracy_is_scikit_learns(inside: None, k: int) -> None:
     (X, y), test = (X[:6_000], y[:6_000]), (X[6_000:], y[6_000:])
     how: dict[str, Any] = {"loss": "log_loss", "alpha": 0.01, "random_state": 0}
     theirs = linear_model.SGDClassifier(max_iter=10, tol=None, **how)
-    ours = SGDClassifier(max_iter=10, tol=None, trainers=2, batch_size=16, **how)
+    ours = SGDClassifier(max_iter=10, tol=None, trainers=2, **how)
     averaged = Averaged(clone(theirs), trainers=2)
     wanted = theirs.fit(X, y).score(*test)
     assert wanted > 0.65
+    # Block after block, as dask_ml.wrappers.Incremental does it.
+    blocks = clone(theirs)
+    for i in 10 * [*range(0, 6_000, 1_000)]:
+        blocks.partial_fit(X[i : i + 1_000], y[i : i + 1_000], classes=range(k))
+    assert abs(blocks.score(*test) - wanted) < 0.005
     for model in (ours, averaged):
         assert abs(model.fit(X, y).score(*test) - wanted) < 0.005
 
