@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -12,6 +11,8 @@ from sklearn.base import clone
 
 import daskps
 from daskps.sklearn.estimator import Distributed, array_of, coded, dtype_of, learned
+from daskps.store.arguments import whole
+from daskps.training.data.rows import check_some, n_rows
 
 if TYPE_CHECKING:
     from daskps.typing import Array
@@ -32,7 +33,7 @@ class Averaged(Distributed):
     epochs : int
         Passes of each `fit` over the data; a `partial_fit` is one.
     trainers : int, optional
-        By default one per worker.
+        By default one per worker that owns shards.
     client : distributed.Client, optional
         The client; the current one by default. It is not pickled.
 
@@ -53,6 +54,7 @@ class Averaged(Distributed):
     client: Any = None
 
     def _learn(self, X: Any, y: Any, classes: Any, *, begins: bool, once: bool) -> Self:
+        epochs = 1 if once else whole(self.epochs, "epochs", least=1)
         named = {} if classes is None else {"classes": classes}
         of = shaped = self._form() if begins else self.to_local()
         # Trainers get arrays, whose columns have no names.
@@ -70,7 +72,8 @@ class Averaged(Distributed):
                 f"and train the parameters of other models with daskps.train"
             )
         X, y = array_of(X, counted=True), array_of(y, counted=True)
-        loop = partial(_epochs, of=of, epochs=1 if once else self.epochs, **named)
+        check_some(n_rows(X))
+        loop = partial(_epochs, local=of, epochs=epochs, **named)
         with daskps.create(_averaged(shaped), client=self.client) as store:
             parts = daskps.partition(X, y, self.trainers or len({*store.placement}))
             local, *_ = daskps.run(store, loop, parts, callbacks=())
@@ -86,16 +89,14 @@ def _averaged(estimator: Any) -> dict[str, Array]:
 
 
 def _epochs(
-    trainer: daskps.Trainer, part: Any, *, of: Any, epochs: int, **named: Any
+    trainer: daskps.Trainer, part: Any, *, local: Any, epochs: int, **named: Any
 ) -> Any:
-    """Fit a copy of an estimator on one part; return that of the first trainer."""
+    """Fit an estimator, each trainer its own, on one part; return that of the first."""
     X, y = part
     if not len(y):
         return None
     if named:
         coded(y, **named)  # refuses others
-    # On workers in one process the trainers were given the same one.
-    local = copy.deepcopy(of)
     for _ in range(epochs):
         local.partial_fit(X, y, **named)
         trainer.assign(_averaged(local), weight=len(y))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import dask.array as da
 import numpy as np
+from dask.base import is_dask_collection
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils import column_or_1d, get_tags
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-def _is_lazy(data: Any) -> bool:
-    return hasattr(data, "__dask_graph__")
-
-
 def _is_table(data: Any) -> bool:
     """Tell whether it is a frame of Dask's, or a column of one."""
     return hasattr(data, "map_partitions")
@@ -36,13 +33,13 @@ def _looked_at(estimator: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any
 
     Of what is lazy only the columns are looked at; `train` refuses the rest.
     """
-    if not _is_lazy(X):
+    if not is_dask_collection(X):
         how = {"accept_sparse": "csr", "y_numeric": not is_classifier(estimator)}
         how |= {"dtype": [np.float64, np.float32], "reset": reset}
         found: tuple[Any, Any] = validate_data(estimator, X, y, **how)
         return found
     _check_columns(estimator, X, y, reset=reset)
-    if not _is_lazy(y):
+    if not is_dask_collection(y):
         return X, column_or_1d(y, warn=True)
     if y.ndim == 2 and y.shape[1] == 1:
         told = "A column-vector y was passed when a 1d array was expected."
@@ -83,7 +80,7 @@ def _meta(table: Any) -> Any:
 
 def _classes_of(y: Any, client: Any) -> Array:
     """Return the labels there are, in order."""
-    if _is_lazy(y):
+    if is_dask_collection(y):
         y = array_of(y)
         y = y.map_blocks(np.unique, dtype=y.dtype).compute(scheduler=client)
     found: Array = np.unique(np.asarray(y))
@@ -97,7 +94,7 @@ def _classes_of(y: Any, client: Any) -> Array:
 
 def coded(y: Any, *, classes: Array) -> Any:
     """Return labels as their places among the classes."""
-    if _is_lazy(y):
+    if is_dask_collection(y):
         if _is_table(y):
             return y.map_partitions(coded, classes=classes, meta=(y.name, np.intp))
         return y.map_blocks(coded, classes=classes, dtype=np.intp)
@@ -261,7 +258,7 @@ class Distributed(BaseEstimator):
         NotFittedError
             Before the first fit.
         """
-        if not _is_lazy(X):
+        if not is_dask_collection(X):
             return self.to_local().score(X, y, sample_weight)
         found, mean = self.predict(X), partial(da.average, weights=sample_weight)
         y = array_of(y)
@@ -289,7 +286,7 @@ class Distributed(BaseEstimator):
 
     def _each(self, method: str, X: Any) -> Any:
         local = self.to_local()
-        if not _is_lazy(X):
+        if not is_dask_collection(X):
             return getattr(local, method)(X)
         _check_columns(self, X, reset=False)
         how: dict[str, Any] = {"local": local, "method": method}

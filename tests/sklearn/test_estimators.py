@@ -280,6 +280,26 @@ def test_fit_frees_its_store_and_partial_fit_keeps_one(client: Client) -> None:
     assert stores() == before
 
 
+def test_a_partial_fit_that_fails_changes_no_coefficients(client: Client) -> None:
+    X, y = rows(80)
+    before = stores()
+    model = SGDClassifier("log_loss", **TWO).partial_fit(X, y, classes=[0, 1])
+    coef = model.coef_.tobytes()
+    wrong = X.copy()
+    wrong[79] = np.nan
+    with pytest.raises(daskps.PushRejectedError, match="NaN"):
+        model.set_params(batch_size=8).partial_fit(da.from_array(wrong, chunks=40), y)
+    assert model.coef_.tobytes() == coef
+    again = pickle.loads(pickle.dumps(model))
+    # Some rounds of the one that failed had changed what is in its store.
+    model.partial_fit(X, y)
+    assert model.coef_.tobytes() == again.partial_fit(X, y).coef_.tobytes()
+    del again
+    assert stores() == before + 1
+    del model
+    assert stores() == before
+
+
 def test_partial_fits_after_a_fit_go_on_from_its_coefficients(inside: None) -> None:
     X, y = rows(40)
     how = TWO | {"max_iter": 1}
@@ -417,7 +437,13 @@ def test_a_column_of_targets(client: Client, model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [SGDClassifier(**TWO), SGDRegressor(**TWO), Averaged(Perceptron())]
+    "model",
+    [
+        SGDClassifier(**TWO),
+        SGDRegressor(**TWO),
+        Averaged(Perceptron()),
+        Averaged(linear_model.SGDRegressor()),
+    ],
 )
 def test_rows_that_cannot_be(client: Client, model: Any) -> None:
     X, y = rows(40)
@@ -458,6 +484,11 @@ def test_rows_that_cannot_be(client: Client, model: Any) -> None:
 def test_arguments_that_cannot_be(inside: None, how: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         SGDClassifier(**how).fit(*rows(20))
+
+
+def test_averages_of_no_epoch(inside: None) -> None:
+    with pytest.raises(ValueError, match="epochs"):
+        Averaged(Perceptron(), epochs=0).fit(*rows(20))
 
 
 @pytest.mark.parametrize(
