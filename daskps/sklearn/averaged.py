@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -71,7 +72,8 @@ class Averaged(Distributed):
                 f"intercept_, such as Perceptron(), found {of!r:.60}; leave out average=, "
                 f"and train the parameters of other models with daskps.train"
             )
-        X, y = array_of(X, counted=True), array_of(y, counted=True)
+        with self.client.as_current() if self.client else nullcontext():
+            X, y = array_of(X, counted=True), array_of(y, counted=True)
         check_some(n_rows(X))
         loop = partial(_epochs, local=of, epochs=epochs, **named)
         with daskps.create(_averaged(shaped), client=self.client) as store:

@@ -232,6 +232,20 @@ def test_kinds_of_data_give_the_same(client: Client, model: Any) -> None:
                 assert said.tolist() == np.asarray(value).tolist()
 
 
+@pytest.mark.parametrize(
+    "model", [SGDClassifier(**TWO), Averaged(Perceptron(), trainers=2)]
+)
+def test_a_client_that_is_not_the_current_one(client: Client, model: Any) -> None:
+    X, y = rows(80)
+    wanted = clone(model).fit(X, y).coef_.tobytes()
+    lazy = {kind: kinds(X, y)[kind] for kind in ("dask arrays", "dask frames")}
+    stored = {kind: client.persist(data) for kind, data in lazy.items()}
+    with Client(processes=False, n_workers=1, dashboard_address="127.0.0.1:0"):
+        for data in stored.values():
+            found = clone(model).set_params(client=client).fit(*data)
+            assert found.coef_.tobytes() == wanted
+
+
 def test_empty_blocks_and_weights(client: Client) -> None:
     X, y = rows(80)
     data = kinds(X, y)["dask frames"]
