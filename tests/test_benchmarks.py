@@ -54,7 +54,7 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         command.main(["--help"])
     assert done.value.code == 0
     said = capsys.readouterr().out
-    assert len(command.BENCHMARKS) == 19
+    assert len(command.BENCHMARKS) == 20
     for name, of in command.BENCHMARKS.items():
         assert name in said
         assert of.about.split()[0] in said
@@ -461,6 +461,14 @@ def test_what_else_runs_on_workers(here: Client, tmp_path: Path) -> None:
     assert found["bsp, prefetch"] == ["prefetch", "in a row"]
     assert found["asp, train, double-buffer"] == ["parameters", "none"]
     assert len(run(tmp_path, "startup")["jobs"]) == 3
+
+
+def test_estimators(here: Client, tmp_path: Path) -> None:
+    found = run(tmp_path, "estimators", "--rows", "2000", "--chunks", "4")
+    [names] = sides(found).values()
+    assert names[:4] == [*(f"batch_size={n}" for n in (64, 256, 1024)), "Averaged"]
+    assert names[-1] == "scikit-learn, one process"
+    assert found["verdicts"][0][0].startswith("accuracies within 0.5%")
 
 
 def test_shards_of_a_device(tmp_path: Path) -> None:
