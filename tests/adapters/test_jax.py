@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,19 @@ from distributed import Client
 
 import daskps
 from daskps import optim
+from tests import inprocess
 from tests.support import adapter
 
 jax: Any = adapter("jax")
 jnp: Any = jax.numpy
 optax: Any = adapter("optax")
+
+
+@pytest.fixture
+def here() -> Iterator[Any]:
+    """Workers in this process, where JAX is imported by now."""
+    with inprocess.cluster(2) as made:
+        yield made
 
 
 class Scale(NamedTuple):
@@ -49,10 +58,10 @@ def data() -> tuple[Any, Any]:
     return X, X.sum(1)
 
 
-def test_paths_are_names_and_the_way_back(client: Client) -> None:
+def test_paths_are_names_and_the_way_back(here: Any) -> None:
     tree = made()
     assert [*daskps.jax.flatten(tree)] == NAMES
-    with daskps.jax.create(tree, client=client) as store:
+    with daskps.jax.create(tree) as store:
         assert [*store.pull()] == NAMES
         found = daskps.jax.pull(store, tree)
         assert jax.tree.structure(found) == jax.tree.structure(tree)
@@ -61,8 +70,13 @@ def test_paths_are_names_and_the_way_back(client: Client) -> None:
         assert type(found["s"]) is Scale
         # As `daskps.create` names dicts, lists and tuples.
         plain = {"layers": tree["layers"], "pair": tree["pair"]}
-        with daskps.create(plain, client=client) as other:
+        with daskps.create(plain) as other:
             assert [*other.pull()] == NAMES[:3]
+
+
+@cache
+def compiled() -> Any:
+    return jax.jit(jax.value_and_grad(loss))
 
 
 def gradient(params: Any, X: Any, y: Any) -> Any:
@@ -80,11 +94,11 @@ def with_aux(tree: Any, X: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("has_aux", [False, True])
-def test_training_has_the_bits_of_plain_train(client: Client, has_aux: bool) -> None:
+def test_training_has_the_bits_of_plain_train(here: Any, has_aux: bool) -> None:
     X, y = data()
     tree = made()
     how: dict[str, Any] = {"epochs": 3, "batch_size": 8, "trainers": 2}
-    create = partial(daskps.jax.create, tree, optimizer=optim.Adam(0.01), client=client)
+    create = partial(daskps.jax.create, tree, optimizer=optim.Adam(0.01))
     with create() as store, create() as other:
         function = jax.jit(
             jax.value_and_grad(with_aux if has_aux else loss, has_aux=has_aux)
@@ -124,19 +138,19 @@ def test_pull_with_an_asynchronous_client(client: Client) -> None:
     assert found["s"].by.tolist() == made()["s"].by.tolist()
 
 
-def test_bad_trees(client: Client) -> None:
+def test_bad_trees(here: Any) -> None:
     with pytest.raises(daskps.LayoutError, match="has no path"):
         daskps.jax.create(jnp.ones(2))
     with pytest.raises(daskps.LayoutError, match="two leaves are at 'a/b'"):
         daskps.jax.create({"a": {"b": 1.0}, "a/b": 2.0})
     with pytest.raises(daskps.LayoutError, match="'name'"):
-        daskps.jax.create({"name": "text", "w": jnp.ones(2)}, client=client)
+        daskps.jax.create({"name": "text", "w": jnp.ones(2)})
     with pytest.raises(daskps.LayoutError, match="'key'"):
-        daskps.jax.create({"key": jax.random.key(0)}, client=client)
+        daskps.jax.create({"key": jax.random.key(0)})
     with pytest.raises(daskps.LayoutError, match=r"\.astype\('float32'\)"):
-        daskps.jax.create({"w": jnp.ones(2, "bfloat16")}, client=client)
+        daskps.jax.create({"w": jnp.ones(2, "bfloat16")})
     with (
-        daskps.jax.create({"w": jnp.ones(2)}, client=client) as store,
+        daskps.jax.create({"w": jnp.ones(2)}) as store,
         pytest.raises(daskps.UnknownParameterError, match="'v'"),
     ):
         daskps.jax.pull(store, {"v": 0})
@@ -199,7 +213,7 @@ def test_the_page_lists_these_rules() -> None:
 
 
 @pytest.mark.parametrize("words", RULES)
-def test_rules_are_those_of_optax(client: Client, words: str) -> None:
+def test_rules_are_those_of_optax(here: Any, words: str) -> None:
     transform, rule = RULES[words]
     rng = np.random.default_rng(2)
     start, grads = rng.normal(size=20), rng.normal(size=(100, 20))
@@ -215,7 +229,7 @@ def test_rules_are_those_of_optax(client: Client, words: str) -> None:
         for g in grads:
             w, state = step(w, state, g)
         wanted = np.array(w)
-    with daskps.create({"w": start}, optimizer=rule, client=client) as store:
+    with daskps.create({"w": start}, optimizer=rule) as store:
         for g in grads:
             store.push({"w": g})
         np.testing.assert_allclose(store["w"].pull(), wanted, rtol=1e-6, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,19 @@ from distributed import Client
 
 import daskps
 from daskps import optim
+from tests import inprocess
 from tests.support import adapter
 
 torch: Any = adapter("torch")
+
+
+@pytest.fixture
+def here() -> Iterator[Any]:
+    """Workers in this process, where torch is imported by now."""
+    with inprocess.cluster(2) as made:
+        yield made
+
+
 nn, functional = torch.nn, torch.nn.functional
 Module: Any = nn.Module
 
@@ -83,10 +94,10 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_one_trainer_has_the_numbers_of_torch(client: Client, name: str) -> None:
+def test_one_trainer_has_the_numbers_of_torch(here: Any, name: str) -> None:
     rule, of_torch = RULES[name]
     batches = data(100)
-    with daskps.torch.create(net(), optimizer=rule, client=client) as store:
+    with daskps.torch.create(net(), optimizer=rule) as store:
         (found,) = daskps.run(store, loop, [batches])
         assert store.version == 100
         same(store, unchanged(of_torch, batches), 1e-6)
@@ -117,11 +128,9 @@ def plain(trainer: Any, part: Any) -> None:
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
-def test_loop_has_the_bits_of_plain_run(client: Client, sync: str) -> None:
+def test_loop_has_the_bits_of_plain_run(here: Any, sync: str) -> None:
     parts = [data(5), data(3)] if sync == "bsp" else [data(5)]
-    made = partial(
-        daskps.torch.create, net(), optimizer=optim.Adam(0.01), client=client
-    )
+    made = partial(daskps.torch.create, net(), optimizer=optim.Adam(0.01))
     with made() as store, made() as other:
         daskps.run(store, loop, parts, sync=sync)
         daskps.run(other, plain, parts, sync=sync)
@@ -134,7 +143,7 @@ def normed() -> Any:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
 
 
-def test_statistics_are_the_mean_of_the_trainers(client: Client) -> None:
+def test_statistics_are_the_mean_of_the_trainers(here: Any) -> None:
     def gather(trainer: Any, part: Any) -> Any:
         model = normed()
         optimizer = daskps.torch.Optimizer(trainer, model)
@@ -144,7 +153,7 @@ def test_statistics_are_the_mean_of_the_trainers(client: Client) -> None:
         return {name: b.numpy() for name, b in model.named_buffers()}
 
     rule = {"*": optim.SGD(0.1)}
-    with daskps.torch.create(normed(), optimizer=rule, client=client) as store:
+    with daskps.torch.create(normed(), optimizer=rule) as store:
         # The second one leaves after two steps.
         one, two = daskps.run(store, gather, [data(6, 8), data(2, 4)])
         for name in ("1.running_mean", "1.running_var"):
@@ -170,10 +179,10 @@ class Tied(Module):
 
 
 def test_tied_and_frozen_parameters(
-    client: Client, caplog: pytest.LogCaptureFixture
+    here: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches = data(20)
-    with daskps.torch.create(Tied(), optimizer=optim.SGD(0.1), client=client) as store:
+    with daskps.torch.create(Tied(), optimizer=optim.SGD(0.1)) as store:
         names = ["first.weight", "first.bias", "last.bias"]
         assert [*store.pull()] == [*names, "frozen.weight", "frozen.bias"]
         with caplog.at_level(logging.WARNING):
@@ -206,10 +215,10 @@ def ids(n: int) -> list[tuple[Any, Any]]:
     return [(torch.tensor(rng.integers(0, 50, (6, 3))), y) for _ in range(n)]
 
 
-def test_sparse_embedding_is_a_table(client: Client) -> None:
+def test_sparse_embedding_is_a_table(here: Any) -> None:
     batches = ids(30)
     make, rule = partial(Words, sparse=True), optim.Adagrad(0.1)
-    with daskps.torch.create(make(), optimizer=rule, client=client) as store:
+    with daskps.torch.create(make(), optimizer=rule) as store:
         assert store["emb.weight"].rows == 50
         halves = [[(X[s], y[s]) for X, y in batches] for s in (slice(3), slice(3, 6))]
         daskps.run(store, partial(loop, make=make), halves)
@@ -226,7 +235,7 @@ def test_sparse_embedding_is_a_table(client: Client) -> None:
 
 @pytest.mark.parametrize("rows", [50, None])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_bags_over_a_table(client: Client, rows: int | None, mode: str) -> None:
+def test_bags_over_a_table(here: Any, rows: int | None, mode: str) -> None:
     first = np.random.default_rng(5).normal(size=(50, 4))
     spec = daskps.TableSpec(
         rows, 4, dtype="float64", init=0.5 if rows is None else first
@@ -251,7 +260,7 @@ def test_bags_over_a_table(client: Client, rows: int | None, mode: str) -> None:
             flat, weight, offsets, mode=mode
         ).square().mean().backward()
         steps.step()
-    with daskps.create({"emb": spec}, optimizer=optim.SGD(0.5), client=client) as store:
+    with daskps.create({"emb": spec}, optimizer=optim.SGD(0.5)) as store:
         daskps.run(store, gather, [batches])
         found = store["emb"].pull(np.arange(50))
         np.testing.assert_allclose(found, weight.detach().numpy(), rtol=1e-6)
@@ -275,14 +284,14 @@ def test_load_into_with_an_asynchronous_client(client: Client) -> None:
     asyncio.run(load())
 
 
-def test_batches_come_as_modules_and_losses_take_them(client: Client) -> None:
+def test_batches_come_as_modules_and_losses_take_them(here: Any) -> None:
     """Columns of float64 for a module of float32, labels of int32 for a loss of int64."""
     X, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40, dtype="i4") % 3
 
     def make() -> Any:
         return nn.Linear(4, 3)
 
-    with daskps.torch.create(make(), optimizer=optim.SGD(0.1), client=client) as store:
+    with daskps.torch.create(make(), optimizer=optim.SGD(0.1)) as store:
         loss = functional.cross_entropy
         found = daskps.torch.train_module(store, make, loss, X, y, epochs=2)
         assert len(found.history) == 2
@@ -298,15 +307,13 @@ def gradient(params: Any, X: Any, y: Any) -> Any:
         model.get_parameter(name).data = torch.tensor(value)
     loss = mse(model(torch.tensor(X)), torch.tensor(y))
     loss.backward()
-    return float(loss), {n: p.grad.numpy() for n, p in model.named_parameters()}
+    return loss.item(), {n: p.grad.numpy() for n, p in model.named_parameters()}
 
 
-def test_train_module_has_the_bits_of_train(client: Client) -> None:
+def test_train_module_has_the_bits_of_train(here: Any) -> None:
     X, y = (torch.cat(some).numpy() for some in zip(*data(5), strict=True))
     y = y[:, 0]
-    made = partial(
-        daskps.torch.create, net(), optimizer=optim.Adam(0.01), client=client
-    )
+    made = partial(daskps.torch.create, net(), optimizer=optim.Adam(0.01))
     with made() as store, made() as other:
         how: dict[str, Any] = {"epochs": 2, "batch_size": 4}
         found = daskps.torch.train_module(store, net, mse, X, y, **how)
@@ -321,7 +328,7 @@ def test_train_module_has_the_bits_of_train(client: Client) -> None:
             daskps.torch.train_module(store, make, mse, X, y)
 
 
-def test_parameters_are_read_and_written_where_they_are(client: Client) -> None:
+def test_parameters_are_read_and_written_where_they_are(here: Any) -> None:
     def check(trainer: Any, part: Any) -> None:
         model = net()
         at = [p.data_ptr() for p in model.parameters()]
@@ -332,7 +339,7 @@ def test_parameters_are_read_and_written_where_they_are(client: Client) -> None:
         assert [p.data_ptr() for p in model.parameters()] == at
         assert not torch.equal(model[0].weight, before)
 
-    with daskps.torch.create(net(), optimizer=optim.SGD(0.1), client=client) as store:
+    with daskps.torch.create(net(), optimizer=optim.SGD(0.1)) as store:
         daskps.run(store, check, [data(1)[0]])
 
 
