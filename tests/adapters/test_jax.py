@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,17 +74,10 @@ def test_paths_are_names_and_the_way_back(here: Any) -> None:
             assert [*other.pull()] == NAMES[:3]
 
 
-@cache
-def compiled() -> Any:
-    return jax.jit(jax.value_and_grad(loss))
-
-
 def gradient(params: Any, X: Any, y: Any) -> Any:
     w = [params[name] for name in NAMES]
     tree = {"layers": [{"w": w[0]}, {"w": w[1]}], "pair": (w[2],), "s": Scale(*w[3:])}
-    value, grads = jax.jit(jax.value_and_grad(loss))(
-        jax.tree.map(jnp.array, tree), X, y
-    )
+    value, grads = jax.value_and_grad(loss)(jax.tree.map(jnp.array, tree), X, y)
     # Nested as it comes.
     return value, {**grads, "s": grads["s"]._asdict()}
 
@@ -97,12 +90,11 @@ def with_aux(tree: Any, X: Any, y: Any) -> Any:
 def test_training_has_the_bits_of_plain_train(here: Any, has_aux: bool) -> None:
     X, y = data()
     tree = made()
-    how: dict[str, Any] = {"epochs": 3, "batch_size": 8, "trainers": 2}
+    how: dict[str, Any] = {"epochs": 2, "batch_size": 10, "trainers": 2}
     create = partial(daskps.jax.create, tree, optimizer=optim.Adam(0.01))
     with create() as store, create() as other:
-        function = jax.jit(
-            jax.value_and_grad(with_aux if has_aux else loss, has_aux=has_aux)
-        )
+        of = with_aux if has_aux else loss
+        function = jax.value_and_grad(of, has_aux=has_aux)
         more: dict[str, Any] = {"like": tree, "has_aux": has_aux, **how}
         found = daskps.jax.train(store, function, X, y, **more)
         wanted = daskps.train(other, gradient, X, y, **how)
