@@ -44,6 +44,7 @@ from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec, RowGrad, TableSpec
 from daskps.store.store import ParameterStore
 from daskps.store.table import ParameterTable
+from daskps.store.view import predict
 from daskps.training import stop
 from daskps.training.callbacks import Log, ProgressBar, ReduceOnPlateau
 from daskps.training.data.rows import partition, split_batch
@@ -116,6 +117,7 @@ __all__ = [
     "open",
     "optim",
     "partition",
+    "predict",
     "restore",
     "run",
     "split_batch",

@@ -29,6 +29,7 @@ from daskps.store.replica import Replica
 from daskps.store.snapshot import Snapshot
 from daskps.store.table import ParameterTable
 from daskps.store.usage_errors import no_store_attribute
+from daskps.store.view import Viewable
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _ATTRIBUTES = {"uid", "name"}
 
 
 @entrances
-class ParameterStore(Owned, Writable, Readable, Closable):
+class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
     """A store of named arrays, sharded over the workers of a Dask cluster.
 
     Made by :func:`create` and :func:`open`. The handle is light: it can be an

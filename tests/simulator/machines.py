@@ -192,7 +192,7 @@ class SimMembers(Membership):
         """Return a fresh name for a block of this process."""
         return f"{self.owner:016x}-{CHANCE.getrandbits(64):016x}"
 
-    def map_block(self, address: BlockAddress) -> Block:
+    def map_block(self, address: BlockAddress, *, private: bool = False) -> Block:
         """Return whatever has that name and size."""
         kept = self._machine.blocks.get(address.name)
         if kept is None or kept.buffer.nbytes != address.nbytes:
@@ -226,6 +226,10 @@ class SimMembers(Membership):
 
 class SimBlock(Block):
     """A block of a simulated machine as one process has it."""
+
+    def write(self, at: int, data: Array) -> None:
+        """Write bytes."""
+        self.buffer[at : at + data.nbytes] = data
 
     def __init__(self, address: BlockAddress, kept: Kept, process: Process) -> None:
         super().__init__(address, kept.file, kept.buffer)

@@ -139,6 +139,8 @@ class Link(SyncMethodMixin):
         self.idle_producers: dict[Any, Any] = {}
         #: By uid the holds that keep session stores until this client closes.
         self.holds: dict[str, Any] = {}
+        #: Views that a client has, by uid of the store; those of a worker are its host's.
+        self.views: dict[str, Any] = {}
         #: Session stores that are being freed, as their last handles are gone.
         self.freeing: set[asyncio.Future[Any]] = set()
         #: By uid of a store the uid of its replacement, as far as this process was
@@ -398,6 +400,7 @@ def _forget_closed() -> None:
             link = _LINKS.pop(key)
             # Their finalizers know the link, and with it the client.
             link.holds.clear()
+            link.views.clear()
             if link.reach is not None:
                 link.loop.add_callback(link.reach.close)
     if not _LINKS:

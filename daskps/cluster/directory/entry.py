@@ -138,6 +138,8 @@ class StoreEntry:
     #: Shards whose worker is gone and whose next owner is being looked for: why it
     #: left, and what the shard waits for.
     away: dict[int, str] = field(default_factory=dict)
+    #: Workers that have a view of it, and the bytes of those that they have made.
+    viewers: dict[str, int] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
     #: The run with epochs that trained it last, or does: opaque text of its client's.

@@ -314,8 +314,9 @@ def check_protocol(who: str, protocol: int, version: str) -> None:
 
 
 def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:
-    """Return the bytes of all shards on each worker."""
+    """Return the bytes of all shards, and views, on each worker."""
     held: Counter[str] = Counter()
     for entry in stores:
         held.update(entry.nbytes)
+        held.update(entry.viewers)
     return held

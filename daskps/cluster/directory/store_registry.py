@@ -7,6 +7,8 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from distributed.comm.addressing import get_address_host
+
 from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
 from daskps.cluster.directory.placement import (
     StoreRequest,
@@ -190,6 +192,26 @@ class Stores(dict[str, StoreEntry]):
         """Note how many bytes shards take by now; return those that the worker has."""
         return self.entry(uid).note_sizes(worker, sizes)
 
+    @DIRECTORY.handles("viewing")
+    def on_viewing(
+        self, uid: str, worker: str, *, nbytes: int = 0, name: str = ""
+    ) -> str:
+        """Note that a worker has a view of a store from now on; of a client nothing.
+
+        Of one that it has made it says the bytes, and the `name` where all of its
+        machine share it: older ones go then. Returns by what name the processes of a
+        machine find each other.
+        """
+        entry = self.entry(uid)
+        if worker:
+            entry.viewers.setdefault(worker, 0)
+        if worker and nbytes:
+            for other in entry.viewers if name else ():
+                if get_address_host(other) == get_address_host(worker):
+                    entry.viewers[other] = 0
+            entry.viewers[worker] = nbytes
+        return str(self._scheduler.id)
+
     @DIRECTORY.handles("await_store")
     async def on_await_store(self, name: str, wait_seconds: float) -> None:
         """Wait until a store has this name, or `wait_seconds` are over."""
@@ -301,7 +323,9 @@ class Stores(dict[str, StoreEntry]):
         # Callers that wait for an adoption hear of it at once.
         entry.settled.set()
         self._tell_gone(entry, why)
-        hosts, workers = self._hosts, dict.fromkeys([*entry.hosts, *entry.strays])
+        hosts = self._hosts
+        viewers = filter(hosts.has_worker, entry.viewers)
+        workers = dict.fromkeys([*entry.hosts, *entry.strays, *viewers])
         return [hosts.spawn(hosts.control(w, "drop", store=uid)) for w in workers]
 
     def _release_anchors(self, holder: str) -> None:

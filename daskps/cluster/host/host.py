@@ -20,6 +20,7 @@ from daskps.cluster.host.hosted import LOCK_SECONDS, ReachableShards
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.leases import BufferPool, limit_of
 from daskps.cluster.machine.membership import HERE, Machine
+from daskps.cluster.machine.views import View, ViewFiles
 from daskps.cluster.protocol.encoding import widened
 from daskps.cluster.protocol.messages import (
     Answer,
@@ -106,6 +107,8 @@ class ShardHost(ReachableShards):
         self.templates = Templates(
             self._layout_of, owned=not worker.address.startswith("inproc")
         )
+        #: Views that tasks of this worker share, by uid of the store.
+        self.views: dict[str, View] = {}
         #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
         #: Futures that wake waiting calls of other processes, by their tokens.
@@ -338,6 +341,11 @@ class ShardHost(ReachableShards):
                 self._has_joined = True
             return self._members
 
+    def drop_view(self, store: str) -> None:
+        """Free the view of a store that is gone, on this machine."""
+        self.views.pop(store, None)
+        ViewFiles(store, self._members).drop()
+
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that other processes can map; none if there is not enough."""
         return [] if self._members is None else self._members.make_all(sizes)
@@ -440,6 +448,7 @@ class ShardHost(ReachableShards):
         members, self._members = self._members, None
         removed = [] if members is None else members.leave(keeps=keeps)
         self.snapshots.clear()
+        self.views.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
         return removed
 

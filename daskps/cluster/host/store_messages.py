@@ -320,6 +320,7 @@ async def _drop(host: ShardHost, store: str) -> int:
     if host.sockets is not None:
         host.sockets.let_go()
     host.snapshots.drop(store)
+    host.drop_view(store)
     if dropped:
         nbytes = sum(hosted.nbytes for hosted in dropped)
         logger.info(

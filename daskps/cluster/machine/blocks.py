@@ -179,8 +179,16 @@ class Block:
 
         For memory that is no segment, which writes its own but for the nonce.
         """
-        words = self.buffer[:_HEADER_NBYTES].view(np.int64)
+        words = np.zeros(HEADER_WORDS, np.int64)
         words[[MAGIC_AT, FORMAT_AT, NONCE]] = self.meant
+        self.write(0, words.view(np.uint8))
+
+    def write(self, at: int, data: Array) -> None:
+        """Write bytes into the file, which all see, also where it is mapped privately."""
+        while data.nbytes:
+            # The system may write less than it is given.
+            n = os.pwrite(self.file.fd, data.data, at)
+            at, data = at + n, data[n:]
 
     def own(self, name: str, remove: Callable[[str], bool]) -> None:
         """Have this process answer for the memory, under a name of its own."""
@@ -217,6 +225,7 @@ def new_block(
     at: int,
     remove: Callable[[str], bool],
     later: Sequence[tuple[int, int]] | None = None,
+    private: bool = False,
 ) -> Block:
     """Make a block of this process, with the pages of some parts.
 
@@ -234,6 +243,8 @@ def new_block(
         Those of these parts that get their pages by :meth:`Block.take_later`. A caller
         that names some is about to write all the rest: the page faults are left to
         that.
+    private : bool
+        Whether it is written by its descriptor alone, see :class:`Mapped`.
 
     Returns
     -------
@@ -248,7 +259,7 @@ def new_block(
     fd = _open(address.name, _NEW, at)
     try:
         allocate(fd, address.nbytes, without(parts, later or ()))
-        file = Mapped(fd, address.nbytes)
+        file = Mapped(fd, address.nbytes, private=private)
     except BaseException:
         remove(address.name)
         os.close(fd)
@@ -297,7 +308,9 @@ def check_room(at: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
+def open_block(
+    address: BlockAddress, *, at: int, path: str, private: bool = False
+) -> Block:
     """Map whatever has that name and size.
 
     Parameters
@@ -308,6 +321,8 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
         Descriptor of the folder.
     path : str
         The folder, for messages.
+    private : bool
+        Whether what is written there stays in this process.
 
     Returns
     -------
@@ -336,7 +351,7 @@ def open_block(address: BlockAddress, *, at: int, path: str) -> Block:
         try:
             if check(os.fstat(fd)) != inode:
                 raise CarrierClosed(f"{name} was replaced while it was attached")
-            return Mapped(fd, address.nbytes)
+            return Mapped(fd, address.nbytes, private=private)
         except BaseException:
             os.close(fd)
             raise

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 class Mapped:
     """One mapped file of this process.
 
+    Parameters
+    ----------
+    fd : int
+        The file.
+    nbytes : int
+        Its size.
+    private : bool
+        Whether what is written to the mapping stays in this process.
+
     Attributes
     ----------
     fd : int
@@ -41,8 +50,8 @@ class Mapped:
         does not tell threads apart.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self.memory = _map(fd, nbytes)
+    def __init__(self, fd: int, nbytes: int, *, private: bool = False) -> None:
+        self.memory = _map(fd, nbytes, private)
         self.fd, self.nbytes, self.is_owned = fd, nbytes, False
         self.inode = inode_of(fd)
         self.mutex = threading.Lock()
@@ -115,10 +124,11 @@ class _Files:
             file.is_owned = False
 
 
-def _map(fd: int, nbytes: int) -> mmap.mmap:
+def _map(fd: int, nbytes: int, private: bool) -> mmap.mmap:
+    access = mmap.ACCESS_COPY if private else mmap.ACCESS_DEFAULT
     if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, nbytes, trackfd=False)
-    return mmap.mmap(fd, nbytes)
+        return mmap.mmap(fd, nbytes, access=access, trackfd=False)
+    return mmap.mmap(fd, nbytes, access=access)
 
 
 #: Those of this process.

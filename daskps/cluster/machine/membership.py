@@ -33,7 +33,13 @@ from daskps.cluster.machine.blocks import (
     open_block,
     owner_of,
 )
-from daskps.cluster.machine.folder import CarrierClosed, folder_of, try_lock, unlink
+from daskps.cluster.machine.folder import (
+    CarrierClosed,
+    folder_of,
+    try_lock,
+    unlink,
+    unlock,
+)
 from daskps.cluster.machine.registry import Registry, Role, enter, leave, locked
 from daskps.cluster.machine.sweeping import sweep_abandoned, sweep_later
 from daskps.cluster.machine.warnings import warn_private
@@ -257,13 +263,15 @@ class Membership:
                 for block in made:
                     block.free()
 
-    def attach(self, address: BlockAddress) -> Block:
+    def attach(self, address: BlockAddress, *, private: bool = False) -> Block:
         """Map a segment that another process made.
 
         Parameters
         ----------
         address : BlockAddress
             Its address, as its maker told it.
+        private : bool
+            Whether what is written there stays in this process.
 
         Returns
         -------
@@ -277,7 +285,7 @@ class Membership:
         """
         owner_of(address.name)
         try:
-            block = self.map_block(address)
+            block = self.map_block(address, private=private)
         except OSError as error:
             path = f"{self.path}/{address.name}"
             raise CarrierClosed(f"{path} cannot be attached: {error}") from error
@@ -288,9 +296,24 @@ class Membership:
             )
         return block
 
-    def map_block(self, address: BlockAddress) -> Block:
+    def map_block(self, address: BlockAddress, *, private: bool = False) -> Block:
         """Map whatever has that name and size; OSError where nothing has the name."""
-        return open_block(address, at=self.folder_fd, path=self.path)
+        at, path = self.folder_fd, self.path
+        return open_block(address, at=at, path=path, private=private)
+
+    def take_turn(self, turn: int) -> bool:
+        """Take a turn that one process of the machine has at a time; else return False.
+
+        Turns are numbers above those of owners; the system ends that of a dead process.
+        """
+        with locked():
+            return try_lock(self._here().fd, turn, fcntl.LOCK_EX, keep=True)
+
+    def end_turn(self, turn: int) -> None:
+        """Let others have a turn; without effect once this process has left."""
+        with locked():
+            if self._registry.is_open:
+                unlock(self._registry.fd, turn)
 
     def take_over(self, address: BlockAddress, *, released: bool = False) -> Block:
         """Take over a segment that has no owner any more, by renaming its file.

@@ -34,7 +34,8 @@ TO_HOSTS = {
 TO_THE_DIRECTORY = {
     "directory.cuts": "cut drop_cut wrote",
     "directory.directory": "hello locate producer ended",
-    "directory.store_registry": "create commit grew await_store find list delete close",
+    "directory.store_registry": "create commit grew viewing await_store find list delete "
+    "close",
     "directory.recoveries": "recover recovering recovery_failed",
     "directory.move": "leaving awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
