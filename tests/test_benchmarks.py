@@ -32,6 +32,7 @@ from tests.benchmarks import (
     jobs,
     memory,
     peers,
+    prediction,
     report,
     saves,
     snapshot,
@@ -391,6 +392,7 @@ def here(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     monkeypatch.setattr(clusters, "local", local)
     hide_torch(monkeypatch)
     monkeypatch.setattr(snapshot, "BIG", 1000)
+    monkeypatch.setattr(prediction, "BIG", 2000)
     monkeypatch.setattr(saves, "ROWS", 2000)
     monkeypatch.setattr(saves, "PUSHED", 1000)
     monkeypatch.setattr(checkpoint, "CHUNK_NBYTES", 4000)
@@ -454,6 +456,11 @@ def test_saves_and_snapshots(here: Client, tmp_path: Path) -> None:
     assert sides(found) == {
         "longest push of a second, snapshots": ["beside snapshots", "alone"]
     }
+
+
+def test_tasks_that_predict(here: Client, tmp_path: Path) -> None:
+    found = sides(run(tmp_path, "prediction", "--tasks", "2"))
+    assert found == {"a task of 5 ms, 0 MB": ["a view", "at hand", "a pull each"]}
 
 
 def test_what_else_runs_on_workers(here: Client, tmp_path: Path) -> None:

@@ -177,12 +177,15 @@ def predict(
     array([3., 3., 3., 3.])
     """
     asked = {"names": names, "min_version": min_version, "max_age": max_age}
+    viewed(store, store.layout, names)
+    ViewRequest(least_version(min_version), config.deadline(max_age, "max_age"))
     call = _Call(store, function, asked)
     if hasattr(X, "map_blocks") and hasattr(X, "chunks"):
         return _of_array(call, X, meta)
     # Of a frame: a few rows of its dtypes.
     if (sample := getattr(X, "_meta_nonempty", None)) is not None:
-        meta = (call.tried(sample) if meta is None else meta)[:0]
+        meta = call.tried(sample) if meta is None else meta
+        meta = _like(meta[:0], sample[:0])
         return X.map_partitions(replace(call, meta=meta), meta=meta)
     if hasattr(X, "map_partitions"):
         return X.map_partitions(call.of_items)
@@ -206,11 +209,12 @@ class _Call:
         """Return the predictions of a block."""
         if self.meta is not None and not len(block):
             return self.meta
-        return self._checked(self.function(self.store.view(**self.asked), block), block)
+        return _fitted(self.function(self.store.view(**self.asked), block), block)
 
     def of_items(self, items: Iterable[Any]) -> list[Any]:
         """Return the predictions of a partition of a bag."""
-        return list(self([*items]))
+        found: list[Any] = self([*items])
+        return found
 
     def tried(self, block: Any) -> Any:
         """Return what comes of a block, by parameters that are all ones.
@@ -227,31 +231,43 @@ class _Call:
         }
         try:
             with np.errstate(all="ignore"):
-                return self._checked(self.function(params, block), block)
+                return _fitted(self.function(params, block), block)
         except Exception as error:
+            rows = counted(len(block), "row")
             raise ValueError(
-                f"function was called with parameters of ones and {counted(len(block), 'row')}, to "
-                f"see what it returns, and failed ({type(error).__name__}: {error}); "
-                f"pass meta=, a result of no rows, such as np.empty((0, 10), 'float32')"
+                f"function was called with parameters of ones and {rows}, to see what "
+                f"it returns, and failed ({type(error).__name__}: {error}); pass meta=, "
+                f"a result of no rows, such as np.empty((0, 10), 'float32')"
             ) from error
 
-    def _checked(self, found: Any, block: Any) -> Any:
-        """Return the result of a block, of a frame as one; refuse what does not fit."""
-        if not (isinstance(block, list) or hasattr(found, "iloc")):
-            found = np.asarray(found)
-        if np.ndim(found) == 0 or len(found) != len(block):
-            n = "no rows" if np.ndim(found) == 0 else counted(len(found), "row")
-            raise ValueError(
-                f"function returns one row for each row of its block; it returned {n} "
-                f"for {len(block)}"
-            )
-        if isinstance(block, list) or hasattr(found, "iloc"):
-            return found
-        if not hasattr(block, "iloc"):
-            return found
-        like = block if block.ndim == 2 else block.to_frame()
-        frame = type(like)(found, index=block.index)
-        return frame if found.ndim == 2 else frame[0].rename(None)
+
+def _fitted(found: Any, block: Any) -> Any:
+    """Return the result of a block as one, or refuse what has not a row for each."""
+    found = _like(found, block)
+    n = len(found) if getattr(found, "ndim", 1) else -1
+    if n != len(block):
+        said = "no rows" if n < 0 else counted(n, "row")
+        raise ValueError(
+            f"function returns one row for each row of its block; it returned {said} "
+            f"for {len(block)}"
+        )
+    return found
+
+
+def _like(found: Any, block: Any) -> Any:
+    """Return a result as a list for a list, as a frame for a frame, else as an array."""
+    if isinstance(block, list):
+        return list(found)
+    if not hasattr(block, "iloc"):
+        return np.asarray(found)
+    if hasattr(found, "iloc"):
+        return found
+    array = np.asarray(found)
+    if array.ndim == 0 or len(array) != len(block):
+        return array
+    frame = type(block if block.ndim == 2 else block.to_frame())
+    made = frame(array, index=block.index)
+    return made if array.ndim == 2 else made[0].rename(None)
 
 
 def _of_array(call: _Call, X: Any, meta: Any) -> Any:

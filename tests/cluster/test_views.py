@@ -33,7 +33,7 @@ from daskps.errors import (
     StoreNotFoundError,
     UnknownParameterError,
 )
-from tests.support import CARRIERS, local_cluster, until
+from tests.support import CARRIERS, gen_cluster, local_cluster, until
 
 N = 300_000
 
@@ -330,13 +330,57 @@ def test_a_worker_killed_while_it_copies_leaves_nothing() -> None:
         with pytest.raises(TimeoutError, match="another process of this machine"):
             store.view(timeout=0.5)
         assert not any(future.done() for future in waits)
+        dies.cancel()
         os.kill(pid, signal.SIGKILL)
         assert {total for _, total in client.gather(waits)} == {N}
         assert len(files(client, store.uid)) == 1
-        # It runs again once its nanny has started the worker again, or is given up.
-        dies.cancel()
         store.close()
         until(lambda: not files(client, store.uid))
+
+
+def test_workers_without_shards_let_go_of_views() -> None:
+    """A worker that a store has no shard on hears of its end from the directory."""
+    with local_cluster(2) as client:
+        first, other = client.scheduler_info()["workers"]
+        store = daskps.create({"w": np.ones(N)}, client=client, servers=[other])
+        assert client.submit(summed, store, workers=[first]).result()[1] == N
+        assert client.run(held, workers=[first])[first][1] >= 8 * N
+        assert client.run(keeps, uid=store.uid) == {first: True, other: False}
+        store.close()
+        until(lambda: not any(client.run(keeps, uid=store.uid).values()), 60)
+        until(lambda: client.run(held, workers=[first])[first] == (0, 0))
+        assert files(client, store.uid) == []
+
+
+def test_files_of_a_killed_worker_are_removed() -> None:
+    """Also of a view that is whole: what others have mapped of it stays theirs."""
+    with local_cluster(2) as client:
+        first, other = client.scheduler_info()["workers"]
+        store = daskps.create({"w": np.ones(N)}, client=client, servers=[other])
+        pid, _ = client.submit(summed, store, workers=[first]).result()
+        mine = store.view()
+        assert len(files(client, store.uid)) == 1
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not files(client, store.uid))
+        assert mine["w"].sum() == N
+        assert store.view()["w"] is mine["w"]
+        assert client.submit(summed, store, workers=[other]).result()[1] == N
+        assert len(files(client, store.uid)) == 1
+        store.close()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_asynchronous_clients_await_views(c: Any, *_: Any) -> None:
+    store = await daskps.create({"w": np.zeros(5)}, client=c)
+    found = await store.view("w")
+    assert found["w"].tolist() == [0] * 5
+    await store.add({"w": np.ones(5)})
+    assert (await store.view())["w"] is found["w"]
+    assert (await store.view(max_age=0))["w"].tolist() == [1] * 5
+    assert (await c.submit(summed, store))[1] == 5
+    await store.close()
+    with pytest.raises(StoreClosedError):
+        await store.view()
 
 
 def test_workers_in_one_process_have_one_copy() -> None:
@@ -422,6 +466,9 @@ def test_predictions_of_frames_and_bags(machine: Client, model: Any) -> None:
         pd.testing.assert_series_equal(first, pd.Series(wanted[:, 0], index=data.index))
         of = daskps.predict(model, lambda p, x: x * p["w"][0, 2], X["a"]).compute()
         pd.testing.assert_series_equal(of, data["a"] * 2)
+        told = daskps.predict(model, affine, X, meta=np.empty((0, 3)))
+        assert told.columns.tolist() == [0, 1, 2]
+        pd.testing.assert_frame_equal(told.compute(), found)
         bag = db.from_sequence(range(10), npartitions=3)
         items = daskps.predict(model, lambda p, x: [i * p["w"][1, 2] for i in x], bag)
         assert items.compute() == [5.0 * i for i in range(10)]
@@ -439,6 +486,10 @@ def test_functions_that_do_not_fit_are_refused(machine: Client, model: Any) -> N
         assert "meta=" in str(raised.value)
     with pytest.raises(TypeError, match=r"function\(store.view\(\), X\)"):
         daskps.predict(model, affine, np.ones((4, 2)))
+    with pytest.raises(UnknownParameterError, match="no parameter 'v'"):
+        daskps.predict(model, affine, X, names="v", meta=np.empty(0))
+    with pytest.raises(ValueError, match="max_age"):
+        daskps.predict(model, affine, X, max_age=-1, meta=np.empty(0))
     with machine.as_current():
         late = daskps.predict(model, lambda p, x: x[:1, 0], X)
         with pytest.raises(ValueError, match="1 row for 2"):

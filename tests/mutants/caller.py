@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "a-view-is-new-for-ever",
+        "daskps.cluster.caller.views:ViewRequest.takes",
+        "is_young = age is None or view.newest_at >= asked_at - age",
+        "is_young = age is None or view.newest_at <= asked_at",
+        ("tests/cluster/test_views.py::test_ages",),
+    ),
+    Mutant(
+        "a-view-waits-for-no-version",
+        "daskps.cluster.caller.views:_reached",
+        "if slices:",
+        "if not flats:",
+        ("tests/cluster/test_views.py::test_least_versions_are_waited_for",),
+    ),
+    Mutant(
         "a-worker-that-nobody-reaches-is-out-of-our-reach",
         "daskps.cluster.caller.liveness:Reach._find",
         "if not await self._answers_scheduler(worker):",

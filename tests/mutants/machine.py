@@ -99,6 +99,36 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "views-are-mapped-for-all",
+        "daskps.cluster.machine.mapping:_map",
+        "access = mmap.ACCESS_COPY if private else mmap.ACCESS_DEFAULT",
+        "access = mmap.ACCESS_DEFAULT",
+        ("tests/cluster/test_views.py::test_what_a_process_writes_no_other_one_sees",),
+    ),
+    Mutant(
+        "views-of-two-at-a-time",
+        "daskps.cluster.machine.views:ViewFiles.turn",
+        "while self.members and not self.members.take_turn(self._turn):",
+        "while self.members and self.members.take_turn(self._turn) is None:",
+        (
+            "tests/cluster/test_views.py::test_a_worker_killed_while_it_copies_leaves_nothing",
+        ),
+    ),
+    Mutant(
+        "older-views-stay",
+        "daskps.cluster.machine.views:Making.done",
+        "self._files.drop(but=self._block.name)",
+        "self._files.drop(but=self._block.name) if self._body is None else None",
+        ("tests/cluster/test_views.py::test_a_view_never_shows_two_versions",),
+    ),
+    Mutant(
+        "views-stay-with-workers",
+        "daskps.cluster.directory.store_registry:Stores.free",
+        "workers = dict.fromkeys([*entry.hosts, *entry.strays, *viewers])",
+        "workers = dict.fromkeys([*entry.hosts, *entry.strays])",
+        ("tests/cluster/test_views.py::test_workers_without_shards_let_go_of_views",),
+    ),
+    Mutant(
         "file-that-others-may-open",
         "daskps.cluster.machine.folder:check_file",
         "if not regular or status.st_uid != os.getuid() or mode != 0o600:",

@@ -35,6 +35,7 @@ from daskps.errors import (
     LayoutError,
     SnapshotLostError,
     StoreClosedError,
+    StoreNotFoundError,
 )
 from daskps.layout.chunks import ARRAYS, runs_of
 from daskps.layout.spans import WEIGHTS
@@ -77,7 +78,7 @@ class ViewRequest:
     def at_hand(self, link: Link, uid: str) -> View | None:
         """Return the view that a worker's process has, if it serves; nobody is asked."""
         # A client does not hear of the end of a store.
-        view = _kept(link).get(uid) if link.is_worker else None
+        view = _kept(link).get(link.latest(uid)) if link.is_worker else None
         return view if view and self.takes(view, time.monotonic()) else None
 
     def takes(self, view: View, asked_at: float, max_age: float | None = None) -> bool:
@@ -136,7 +137,11 @@ async def take_view(
     """
     link, uid, now = shards.link, shards.meta.uid, time.monotonic()
     # First: the directory has a worker drop what it may have from here on.
-    cluster = await _tell(shards, deadline)
+    try:
+        cluster = await _tell(shards, deadline)
+    except (StoreClosedError, StoreNotFoundError):
+        _kept(link).pop(uid, None)
+        raise
     view = VIEWS.get(uid)
     if view is None or not asked.takes(view, now):
         if asked.least is not None and not (view and asked.has_reached(view)):

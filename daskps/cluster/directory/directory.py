@@ -160,6 +160,8 @@ class Directory:
         worker, reason : str
             Its address, and why it left.
         """
+        for entry in self.stores.values():
+            entry.viewers.pop(worker, None)
         self.moves.worker_left(worker, reason)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
