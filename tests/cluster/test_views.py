@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,30 @@ from daskps.errors import (
     StoreNotFoundError,
     UnknownParameterError,
 )
-from tests.support import CARRIERS, gen_cluster, local_cluster, until
+from tests.support import (
+    CARRIERS,
+    cleaned,
+    gen_cluster,
+    local_cluster,
+    mostly_inside,
+    until,
+)
 
 N = 300_000
 
 
 @pytest.fixture(scope="module")
-def machine() -> Any:
+def four() -> Iterator[Client]:
     """Four worker processes on this machine."""
     with local_cluster(4) as client:
         yield client
+
+
+@pytest.fixture
+def machine(four: Client) -> Iterator[Client]:
+    """The client of these, for handles too that a test unpickles."""
+    with cleaned(four):
+        yield four
 
 
 def files(client: Client, uid: str) -> list[str]:
@@ -138,9 +153,8 @@ def test_a_view_never_shows_two_versions(machine: Client) -> None:
     over = threading.Event()
 
     def push() -> None:
-        handle = pickle.loads(pickle.dumps(store))
         while not over.is_set():
-            handle.add({"w": np.ones(N), "b": np.ones(7)})
+            store.add({"w": np.ones(N), "b": np.ones(7)})
 
     def look(store: Any, n: int) -> list[float]:
         seen = []
@@ -189,6 +203,26 @@ def test_what_a_process_writes_no_other_one_sees(machine: Client) -> None:
     assert {total for _, total in again} == {N}
     assert summed(store)[1] == store.pull()["w"].sum() == N
     store.close()
+
+
+@mostly_inside("shards", [1, 3])
+def test_a_view_is_a_pull_of_a_quiet_store_by_each_way(way: Any, shards: int) -> None:
+    params = {
+        "w": np.arange(99.0).reshape(33, 3),
+        "h": np.ones(7, "f2"),
+        "n": np.eye(2),
+    }
+    params |= {f"many/{i}": np.full(i % 5, i, "i4") for i in range(200)}
+    with daskps.create(params, shards=shards) as s:
+        version = s.add({"n": np.eye(2)})
+        wanted, found = s.pull(), s.view(min_version=version)
+        assert list(found) == list(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array, strict=True)
+            assert not found[name].flags.writeable
+        s.add({"n": np.eye(2)})
+        assert s.view()["n"][0, 0] == 2
+        assert s.view(max_age=0)["n"][0, 0] == 3
 
 
 def test_ages(machine: Client) -> None:
