@@ -23,6 +23,7 @@ from distributed import Client, LocalCluster, get_worker
 
 import daskps
 from daskps import config
+from daskps.cluster.caller import views as caller
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine import views
 from daskps.cluster.machine.folder import folder_of
@@ -44,6 +45,8 @@ from tests.support import (
 )
 
 N = 300_000
+#: What says where the elements are that a copy of a cut has.
+PARTS = "_parts"
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +373,28 @@ def test_a_worker_killed_while_it_copies_leaves_nothing() -> None:
         assert len(files(client, store.uid)) == 1
         store.close()
         until(lambda: not files(client, store.uid))
+
+
+def test_an_owner_killed_while_it_is_read_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its shards are adopted, and the view is made of another cut."""
+    with local_cluster(2) as client:
+        owner = next(iter(client.scheduler_info()["workers"]))
+        store = daskps.create({"w": np.ones(N)}, client=client, servers=[owner])
+        pid = client.submit(os.getpid, workers=[owner]).result()
+        left, parts = [pid], getattr(caller, PARTS)
+
+        def kill(*about: Any) -> Any:
+            if left:
+                os.kill(left.pop(), signal.SIGKILL)
+            return parts(*about)
+
+        monkeypatch.setattr(caller, PARTS, kill)
+        assert store.view()["w"].sum() == N
+        assert not left
+        assert len(files(client, store.uid)) == 1
+        store.close()
 
 
 def test_workers_without_shards_let_go_of_views() -> None:
