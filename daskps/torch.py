@@ -9,6 +9,7 @@ store in host memory by one.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from daskps.typing import Array
 
-__all__ = ["EmbeddingBag", "Optimizer", "create", "load_into", "train_module"]
+__all__ = ["EmbeddingBag", "Optimizer", "create", "load_into", "train_module", "view"]
 
 #: Rows of a table that are read at a time.
 _ROWS = 2**16
@@ -138,6 +139,64 @@ async def _awaited(found: Any, others: Any, module: nn.Module) -> Any:
     for read in others:
         await read()
     return module
+
+
+def view(module: nn.Module, store: Any, **options: Any) -> nn.Module:
+    """Have a module use a view of a store: one model in memory for all of a machine.
+
+    In the tasks of a prediction, in place of :func:`load_into`, which copies.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Made on the device "meta" it takes no memory of its own. Its parameters and
+        buffers are replaced by read-only memory of the view; it is set to evaluation.
+    store : ParameterStore
+        The store, of a client that is not asynchronous.
+    **options
+        As in :meth:`daskps.ParameterStore.view`.
+
+    Returns
+    -------
+    torch.nn.Module
+        The module. A pass that writes into its parameters changes them for the tasks of
+        its own process, and for no other.
+
+    Raises
+    ------
+    UnknownParameterError
+        For a name that the store does not have, and for that of a table.
+    StoreClosedError, ShardLostError, TimeoutError
+        As :meth:`daskps.ParameterStore.view`.
+    ValueError
+        For a module of other shapes.
+
+    Examples
+    --------
+    >>> store = create(torch.nn.Linear(2, 1), optimizer=daskps.optim.SGD(0.1))
+    >>> def predict(params, block):
+    ...     model = torch.nn.Linear(2, 1, device="meta")
+    ...     with torch.no_grad():
+    ...         return view(model, store)(torch.as_tensor(block).float()).numpy()
+    >>> import dask.array as da
+    >>> meta = np.empty((0, 1), "f4")
+    >>> daskps.predict(store, predict, da.ones((4, 2), chunks=2), meta=meta).compute().shape
+    (4, 1)
+    """
+    named = _named(module)
+    first = {id(tensor): name for name, tensor in named.items()}
+    found = store.view([*named], **options)
+    with warnings.catch_warnings():
+        # Nobody is to write there.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        state = {name: torch.from_numpy(array) for name, array in found.items()}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        state[name] = state[first[id(tensor)]]
+    try:
+        module.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"store {store.name!r} has other shapes: {error}") from None
+    return module.requires_grad_(requires_grad=False).eval()
 
 
 class EmbeddingBag(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -427,6 +486,11 @@ def train_module(  # noqa: PLR0917 - as `daskps.train`
     >>> result.history[-1].loss < 0.01
     True
     """
+    if isinstance(module_fn, nn.Module):
+        raise TypeError(
+            f"module_fn makes the module in each trainer, found the module "
+            f"{type(module_fn).__name__}; pass a function or class that returns one"
+        )
     return daskps.train(store, _Gradient(module_fn, loss_fn), X, y, **options)
 
 

@@ -94,6 +94,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "torch: an optimizer over a trainer, bags over tables, create, load",
     ),
     (".", 30, 33, "torch, jax: awaitables, rows of several passes, dtypes of batches"),
+    (".", 20, 17, "torch: modules in views of stores"),
     (".", 60, 54, "jax: pytrees in stores, value_and_grad functions in train"),
     ("checkpoint", 120, 91, "parts of checkpoints, under other names and dtypes"),
     ("cluster", 26, 15, "parts of checkpoints, under other names and dtypes"),

@@ -297,6 +297,34 @@ def test_batches_come_as_modules_and_losses_take_them(here: Any) -> None:
         assert len(found.history) == 2
 
 
+def test_modules_of_a_process_share_a_view(client: Client) -> None:
+    def predicted(store: Any) -> Any:
+        models = [daskps.torch.view(Tied(), store) for _ in range(2)]
+        at = {p.data_ptr() for model in models for p in model.parameters()}
+        with torch.no_grad():
+            found = models[0](torch.ones(1, 4, dtype=torch.float64))
+        training = models[0].training or any(
+            p.requires_grad for p in models[0].parameters()
+        )
+        return len(at), training, float(found)
+
+    with daskps.torch.create(Tied(), client=client) as store:
+        with torch.no_grad():
+            wanted = float(Tied()(torch.ones(1, 4, dtype=torch.float64)))
+        # Five tensors in memory: the tied one once.
+        assert client.submit(predicted, store).result() == (5, False, wanted)
+        with pytest.raises(ValueError, match="other shapes"):
+            daskps.torch.view(Wide(), store)
+        with pytest.raises(daskps.UnknownParameterError, match="'0"):
+            daskps.torch.view(net(), store)
+
+
+class Wide(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 2)
+
+
 def mse(output: Any, y: Any) -> Any:
     return functional.mse_loss(output[:, 0], y)
 
@@ -323,6 +351,8 @@ def test_train_module_has_the_bits_of_train(here: Any) -> None:
             assert value.tobytes() == wanted.weights[name].tobytes()
         with pytest.raises(TypeError, match="BatchNorm1d, whose statistics"):
             daskps.torch.train_module(store, normed, mse, X, y)
+        with pytest.raises(TypeError, match="pass a function or class"):
+            daskps.torch.train_module(store, net(), mse, X, y)
         make = partial(Words, sparse=True)
         with pytest.raises(TypeError, match="sparse=True, which train_module"):
             daskps.torch.train_module(store, make, mse, X, y)
