@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 #: They import libraries that may be missing.
 collect_ignore = ["backend/cuda.py"]
-collect_ignore += [f"{n}.py" for n in ("jax", "torch") if not find_spec(n)]
+collect_ignore += [] if find_spec("jax") else ["jax.py"]
+collect_ignore += [] if find_spec("torch") else ["torch"]
 
 
 @pytest.fixture(scope="package")

@@ -18,7 +18,7 @@ LISTED = (
     "backend",
     *("store", "training", "cluster", "shards", "checkpoint"),
     *("layout", "optim", "kernels", "codecs"),
-    *("cli", "compat", "demo", "sklearn"),
+    *("cli", "compat", "demo", "sklearn", "torch"),
 )
 NAMED = re.compile(r"`((?:[a-z_]+/)*[a-z_0-9]+\.(?:py|yaml))(?:::\w+)?`")
 FOLDER = re.compile(r"`((?:[a-z_]+/)+)`")

@@ -95,7 +95,7 @@ ALSO = {
     "jax": {"jax"},
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},
-    "torch": {"torch"},
+    **{f"torch.{of}": {"torch"} for of in ("modules", "optimizer", "training")},
     "training.callbacks": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
 }
