@@ -85,7 +85,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cli", 16, 9, "list and show tell of devices"),
     ("backend", 11, 12, "arrays of a batch: rows of it, and parameters beside it"),
     ("training", 4, 4, "parameters are on the device of the batch"),
-    ("backend", 34, 36, "an error that ends all work of a process on a device"),
+    ("backend", 35, 37, "an error that ends all work of a process on a device"),
     ("cluster", 32, 31, "shards of a device that does no more work are lost"),
     ("shards", 34, 29, "shards whose device ends, or stops within an update"),
     (".", 18, 19, "jax: awaitables; adapters are imported when asked for"),
@@ -105,7 +105,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 29, 20, "codec= of the pulls of a handle"),
     ("optim", 2, -2, "None in optimizer= is for parameters without a rule"),
     ("store", 8, 3, "a rule of a checkpoint that is given up is refused"),
-    ("training", 58, 58, "values that trainers leave as a run ends"),
+    ("training", 60, 60, "values that trainers leave as a run ends"),
     ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
     (
         "sklearn",

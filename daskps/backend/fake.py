@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from daskps import config
 from daskps.backend.stream import Device, DeviceInfo, Loop, Stream, as_bytes
 
 if TYPE_CHECKING:
@@ -305,7 +306,7 @@ class FakeDevice(Device):
     def __init__(self, number: int) -> None:
         super().__init__(f"fake:{number}")
         self.lock = threading.RLock()
-        self.cache_dir: str | None = None
+        self.cache_dir = str(config.load().cache)
         self.failure = ""
         self.streams: WeakValueDictionary[int, FakeStream] = WeakValueDictionary()
         self._made = count()

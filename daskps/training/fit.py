@@ -467,6 +467,8 @@ def _call_loop(
                 error.add_note(_DAEMONIC)
             raise
         left = trainer._left  # noqa: SLF001 - no verb of users
+        if left is None:
+            return value
         return Ended(value, left.checked(session.meta.layout))
 
 

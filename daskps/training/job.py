@@ -46,7 +46,7 @@ from daskps.training.data.parts import (
 from daskps.training.early_end import StopNow
 from daskps.training.events import RunEvents
 from daskps.training.functions import described
-from daskps.training.left import combined
+from daskps.training.left import Ended, combined
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
 from daskps.training.result import TrainResult
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.runs.parts import DataPart
     from daskps.cluster.runs.spec import Body
-    from daskps.training.left import Ended
     from daskps.training.steps import FitPlan
 
 
@@ -189,7 +188,8 @@ class Job(RunEvents):
             await self._notify("on_data")
             parts = await computed_parts(link, parts)
         await self._notify("on_start")
-        ended: list[Ended] = await self.launch(body, parts)
+        found = await self.launch(body, parts)
+        ended = [one for one in found if isinstance(one, Ended)]
         if left := combined([one.left for one in ended]):
             make = self.store._placing(ASSIGN, left, "value")
             deadline = Deadline(config.deadline(), "the values that trainers have left")
@@ -197,7 +197,7 @@ class Job(RunEvents):
             await self.store._do_async(link, make, deadline, source)
         await self._notify("on_stop")
         await self._advise_of_names()
-        return [one.value for one in ended]
+        return [one.value if isinstance(one, Ended) else one for one in found]
 
     async def train(
         self, plan: FitPlan, X: Any, y: Any, split: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class LeftValues:
         Its weight in the mean.
     """
 
-    values: Mapping[str, Array] = field(default_factory=dict)
+    values: Mapping[str, Array]
     weight: float = 1.0
 
     def checked(self, layout: Layout) -> LeftValues:

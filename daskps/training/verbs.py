@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Verbs(Ahead):
     """Verbs of a trainer beside pushing gradients: add, assign and all-reduce."""
 
-    _left = LeftValues()
+    _left: LeftValues | None = None
 
     def add(self, deltas: Mapping[str, Any], *, timeout: Any = None) -> Version:
         """Add to parameters, past the optimizer, and end the step.
