@@ -138,12 +138,8 @@ def _clashes(of: Combination) -> Iterator[str]:
     if not of.has_rounds:
         for what, why in _of_rounds(of):
             yield f"{what} needs sync='bsp', found {of.policy.name!r}: {why}"
-    if of.pull_codec is not None and not codecs.is_plain(of.pull_codec):
-        yield (
-            f"pull_codec takes codecs of 16 bits alone, found {of.pull_codec.name!r}: no "
-            f"weights wait for what another one leaves over; choose 'bf16', 'fp16' or "
-            f"None"
-        )
+    if of.pull_codec and (why := codecs.why_not_plain("pull_codec", of.pull_codec)):
+        yield why
     if of.execution == "graph" and of.codec and not codecs.is_plain(of.codec):
         yield (
             f"execution='graph' takes codecs of 16 bits alone, found "

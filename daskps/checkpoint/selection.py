@@ -72,18 +72,14 @@ def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenE
         _check_patterns("names=", patterns, chosen)
         chosen = [n for n in chosen if any(fnmatchcase(n, p) for p in patterns)]
     renamed = _renamed(chosen, rename or {})
+    found: Mapping[str, str] | str | None = None
     if isinstance(dtype, Mapping):
-        dtypes = {pattern: np.dtype(of).name for pattern, of in dtype.items()}
-        _check_patterns("dtype=", dtypes, renamed.values())
-    else:
-        floats = [
-            renamed[of.name]
-            for of in every
-            if of.name in renamed and of.dtype in FLOATS
-        ]
-        dtypes = {} if dtype is None else dict.fromkeys(floats, np.dtype(dtype).name)
+        found = {pattern: np.dtype(of).name for pattern, of in dtype.items()}
+        _check_patterns("dtype=", found, renamed.values())
+    elif dtype is not None:
+        found = np.dtype(dtype).name
     return [
-        TakenEntry(i, renamed[of.name], _dtype(of, renamed[of.name], dtypes))
+        TakenEntry(i, renamed[of.name], _dtype(of, renamed[of.name], found))
         for i, of in enumerate(every)
         if of.name in renamed
     ]
@@ -117,8 +113,7 @@ def _renamed(names: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
 
 def _new_name(name: str, rename: Mapping[str, str]) -> str:
     for pattern, to in rename.items():
-        text = re.escape(pattern).replace(r"\*", "(.*)").replace(r"\?", ".")
-        if (match := re.fullmatch(text, name, re.DOTALL)) is None:
+        if (match := re.fullmatch(_expression(pattern), name, re.DOTALL)) is None:
             continue
         if to.count("*") > len(match.groups()):
             raise LayoutError(
@@ -130,20 +125,33 @@ def _new_name(name: str, rename: Mapping[str, str]) -> str:
     return name
 
 
+def _expression(pattern: str) -> str:
+    """Return a shell pattern as a regular expression with a group for each star."""
+    parts = re.split(r"(\*|\?|\[!?[^]]+\])", pattern)
+    of = {"*": "(.*)", "?": "."}
+    return "".join(
+        of.get(part) or part.replace("[!", "[^", 1) if i % 2 else re.escape(part)
+        for i, part in enumerate(parts)
+    )
+
+
 def _dtype(
-    of: StoredParameter | StoredTable, name: str, dtypes: Mapping[str, Any]
+    of: StoredParameter | StoredTable,
+    name: str,
+    asked: Mapping[str, str] | str | None,
 ) -> str:
     """Return the dtype that something has in the store."""
-    asked = next((d for p, d in dtypes.items() if fnmatchcase(name, p)), None)
-    if asked is None or asked == of.dtype:
-        return of.dtype
-    unbounded = isinstance(of, StoredTable) and of.unbounded
-    if asked not in FLOATS or of.dtype not in FLOATS or unbounded:
+    may = of.dtype in FLOATS and not (isinstance(of, StoredTable) and of.unbounded)
+    if isinstance(asked, Mapping):
+        wanted = next((d for p, d in asked.items() if fnmatchcase(name, p)), of.dtype)
+    else:  # one for all is for those that may have it
+        wanted = asked if asked and may else of.dtype
+    if wanted != of.dtype and not (may and wanted in FLOATS):
         raise LayoutError(
-            f"{name!r:.60} is {of.dtype} in the checkpoint, and cannot be {asked}: dtype= "
+            f"{name!r:.60} is {of.dtype} in the checkpoint, and cannot be {wanted}: dtype= "
             f"is for arrays and tables of n rows of floats"
         )
-    return str(asked)
+    return wanted
 
 
 class Selection:

@@ -16,6 +16,7 @@ from daskps.codecs.choice import is_plain as is_plain
 from daskps.codecs.choice import keep as keep
 from daskps.codecs.choice import name_of as name_of
 from daskps.codecs.choice import named as named
+from daskps.codecs.choice import why_not_plain as why_not_plain
 from daskps.codecs.halves import BFloat16, Float16
 from daskps.codecs.int8 import Int8
 from daskps.codecs.top_k import TopK

@@ -86,6 +86,29 @@ def is_plain(codec: Codec) -> bool:
     return type(known) is type(codec) and known == codec
 
 
+def why_not_plain(what: str, codec: Codec) -> str:
+    """Return why weights that are read do not travel in a codec, "" where they may.
+
+    Parameters
+    ----------
+    what : str
+        The argument that it was given for.
+    codec : Codec
+        Any.
+
+    Returns
+    -------
+    str
+        With the choices that there are.
+    """
+    if is_plain(codec):
+        return ""
+    return (
+        f"{what} takes codecs of 16 bits alone, found {codec.name!r}: no weights wait for "
+        f"what another one leaves over; choose 'bf16', 'fp16' or None"
+    )
+
+
 def name_of(codec: Codec, pickled: bytes) -> str:
     """Return what messages of a run call its codec.
 

@@ -399,11 +399,8 @@ def _words_of(codec: Any, device: str, out: Any) -> str:
     chosen = codecs.choose(codec)
     if chosen is None:
         return ""
-    if not codecs.is_plain(chosen):
-        raise ValueError(
-            f"a pull takes codecs of 16 bits alone, found {chosen.name!r}: no weights wait "
-            f"for what another one leaves over; choose 'bf16', 'fp16' or None"
-        )
+    if why := codecs.why_not_plain("codec= of a pull", chosen):
+        raise ValueError(why)
     arrays = out.values() if isinstance(out, Mapping) else ()
     if device or not all(isinstance(array, np.ndarray) for array in arrays):
         raise ValueError(

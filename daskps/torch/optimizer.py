@@ -19,7 +19,7 @@ from daskps.torch.modules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from daskps.typing import Array
 
@@ -152,11 +152,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         tensors, sparse = named_tensors(model), sparse_embeddings(model)
         arrays = {n: t for n, t in tensors.items() if n not in sparse}
         trained = {n: t for n, t in tensors.items() if t.requires_grad}
-        if not trained and not [*_bags(model)]:
+        bags = [part for part in model.modules() if isinstance(part, EmbeddingBag)]
+        if not trained and not bags:
             raise ValueError("the model has no parameter that requires a gradient")
         buffers = {id(b) for b in model.buffers()}
         self._trainer, self._trained = trainer, trained
-        self._bags = [*_bags(model)]
+        self._bags = bags
         out = {name: place_of(name, tensor) for name, tensor in arrays.items()}
         trainer.pull(out=out)
         self._out = {name: out[name] for name in arrays if name in trained}
@@ -258,10 +259,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """
         del state_dict
         self.state_dict()
-
-
-def _bags(module: nn.Module) -> Iterator[EmbeddingBag]:
-    return (part for part in module.modules() if isinstance(part, EmbeddingBag))
 
 
 def _bring(trainer: Any, name: str, embedding: Any, args: tuple[Any, ...]) -> None:

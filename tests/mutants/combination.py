@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "weights-are-pulled-in-any-words",
         f"{_WHERE}:_clashes",
-        "if of.pull_codec is not None and not codecs.is_plain(of.pull_codec):",
-        "if of.pull_codec is not None and of.pull_codec.feedback:",
+        'if of.pull_codec and (why := codecs.why_not_plain("pull_codec", of.pull_codec)):',
+        "if of.pull_codec and (why := of.pull_codec.feedback * 'no'):",
         _PAGE,
     ),
     Mutant(

@@ -148,8 +148,12 @@ def test_other_dtypes(tmp_path: Path) -> None:
     assert found["emb"].pull(np.arange(20)).tobytes() == rows.tobytes()
     found.push({"head/b": np.ones(2)})
     # One dtype for all is for floats.
-    every = daskps.restore(tmp_path, names=["enc/*", "n"], dtype="float64")
+    every = daskps.restore(tmp_path, dtype="float64")
     assert {v.dtype.name for v in every.pull().values()} == {"float64", "int64"}
+    kinds = {n: every[n].dtype.name for n in ("emb", "words")}
+    assert kinds == {"emb": "float64", "words": "float32"}
+    with pytest.raises(LayoutError, match="cannot be int32"):
+        daskps.restore(tmp_path, dtype="int32")
     for given, said in (
         ({"n": "float32"}, "'n' is int64"),
         ({"enc/*": "int64"}, "cannot be int64"),
@@ -165,6 +169,27 @@ def test_values_too_large_for_a_dtype(tmp_path: Path) -> None:
         daskps.restore(tmp_path, dtype="float16")
     assert not [s for s in daskps.list_stores() if s.name == "w16"]
     assert daskps.restore(tmp_path, dtype="float32")["w"].pull().dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("rename", "names"),
+    [
+        ({"[eh]*/w": "*.w"}, ["nc.w", "enc/b", "ead.w", "head/b"]),
+        ({"e?c/[!b]": "x", "*": "*"}, ["x", "enc/b", "head/w", "head/b"]),
+        ({"*/*": "*"}, None),
+        ({"*/?": "*.1"}, None),
+        ({"*/*": "*-of-*"}, ["enc-of-w", "enc-of-b", "head-of-w", "head-of-b"]),
+    ],
+)
+def test_stars_stand_for_what_they_matched(
+    tmp_path: Path, rename: dict[str, str], names: list[str] | None
+) -> None:
+    daskps.create({n: np.zeros(2) for n in SHAPES}).save(tmp_path)
+    if names is None:
+        with pytest.raises(LayoutError, match="would both be"):
+            daskps.restore(tmp_path, rename=rename)
+    else:
+        assert [*daskps.restore(tmp_path, rename=rename).pull()] == names
 
 
 @pytest.mark.parametrize(
