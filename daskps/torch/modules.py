@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +16,6 @@ from daskps.store.handle import DEFAULT
 
 if TYPE_CHECKING:
     from daskps.typing import Array
-
-#: Rows of a table that are read at a time.
-_ROWS = 2**16
 
 
 def create(module: nn.Module, *, optimizer: Any = None, **options: Any) -> Any:
@@ -107,28 +103,14 @@ def load_into(module: nn.Module, store: Any, *, timeout: Any = DEFAULT) -> Any:
     out = {
         name: array_of(name, tensor) for name, tensor in named_tensors(module).items()
     }
-    tables = {name: out.pop(name) for name in sparse_embeddings(module)}
-    pull = partial(store.pull, timeout=timeout)
-    reads = [partial(pull, out=out)]
-    for name, rows in tables.items():
-        for lo in range(0, len(rows), _ROWS):
-            part = rows[lo : lo + _ROWS]
-            ids = np.arange(lo, lo + len(part))
-            reads.append(partial(pull, (), rows={name: ids}, out={name: part}))
-    first, *others = reads
-    found = first()
-    if inspect.isawaitable(found):
-        return _awaited(found, others, module)
-    for read in others:
-        read()
-    return module
+    rows = {name: np.arange(len(out[name])) for name in sparse_embeddings(module)}
+    found = store.pull(rows=rows, out=out, timeout=timeout)
+    return _filled(found, module) if inspect.isawaitable(found) else module
 
 
-async def _awaited(found: Any, others: Any, module: nn.Module) -> Any:
-    """Return a module once all reads of an asynchronous client have ended."""
+async def _filled(found: Any, module: nn.Module) -> Any:
+    """Return a module once the read of an asynchronous client has ended."""
     await found
-    for read in others:
-        await read()
     return module
 
 
