@@ -100,11 +100,9 @@ class Viewable(Handle):
         if (known := asked.at_hand(link, self.uid)) is not None:
             return {n: known.arrays[n] for n in viewed(self, known.layout, names)}
 
-        of_thread = asked.of_thread()
-
         async def work(shards: ShardClient, deadline: Deadline) -> dict[str, Array]:
             chosen = viewed(self, shards.meta.layout, names)
-            view = await take_view(shards, of_thread, deadline)
+            view = await take_view(shards, asked, deadline)
             return {name: view.arrays[name] for name in chosen}
 
         return self._with_shards(work, timeout, "a view")

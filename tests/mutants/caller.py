@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "a-view-is-new-for-ever",
         "daskps.cluster.caller.views:ViewRequest.takes",
-        "is_young = age is None or view.newest_at >= asked_at - age",
-        "is_young = age is None or view.newest_at <= asked_at",
+        "if age is not None and view.newest_at < asked_at - age:",
+        "if age is not None and view.newest_at > asked_at:",
         ("tests/cluster/test_views.py::test_ages",),
     ),
     Mutant(

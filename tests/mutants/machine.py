@@ -107,9 +107,9 @@ MUTANTS = (
     ),
     Mutant(
         "views-of-two-at-a-time",
-        "daskps.cluster.machine.views:ViewFiles.turn",
-        "while self.members and not self.members.take_turn(self._turn):",
-        "while self.members and self.members.take_turn(self._turn) is None:",
+        "daskps.cluster.machine.views:ViewFiles.take_turn",
+        "if self.members and not self.members.take_turn(self._turn):",
+        "if self.members and self.members.take_turn(self._turn) is None:",
         (
             "tests/cluster/test_views.py::test_a_worker_killed_while_it_copies_leaves_nothing",
         ),

@@ -14,7 +14,7 @@ import time
 import uuid
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from daskps.cluster.keys import copy_key
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.folder import CarrierClosed
 from daskps.cluster.machine.views import VIEWS, Making, View, ViewFiles
-from daskps.cluster.machine.warnings import warn_private
 from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.packing import unpack_array
 from daskps.errors import (
@@ -49,10 +48,11 @@ if TYPE_CHECKING:
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.layout.arrays import Layout
     from daskps.layout.spans import Span
-    from daskps.typing import Array
 
 #: Bytes of a part of an array, and parts, that a host is asked for at a time.
 _PART_NBYTES, _PARTS = 2**22, 16
+#: Between two looks whether the turn to make a view has come.
+_PAUSE_SECONDS = 0.005
 #: Cuts that are taken where hosts of their copies are lost meanwhile.
 _TRIES = 3
 #: Shard, span and dtype of a part, and the byte of a view that it begins at.
@@ -67,41 +67,24 @@ class ViewRequest:
     least: int | None
     #: Seconds since it was the newest; None for whatever the process has.
     max_age: float | None
-    #: Whether memory of others may be mapped into this process.
-    shares: bool = False
-
-    def of_thread(self) -> Self:
-        """Return the same of a thread, which may wait to hear what the process shares."""
-        shares = config.load().machine_carrier and accounting.may_map()
-        return replace(self, shares=shares)
 
     def at_hand(self, link: Link, uid: str) -> View | None:
         """Return the view that a worker's process has, if it serves; nobody is asked."""
         # A client does not hear of the end of a store.
-        view = _kept(link).get(link.latest(uid)) if link.is_worker else None
+        host = _host(link)
+        view = None if host is None else host.views.get(link.latest(uid))
         return view if view and self.takes(view, time.monotonic()) else None
 
-    def takes(self, view: View, asked_at: float, max_age: float | None = None) -> bool:
+    def takes(self, view: View, asked_at: float) -> bool:
         """Return whether a view serves who has asked at a time."""
-        age = self.max_age if max_age is None else max_age
-        is_young = age is None or view.newest_at >= asked_at - age
-        return is_young and self.has_reached(view)
-
-    def has_reached(self, view: View) -> bool:
-        """Return whether a view has the versions."""
+        age, least = self.max_age, self.least
+        if age is not None and view.newest_at < asked_at - age:
+            return False
         # Nobody updates a shard without elements.
-        pieces, of = view.layout.pieces, enumerate(view.versions)
-        return self.least is None or all(
-            version >= at_least(shard, self.least)
-            for shard, version in of
-            if pieces[shard]
+        pieces, of = view.layout.pieces, view.versions.items()
+        return least is None or all(
+            version >= at_least(shard, least) for shard, version in of if pieces[shard]
         )
-
-
-def _kept(link: Link) -> dict[str, View]:
-    """Return the views that this process has for a worker, or for a client."""
-    found: dict[str, View] = (_host(link) or link).views
-    return found
 
 
 def _host(link: Link) -> Any:
@@ -136,25 +119,26 @@ async def take_view(
         As their names say.
     """
     link, uid, now = shards.link, shards.meta.uid, time.monotonic()
+    host = _host(link)
+    kept: dict[str, View] = (host or link).views
     # First: the directory has a worker drop what it may have from here on.
     try:
         cluster = await _tell(shards, deadline)
     except (StoreClosedError, StoreNotFoundError):
-        _kept(link).pop(uid, None)
+        kept.pop(uid, None)
         raise
     view = VIEWS.get(uid)
     if view is None or not asked.takes(view, now):
-        if asked.least is not None and not (view and asked.has_reached(view)):
-            await _reached(shards, asked.least, deadline)
-        members = _members(link, cluster) if asked.shares else None
+        await _reached(shards, asked.least, deadline)
+        members = await _members(link, cluster)
         try:
             files = ViewFiles(uid, members)
             view = await _newest(shards, asked, files, now=now, deadline=deadline)
         finally:
-            if members is not None and not link.is_worker:
+            if members is not None:
                 members.leave()
-    VIEWS[uid] = _kept(link)[uid] = view
-    if (host := _host(link)) and uid in host.dropped:
+    VIEWS[uid] = kept[uid] = view
+    if host and uid in host.dropped:
         host.drop_view(uid)
         raise StoreClosedError(
             f"store {shards.meta.name!r} was closed or deleted while a view of it was "
@@ -173,28 +157,24 @@ async def _tell(shards: ShardClient, deadline: Deadline, **made: Any) -> str:
     return cluster
 
 
-def _members(link: Link, cluster: str) -> Membership | None:
+async def _members(link: Link, cluster: str) -> Membership | None:
     """Return this process among those that share memory, None where it shares none."""
-    if link.is_worker:
-        found: Membership | None = (host := _host(link)) and host.members(cluster)
-        return found
-    with contextlib.suppress(CarrierClosed):
-        return link.machine.visit(cluster)
+    # A thread may wait to hear whether memory of others may be mapped.
+    if config.load().machine_carrier and await asyncio.to_thread(accounting.may_map):
+        with contextlib.suppress(CarrierClosed):
+            return link.machine.visit(cluster)
     return None
 
 
-async def _reached(shards: ShardClient, least: int, deadline: Deadline) -> None:
-    """Wait until shards have a version, as a pull does, by one element of each."""
-    slices: dict[int, tuple[ReadSlice, ...]] = {}
-    flats: list[Array] = []
-    for shard, pieces in enumerate(shards.meta.layout.pieces):
-        if pieces and at_least(shard, least):
-            dtype, local = pieces[0].parameter.dtype, pieces[0].local
-            asked = dtype, local, local + 1
-            slices[shard] = (ReadSlice(asked, len(flats), slice(0, 1)),)
-            flats.append(np.empty(1, dtype))
+async def _reached(shards: ShardClient, least: int | None, deadline: Deadline) -> None:
+    """Wait until shards have a version, as a pull does, by one of no elements."""
+    slices = {
+        shard: (ReadSlice((pieces[0].parameter.dtype, 0, 0), 0, slice(0)),)
+        for shard, pieces in enumerate(shards.meta.layout.pieces)
+        if pieces and at_least(shard, least)
+    }
     if slices:
-        target = Target(slices, flats, lambda: None)
+        target = Target(slices, [np.empty(0)], lambda: None)
         await shards.call_async(routes.read(shards.meta, target, least), deadline)
 
 
@@ -207,30 +187,29 @@ async def _newest(
     deadline: Deadline,
 ) -> View:
     """Return a view that was the newest at most so long before a call, or after it."""
-    meta, max_age = shards.meta, asked.max_age or 0.0
+    meta, asked = shards.meta, replace(asked, max_age=asked.max_age or 0.0)
 
     async def serves(view: View) -> bool:
-        if asked.takes(view, now, max_age):
-            return True
-        at = time.monotonic()
-        rows = await shards.control("versions", deadline)
-        if sorted(pair for of in rows for pair in of) != [*enumerate(view.versions)]:
-            return False
-        view.newest_at = at
-        return asked.has_reached(view)
-
-    def look(who: str) -> None:
-        if deadline.is_over:
-            raise deadline.error(f"{who} makes a view of the store", changes=False)
+        if not asked.takes(view, now):
+            at, rows = time.monotonic(), await shards.control("versions", deadline)
+            if dict(pair for of in rows for pair in of) == view.versions:
+                view.newest_at = at
+        return asked.takes(view, now)
 
     view = VIEWS.get(meta.uid)
     if view is not None and await serves(view):
         return view
-    async with files.turn(look):
+    try:
+        while who := files.take_turn():
+            if deadline.is_over:
+                raise deadline.error(f"{who} makes a view of the store", changes=False)
+            await asyncio.sleep(_PAUSE_SECONDS)
         view = files.find(meta.layout) or VIEWS.get(meta.uid)
         if view is not None and await serves(view):
             return view
         return await _made(shards, files, deadline)
+    finally:
+        files.end_turn()
 
 
 async def _made(shards: ShardClient, files: ViewFiles, deadline: Deadline) -> View:
@@ -245,12 +224,7 @@ async def _made(shards: ShardClient, files: ViewFiles, deadline: Deadline) -> Vi
                 f"{link.node.address}, of whose memory {lack}; nothing was copied. Give "
                 f"the worker more memory, or pull what a task needs with pull(names)"
             )
-        try:
-            await asyncio.to_thread(making.take)
-        except (OSError, CarrierClosed) as error:
-            warn_private(f"no shared memory for a view of {nbytes:,} bytes: {error}")
-            making = Making(ViewFiles(meta.uid, None), meta.layout)
-            making.take()
+        await asyncio.to_thread(making.take)
         try:
             view = await _filled(shards, making, deadline)
             await _tell(shards, deadline, nbytes=nbytes, name=view.name)
@@ -262,21 +236,20 @@ async def _made(shards: ShardClient, files: ViewFiles, deadline: Deadline) -> Vi
 
 async def _filled(shards: ShardClient, making: Making, deadline: Deadline) -> View:
     """Fill the memory of a view; where a host of the cut is lost, from another cut."""
-    tries, copied = 0, False
-    while not copied:
-        tries, cut, making.began = tries + 1, uuid.uuid4().hex, time.monotonic_ns()
+    tries = 0
+    while True:
+        tries, cut, began = tries + 1, uuid.uuid4().hex, time.monotonic_ns()
         try:
             found = await take_cut(shards, cut, index=ARRAYS, deadline=deadline)
             versions = {shard: version for shard, version, *_ in found["versions"]}
             work = partial(_copy, shards, making, versions)
             await shards.link.within(work, deadline.remaining(), deadline.what)
-            copied = True
+            return making.done(versions, began)
         except (SnapshotLostError, ConsistencyError):
             if tries == _TRIES:
                 raise
         finally:
             await drop_cut(shards, cut)
-    return making.done(versions)
 
 
 async def _copy(shards: ShardClient, making: Making, versions: dict[int, int]) -> None:

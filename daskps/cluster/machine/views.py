@@ -13,11 +13,9 @@ Where memory is not shared a view is private memory of its process.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
-import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -26,22 +24,21 @@ import numpy as np
 from daskps.backend.host import untouched
 from daskps.cluster.machine.blocks import HEAD_NBYTES, BlockAddress, new_block
 from daskps.cluster.machine.folder import CarrierClosed
+from daskps.cluster.machine.warnings import warn_private
 from daskps.layout.arrays import align
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from daskps.cluster.machine.blocks import Block
     from daskps.cluster.machine.membership import Membership
     from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
-#: Between two looks whether the turn to make a view has come.
-_PAUSE_SECONDS = 0.005
 #: Turns are numbers above those of owners.
 _TURNS_FROM = 2**62
-#: The turns that somebody in this process has.
-_turns: dict[Any, object] = {}
+#: The turns that somebody in this process has, or waits for before all others here.
+_turns: dict[int, object] = {}
 
 
 class View:
@@ -60,8 +57,8 @@ class View:
     ----------
     newest_at : float
         When it was the newest, as :func:`time.monotonic`, which is one on a machine.
-    versions : tuple of int
-        Of each shard.
+    versions : dict of int to int
+        By shard.
     arrays : dict of str to ndarray
         All arrays of the store.
     """
@@ -69,7 +66,7 @@ class View:
     def __init__(self, layout: Layout, memory: Array, name: str = "") -> None:
         self.layout, self.name = layout, name
         words = memory[: 8 * (1 + layout.n_shards)].view(np.int64).tolist()
-        self.newest_at, self.versions = words[0] / 1e9, tuple(words[1:])
+        self.newest_at, self.versions = words[0] / 1e9, dict(enumerate(words[1:]))
         self.arrays: dict[str, Array] = {}
         for p, at in zip(layout.parameters, _places_of(layout)[0], strict=True):
             array = memory[at : at + p.nbytes].view(p.dtype).reshape(p.shape)
@@ -115,26 +112,26 @@ class ViewFiles:
         names = [] if self.members is None else self.members.names()
         return [name for name in names if name[17:].startswith(self.digits)]
 
-    @asynccontextmanager
-    async def turn(self, look: Callable[[str], None]) -> AsyncIterator[None]:
+    def take_turn(self) -> str:
         """Be the only one on this machine that makes a view of the store.
 
-        While that waits, `look` is told who has the turn, and may raise.
+        Returns
+        -------
+        str
+            "" where that is so; else who is.
         """
-        key, mine = (self._turn, self.members is None), object()
-        while _turns.setdefault(key, mine) is not mine:
-            look("another thread of this process")
-            await asyncio.sleep(_PAUSE_SECONDS)
-        try:
-            while self.members and not self.members.take_turn(self._turn):
-                look("another process of this machine")
-                await asyncio.sleep(_PAUSE_SECONDS)
-            yield
-        finally:
-            # Of a turn that others have it ends nothing.
+        if _turns.setdefault(self._turn, self) is not self:
+            return "another thread of this process"
+        if self.members and not self.members.take_turn(self._turn):
+            return "another process of this machine"
+        return ""
+
+    def end_turn(self) -> None:
+        """Let others have their turn, also where this one has not come."""
+        if _turns.get(self._turn) is self:
             if self.members is not None:
                 self.members.end_turn(self._turn)
-            del _turns[key]
+            del _turns[self._turn]
 
     def find(self, layout: Layout) -> View | None:
         """Return the view that is there, if any."""
@@ -171,29 +168,24 @@ class Making:
     def __init__(self, files: ViewFiles, layout: Layout) -> None:
         self._files, self._layout = files, layout
         self.places, self.nbytes = _places_of(layout)
-        self.began = time.monotonic_ns()
         self._body = np.empty(0, np.uint8)
         self._block: Block | None = None
 
     def take(self) -> None:
-        """Take the memory; it waits for the system.
-
-        Raises
-        ------
-        OSError
-            Where there is not enough of it.
-        CarrierClosed
-            Where this process is no member any more.
-        """
-        if (members := self._files.members) is None:
-            self._body = untouched(self.nbytes)
-            return
-        name = f"{members.owner:016x}-{self._files.digits}{secrets.token_hex(3)}"
-        address = BlockAddress(name, HEAD_NBYTES + self.nbytes, self._files.nonce)
-        where: dict[str, Any] = {"at": members.folder_fd, "remove": members.remove}
-        whole = [(0, address.nbytes)]
-        self._block = new_block(address, whole, **where, later=(), private=True)
-        self._body = self._block.body
+        """Take the memory, private where there is not enough to share; it waits for that."""
+        files, nbytes, of = self._files, self.nbytes, self._files.members
+        if of is not None:
+            try:
+                name = f"{of.owner:016x}-{files.digits}{secrets.token_hex(3)}"
+                address = BlockAddress(name, HEAD_NBYTES + nbytes, files.nonce)
+                where: dict[str, Any] = {"at": of.folder_fd, "remove": of.remove}
+                whole = [(0, address.nbytes)]
+                self._block = new_block(address, whole, **where, later=(), private=True)
+            except (OSError, CarrierClosed) as error:
+                warn_private(
+                    f"no shared memory for a view of {nbytes:,} bytes: {error}"
+                )
+        self._body = untouched(nbytes) if self._block is None else self._block.body
 
     def write(self, parts: Sequence[tuple[int, Array]]) -> None:
         """Write arrays, each from a byte on."""
@@ -204,10 +196,18 @@ class Making:
             else:
                 self._block.write(HEAD_NBYTES + at, data)
 
-    def done(self, versions: Mapping[int, int]) -> View:
-        """Return what was made, for all others of the machine to find, alone."""
+    def done(self, versions: Mapping[int, int], began: int) -> View:
+        """Return what was made, for all others of the machine to find, alone.
+
+        Parameters
+        ----------
+        versions : mapping of int to int
+            By shard; 0 of a shard without arrays.
+        began : int
+            When it was the newest, in nanoseconds.
+        """
         of = [versions.get(shard, 0) for shard in range(self._layout.n_shards)]
-        self.write([(0, np.array([self.began, *of], np.int64))])
+        self.write([(0, np.array([began, *of], np.int64))])
         if self._block is None:
             return View(self._layout, self._body)
         self._block.stamp()
