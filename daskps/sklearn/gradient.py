@@ -42,19 +42,15 @@ def _huber(scores: Array, y: Array, epsilon: float) -> tuple[Array, Array]:
     return slope * (error - slope / 2), slope
 
 
-def _over(scores: Array, y: Array, epsilon: float) -> tuple[Array, Array]:
-    error = scores - y
-    return np.maximum(np.abs(error) - epsilon, 0), np.sign(error)
-
-
 def _insensitive(scores: Array, y: Array, epsilon: float) -> tuple[Array, Array]:
-    over, sign = _over(scores, y, epsilon)
-    return over, sign * (over > 0)
+    error = scores - y
+    over = np.maximum(np.abs(error) - epsilon, 0)
+    return over, np.sign(error) * (over > 0)
 
 
 def _squared_over(scores: Array, y: Array, epsilon: float) -> tuple[Array, Array]:
-    over, sign = _over(scores, y, epsilon)
-    return over**2, 2 * sign * over
+    over, slope = _insensitive(scores, y, epsilon)
+    return over**2, 2 * slope * over
 
 
 LOSSES: dict[str, Callable[[Array, Array, float], tuple[Array, Array]]] = {
