@@ -117,7 +117,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ),
     (".", 2, 1, "views: predict is a name"),
     ("cluster", 364, 341, "views: made of cuts, files of them, who has one"),
-    ("store", 144, 112, "views: the verb, and predictions of arrays, frames and bags"),
+    ("store", 138, 109, "views: the verb, and predictions of arrays, frames and bags"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

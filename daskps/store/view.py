@@ -270,23 +270,15 @@ def _like(found: Any, block: Any) -> Any:
 
 def _of_array(call: _Call, X: Any, meta: Any) -> Any:
     """Return the predictions of a dask array."""
-    import dask.array as da
-
     X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     if meta is None:
         meta = call.tried(np.ones((1, *X.shape[1:]), X.dtype))
     meta = np.asarray(meta)[:0]
-    # Indices of the result: of the rows, and of each axis that a row has.
-    rest = {X.ndim + i: n for i, n in enumerate(meta.shape[1:])}
-    blockwise: Any = da.blockwise
-    return blockwise(
+    return X.map_blocks(
         replace(call, meta=meta),
-        (0, *rest),
-        X,
-        tuple(range(X.ndim)),
-        new_axes=rest,
+        drop_axis=[*range(1, X.ndim)],
+        new_axis=[*range(1, meta.ndim)],
+        chunks=(X.chunks[0], *meta.shape[1:]),
         token="predict",
-        concatenate=True,
-        dtype=meta.dtype,
         meta=meta,
     )
