@@ -107,7 +107,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 26, 20, "codec= of the pulls of a handle"),
     ("optim", 2, -2, "None in optimizer= is for parameters without a rule"),
     ("store", 8, 3, "a rule of a checkpoint that is given up is refused"),
-    ("training", 60, 60, "values that trainers leave as a run ends"),
+    ("training", 53, 53, "values that trainers leave as a run ends"),
     ("training", 36, 9, "device= of prefetch, pull_async and pushpull"),
     (
         "sklearn",

@@ -27,7 +27,6 @@ from daskps.training.functions import (
     rows_ahead,
 )
 from daskps.training.job import Job
-from daskps.training.left import Ended
 from daskps.training.monitoring import Monitor, watches_of
 from daskps.training.overlap.background import Background
 from daskps.training.result import Epoch, TrainResult
@@ -467,9 +466,7 @@ def _call_loop(
                 error.add_note(_DAEMONIC)
             raise
         left = trainer._left  # noqa: SLF001 - no verb of users
-        if left is None:
-            return value
-        return Ended(value, left.checked(session.meta.layout))
+        return value if left is None else left.ended(value, session.meta.layout)
 
 
 def _listed(parts: Any) -> list[Any]:

@@ -46,7 +46,7 @@ from daskps.training.data.parts import (
 from daskps.training.early_end import StopNow
 from daskps.training.events import RunEvents
 from daskps.training.functions import described
-from daskps.training.left import Ended, combined
+from daskps.training.left import LeftValues, combined
 from daskps.training.progress import Progress, TrainedBy
 from daskps.training.resident import train_part
 from daskps.training.result import TrainResult
@@ -189,15 +189,14 @@ class Job(RunEvents):
             parts = await computed_parts(link, parts)
         await self._notify("on_start")
         found = await self.launch(body, parts)
-        ended = [one for one in found if isinstance(one, Ended)]
-        if left := combined([one.left for one in ended]):
+        if left := combined(one for one in found if isinstance(one, LeftValues)):
             make = self.store._placing(ASSIGN, left, "value")
             deadline = Deadline(config.deadline(), "the values that trainers have left")
             source = self.store._producer_here(link)
             await self.store._do_async(link, make, deadline, source)
         await self._notify("on_stop")
         await self._advise_of_names()
-        return [one.value if isinstance(one, Ended) else one for one in found]
+        return [one.result if isinstance(one, LeftValues) else one for one in found]
 
     async def train(
         self, plan: FitPlan, X: Any, y: Any, split: dict[str, Any]

@@ -27,13 +27,16 @@ class LeftValues:
         By the names of parameters.
     weight : float
         Its weight in the mean.
+    result : object
+        What its loop has returned.
     """
 
     values: Mapping[str, Array]
     weight: float = 1.0
+    result: Any = None
 
-    def checked(self, layout: Layout) -> LeftValues:
-        """Return the same with copies of the values as they are now.
+    def ended(self, result: Any, layout: Layout) -> LeftValues:
+        """Return the same of a loop that has returned, with the values as they are now.
 
         Raises
         ------
@@ -42,15 +45,7 @@ class LeftValues:
         """
         named = {name: np.array(value) for name, value in plain(self.values).items()}
         values(layout, named, "value", finite=config.check_finite())
-        return LeftValues(named, self.weight)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a trainer: the result of its loop, and the values that it leaves."""
-
-    value: Any
-    left: LeftValues
+        return LeftValues(named, self.weight, result)
 
 
 def combined(every: Iterable[LeftValues]) -> dict[str, Array]:
