@@ -156,8 +156,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not trained and not bags:
             raise ValueError("the model has no parameter that requires a gradient")
         buffers = {id(b) for b in model.buffers()}
-        self._trainer, self._trained = trainer, trained
-        self._bags = bags
+        self._trainer, self._trained, self._bags = trainer, trained, bags
         out = {name: place_of(name, tensor) for name, tensor in arrays.items()}
         trainer.pull(out=out)
         self._out = {name: out[name] for name in arrays if name in trained}
