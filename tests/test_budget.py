@@ -116,7 +116,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "linear models in scikit-learn's words, which predict by its own",
     ),
     (".", 2, 1, "views: predict is a name"),
-    ("cluster", 364, 341, "views: made of cuts, files of them, who has one"),
+    ("cluster", 361, 338, "views: made of cuts, files of them, who has one"),
     ("store", 138, 109, "views: the verb, and predictions of arrays, frames and bags"),
 ]
 #: Names that stand for what is read or written of rows.

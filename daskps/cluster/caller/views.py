@@ -149,10 +149,9 @@ async def take_view(
 
 async def _tell(shards: ShardClient, deadline: Deadline, **made: Any) -> str:
     """Tell the directory that this process has a view from now on."""
-    link = shards.link
+    link, uid = shards.link, shards.meta.uid
     worker = link.node.address if link.is_worker else ""
-    about = {"uid": shards.meta.uid, "worker": worker, **made}
-    tell = partial(link.directory, "viewing", **about)
+    tell = partial(link.directory, "viewing", uid=uid, worker=worker, **made)
     cluster: str = await link.within(tell, deadline.remaining(), deadline.what)
     return cluster
 

@@ -202,14 +202,12 @@ class Stores(dict[str, StoreEntry]):
         machine share it: older ones go then. Returns by what name the processes of a
         machine find each other.
         """
-        entry = self.entry(uid)
+        viewers = self.entry(uid).viewers
         if worker:
-            entry.viewers.setdefault(worker, 0)
-        if worker and nbytes:
-            for other in entry.viewers if name else ():
-                if get_address_host(other) == get_address_host(worker):
-                    entry.viewers[other] = 0
-            entry.viewers[worker] = nbytes
+            viewers[worker] = nbytes or viewers.get(worker, 0)
+        for other in viewers if worker and name else ():
+            if other != worker and get_address_host(other) == get_address_host(worker):
+                viewers[other] = 0
         return str(self._scheduler.id)
 
     @DIRECTORY.handles("await_store")
