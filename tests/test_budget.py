@@ -97,7 +97,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ),
     (".", 60, 54, "jax: pytrees in stores, value_and_grad functions in train"),
     ("checkpoint", 125, 96, "parts of checkpoints, under other names and dtypes"),
-    ("cluster", 26, 15, "parts of checkpoints, under other names and dtypes"),
+    ("cluster", 20, 14, "parts of checkpoints, under other names and dtypes"),
     ("layout", 3, 4, "parts of checkpoints: which areas are of slots"),
     ("shards", 8, 9, "values of checkpoints in other dtypes"),
     ("store", 79, 54, "names=, rename= and dtype= of restore, and new parameters"),

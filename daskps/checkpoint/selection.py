@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Names that a message shows.
 _SHOWN = 20
+#: A :class:`TakenEntry` as it comes to a host.
+EntryWords: TypeAlias = tuple[int, str, str, bool]
 
 
 class TakenEntry(NamedTuple):
@@ -65,10 +67,9 @@ def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenE
         For two of one name, and for a dtype that cannot be.
     """
     every = manifest.members
-    wanted = [names] if isinstance(names, str) else names
     chosen = [of.name for of in every]
-    if wanted is not None:
-        patterns = [*wanted]
+    if names is not None:
+        patterns = [names] if isinstance(names, str) else [*names]
         _check_patterns("names=", patterns, chosen)
         chosen = [n for n in chosen if any(fnmatchcase(n, p) for p in patterns)]
     renamed = _renamed(chosen, rename or {})
@@ -102,12 +103,11 @@ def _renamed(names: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
     found = {name: _new_name(name, rename) for name in names}
     before: dict[str, str] = {}
     for name, new in found.items():
-        if new in before:
+        if (other := before.setdefault(new, name)) != name:
             raise LayoutError(
-                f"{before[new]!r:.60} and {name!r:.60} would both be {new!r:.60}; choose "
+                f"{other!r:.60} and {name!r:.60} would both be {new!r:.60}; choose "
                 f"other names in rename=, or leave one out by names="
             )
-        before[new] = name
     return found
 
 
@@ -168,13 +168,13 @@ class Selection:
     """
 
     def __init__(
-        self, manifest: Manifest, taken: Iterable[TakenEntry] | None, layout: Layout
+        self, manifest: Manifest, taken: Iterable[EntryWords] | None, layout: Layout
     ) -> None:
         if taken is None:
             taken = take(manifest, None, None, None)
         index = {name: i for i, name in enumerate(layout.names)}
         every = manifest.members
-        at = {one.stored: (index[one.name], one.keeps) for one in taken}
+        at = {stored: (index[name], keeps) for stored, name, _, keeps in taken}
         #: The saved description of each.
         self.members: dict[int, StoredParameter | StoredTable] = {
             new: every[stored]
@@ -182,6 +182,8 @@ class Selection:
             else replace(every[stored], steps=0, lr_factor=1.0)
             for stored, (new, keeps) in at.items()
         }
+        #: That of each table of the store, None of a new one.
+        self.tables: list[Any] = [self.members.get(of.index) for of in layout.tables]
         self.arrays: list[StoredArray] = []
         for array in manifest.arrays:
             mine = tuple(

@@ -25,7 +25,7 @@ from daskps.checkpoint.plan import (
     rows_read,
 )
 from daskps.checkpoint.reading import read_file
-from daskps.checkpoint.selection import Selection, TakenEntry
+from daskps.checkpoint.selection import Selection
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
 from daskps.cluster.host.rules import Rules
@@ -72,7 +72,7 @@ class _Installing:
     #: The digest of the manifest when the caller read it.
     sealed: str
     hosted: Mapping[int, HostedShard]
-    taken: Sequence[TakenEntry] | None
+    taken: Sequence[tuple[int, str, str, bool]] | None
     manifest: Manifest = field(init=False)
     selection: Selection = field(init=False)
     into: Mapping[int, Installation] = field(init=False)
@@ -192,8 +192,7 @@ class _Installing:
     def count(self) -> None:
         """Set the counters of the shards to their saved values."""
         of, every = self.manifest, self.selection.members
-        layout = next(iter(self.hosted.values())).layout
-        tables: list[Any] = [every.get(table.index) for table in layout.tables]
+        tables = self.selection.tables
         counted = Counted(
             version=of.version,
             steps={i: one.steps for i, one in every.items()},
@@ -239,12 +238,7 @@ async def _install(
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="daskps-restore")
     files = ThreadFiles(url, unpack_options(options))
-    made = _Installing(
-        files,
-        manifest,
-        hosted,
-        taken if taken is None else [TakenEntry(*t) for t in taken],
-    )
+    made = _Installing(files, manifest, hosted, taken)
 
     async def read() -> None:
         for job in made.jobs:
