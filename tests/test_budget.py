@@ -100,7 +100,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 20, 14, "parts of checkpoints, under other names and dtypes"),
     ("layout", 3, 4, "parts of checkpoints: which areas are of slots"),
     ("shards", 8, 9, "values of checkpoints in other dtypes"),
-    ("store", 79, 54, "names=, rename= and dtype= of restore, and new parameters"),
+    ("store", 40, 46, "names=, rename= and dtype= of restore, and new parameters"),
     ("cluster", 9, 11, "codec= of the pulls of a handle"),
     ("codecs", 8, 6, "one text about codecs that weights do not travel in"),
     (".", -4, 0, "one text about codecs that weights do not travel in"),

@@ -53,25 +53,24 @@ class Wanted:
         return number
 
     def blueprint(
-        self,
-        shapes: Mapping[str, tuple[tuple[int, ...], str]],
-        tables: Mapping[str, TableShape],
-        rules: Mapping[int, Rule],
-        **more: Any,
+        self, values: Values, rules: Mapping[int, Rule], **more: Any
     ) -> Blueprint:
         """Return what a store of these arrays and tables is made of."""
-        device = checked(self.device)
+        device, names = checked(self.device), [*values.shapes, *values.tables]
         if device:
-            _check_on_device(device, tables)
+            _check_on_device(device, values.tables)
         return Blueprint(
             device=device,
             name=None if self.name is None else checked_name(self.name),
-            shapes=shapes,
-            tables=tables,
-            rules=rules,
+            shapes=values.shapes,
+            tables=values.tables,
+            arrays=values.arrays,
+            collections=values.collections,
+            initializers=values.initializers,
+            rules=with_masters(rules, values.masters),
             shards=self.n_shards,
             servers=_checked_servers(self.servers),
-            placement=_checked_placement(self.placement, [*shapes, *tables]),
+            placement=_checked_placement(self.placement, names),
             overwrite=flag(self.overwrite, "overwrite"),
             recover_from=self.recover_from,
             **more,
@@ -115,47 +114,14 @@ def blueprint(
     number = where.n_shards
     # Before anything of their number is made; once more when their shapes are known.
     check_parameters((), len(flat), number or 1)
-    values = Values()
-    of_tables = {n: v for n, v in flat.items() if isinstance(v, TableSpec)}
-    dense = {n: v for n, v in flat.items() if n not in of_tables}
-    shapes = values.take_all(dense)
-    seed = whole(seed, "seed", least=0)
-    tables = {n: shape_of(n, t, seed) for n, t in of_tables.items()}
-    check_size(shapes, tables, number)
-    for index, (key, spec) in enumerate(of_tables.items(), len(dense)):
-        encoded(key, "table name", LayoutError)
-        if spec.rows is not None:
-            values.take_table(index, key, spec)
-    rules = rules_of(optimizer, {n: d for n, (_, d) in shapes.items()}, tables)
-    masters = {
-        i: n for i, (n, v) in enumerate(dense.items()) if getattr(v, "master", None)
-    }
-    return where.blueprint(
-        shapes,
-        tables,
-        with_masters(rules, masters),
-        seed=seed,
-        arrays=values.arrays,
-        collections=values.collections,
-        initializers=values.initializers,
-    )
+    values, seed = Values(), whole(seed, "seed", least=0)
+    values.take_all(flat, number, seed=seed)
+    dtypes = {n: dtype for n, (_, dtype) in values.shapes.items()}
+    rules = rules_of(optimizer, dtypes, values.tables)
+    return where.blueprint(values, rules, seed=seed)
 
 
-def check_size(
-    shapes: Mapping[str, tuple[tuple[int, ...], str]],
-    tables: Mapping[str, TableShape],
-    shards: int | None,
-) -> None:
-    """Refuse more parameters, rows or bytes than a store has."""
-    check_parameters(
-        ((name, *of) for name, of in shapes.items()),
-        len(shapes),
-        shards or 1,
-        [(name, _most_rows(of), *of[1:3]) for name, of in tables.items()],
-    )
-
-
-def shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
+def _shape_of(name: str, spec: TableSpec, seed: int) -> TableShape:
     """Return what a table is in a layout."""
     if spec.rows is not None:
         return spec.rows, spec.dim, spec.dtype
@@ -172,25 +138,59 @@ def _most_rows(shape: TableShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Sources of initial values, by the index of a parameter or table."""
+    """All parameters and tables, and sources of initial values by their index."""
 
+    shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    tables: dict[str, TableShape] = field(default_factory=dict)
     arrays: dict[int, Array] = field(default_factory=dict)
     collections: dict[int, Any] = field(default_factory=dict)
     initializers: dict[int, Any] = field(default_factory=dict)
+    #: Names of the parameters with a full-precision copy.
+    masters: dict[int, str] = field(default_factory=dict)
 
     def take_all(
-        self, dense: Mapping[str, Any], first: int = 0
-    ) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Take the values of all parameters; return shapes and dtypes."""
-        shapes = {}
-        for index, (key, value) in enumerate(dense.items(), first):
+        self, given: Mapping[str, Any], shards: int | None, *, seed: int
+    ) -> None:
+        """Take new parameters and tables, behind those that are there already.
+
+        Parameters
+        ----------
+        given : mapping of str to object
+            Arrays and specifications.
+        shards : int, optional
+            How many the store is to have.
+        seed : int
+            The store's.
+
+        Raises
+        ------
+        LayoutError, TypeError
+            For what no store can be made of.
+        """
+        shapes, tables = self.shapes, self.tables
+        specs = {n: v for n, v in given.items() if isinstance(v, TableSpec)}
+        dense = {n: v for n, v in given.items() if n not in specs}
+        for index, (key, value) in enumerate(dense.items(), len(shapes)):
             encoded(key, "parameter name", LayoutError)
             if isinstance(value, ArraySpec):
                 shapes[key] = value.shape, value.dtype
                 self.initializers[index] = value.init
+                if value.master:
+                    self.masters[index] = key
             else:
                 shapes[key] = self.take(index, key, value)
-        return shapes
+        first = len(shapes) + len(tables)
+        tables |= {n: _shape_of(n, spec, seed) for n, spec in specs.items()}
+        check_parameters(
+            ((name, *of) for name, of in shapes.items()),
+            len(shapes),
+            shards or 1,
+            [(name, _most_rows(of), *of[1:3]) for name, of in tables.items()],
+        )
+        for index, (key, spec) in enumerate(specs.items(), first):
+            encoded(key, "table name", LayoutError)
+            if spec.rows is not None:
+                self.take_table(index, key, spec)
 
     def take(self, index: int, key: str, value: Any) -> tuple[tuple[int, ...], str]:
         """Take values in an array or a dask array; return shape and dtype."""

@@ -12,13 +12,8 @@ from daskps.checkpoint.selection import take
 from daskps.errors import CheckpointError, UnknownParameterError
 from daskps.layout.arrays import FLOATS
 from daskps.layout.slots import has_master
-from daskps.store.blueprints import (
-    Values,
-    check_size,
-    rules_of,
-    shape_of,
-    with_masters,
-)
+from daskps.store.blueprints import Values, rules_of, with_masters
+from daskps.store.intake import plain
 from daskps.store.specs import ArraySpec, TableSpec, first_rows
 
 if TYPE_CHECKING:
@@ -60,8 +55,8 @@ def restored(
     LayoutError, UnknownParameterError, TypeError, ValueError
         For what no store can be made of.
     """
-    manifest, values = source.manifest, Values()
-    given = dict({} if init is None else init)
+    manifest = source.manifest
+    given = plain({} if init is None else init)
     taken = take(manifest, part.names, part.rename, part.dtype)
     saved = {one.name: (one, manifest.members[one.stored]) for one in taken}
     shapes = {
@@ -69,50 +64,27 @@ def restored(
         for n, (one, of) in saved.items()
         if isinstance(of, StoredParameter)
     }
-    tables = _tables(saved, given)
-    # The rest of it is new.
-    new_tables = {n: v for n, v in given.items() if isinstance(v, TableSpec)}
-    new = {n: v for n, v in given.items() if n not in new_tables}
+    values = Values(shapes, _tables(saved, given))
     if known := given.keys() & saved.keys():
         raise UnknownParameterError(
             f"init names {min(known)!r:.60}, which has its saved values; leave it out of "
             f"names= for others"
         )
-    for name, value in new.items():
-        if not isinstance(value, ArraySpec) and np.ndim(value) == 0:
-            raise _not_in(name, saved)
-    shapes |= values.take_all(new, len(shapes))
-    tables |= {n: shape_of(n, t, manifest.seed) for n, t in new_tables.items()}
-    for name, spec in new_tables.items():
-        if spec.rows is not None:
-            values.take_table(len(shapes) + [*tables].index(name), name, spec)
-    number = where.n_shards
-    check_size(shapes, tables, number)
+    for name, value in given.items():
+        if not isinstance(value, (ArraySpec, TableSpec)) and np.ndim(value) == 0:
+            raise UnknownParameterError(
+                f"init names {name!r:.60}, which is no unbounded table in this checkpoint; "
+                f"it has {[*saved][:20]}. For a parameter that it does not have give an "
+                f"array, an ArraySpec or a TableSpec"
+            )
+    # The rest of it is new.
+    values.take_all(given, where.n_shards, seed=manifest.seed)
     is_whole = part == WantedPart() and not given
-    rules, lost = _rules(
-        manifest, saved, optimizer, (shapes, tables), is_whole=is_whole
-    )
+    rules, lost = _rules(manifest, saved, optimizer, values, is_whole=is_whole)
     if not is_whole:
         kept = (one._replace(keeps=one.name not in lost) for one in taken)
         source = replace(source, taken=tuple(kept))
-    return where.blueprint(
-        shapes,
-        tables,
-        rules,
-        seed=manifest.seed,
-        arrays=values.arrays,
-        collections=values.collections,
-        initializers=values.initializers,
-        source=source,
-    )
-
-
-def _not_in(name: Any, saved: Mapping[str, Any]) -> UnknownParameterError:
-    return UnknownParameterError(
-        f"init names {name!r:.60}, which is no unbounded table in this checkpoint; it has "
-        f"{[*saved][:20]}. For a parameter that it does not have give an array, an "
-        f"ArraySpec or a TableSpec"
-    )
+    return where.blueprint(values, rules, seed=manifest.seed, source=source)
 
 
 def _tables(
@@ -138,7 +110,7 @@ def _rules(
     manifest: Manifest,
     saved: Mapping[str, tuple[TakenEntry, Any]],
     optimizer: Any,
-    into: tuple[Mapping[str, Any], Mapping[str, TableShape]],
+    values: Values,
     *,
     is_whole: bool,
 ) -> tuple[dict[int, Rule], set[str]]:
@@ -147,7 +119,7 @@ def _rules(
     And the names of which the saved state does not fit: where all is to be as it was,
     that is an error.
     """
-    shapes, tables = into
+    shapes, tables = values.shapes, values.tables
     index = {name: i for i, name in enumerate([*shapes, *tables])}
     ruled = {n: of for n, (_, of) in saved.items() if of.rule is not None}
     if optimizer is None:

@@ -21,6 +21,7 @@ SHAPES: dict[str, Any] = {
     "head/b": (2,),
 }
 RULE = optim.Adam(0.1)
+MASTER = daskps.ArraySpec((2,), "float16", 1.0, master="float32")
 
 
 #: Hosts write and read files in threads of their own.
@@ -106,6 +107,17 @@ def test_grown_model_keeps_the_rest(tmp_path: Path) -> None:
     found.push({"top/b": np.ones(3)})
     found["any"].push([-4], np.ones((1, 2)))
     assert found["top/b"].pull().tolist() == [0.0] * 3
+
+
+def test_new_parameters_are_those_that_create_takes(tmp_path: Path) -> None:
+    """Nested ones, and a full-precision copy of float16."""
+    trained(tmp_path)
+    rules = {"new/*": optim.SGD(2.0**-12), "*": RULE}
+    found = daskps.restore(tmp_path, init={"new": {"half": MASTER}}, optimizer=rules)
+    for _ in range(4):
+        found.push({"new/half": np.full(2, -1.0, "f4")})
+    # A step is too small for a float16 that is 1.
+    assert found["new/half"].pull().tolist() == [1.0 + 2.0**-10] * 2
 
 
 def test_state_of_other_rules_is_left_behind(tmp_path: Path) -> None:
@@ -204,6 +216,10 @@ def test_stars_stand_for_what_they_matched(
         ({"dtype": "text"}, TypeError, "text"),
         ({"init": {"x": 1.0}}, UnknownParameterError, "an ArraySpec or a TableSpec"),
         ({"init": {"n": np.ones(2)}}, UnknownParameterError, "has its saved values"),
+        ({"init": {3: np.ones(2)}}, TypeError, "found 3 of type int"),
+        ({"init": 3}, TypeError, "mapping of parameter names"),
+        ({"init": {"\ud800": daskps.TableSpec(2, 2)}}, LayoutError, "half of a char"),
+        ({"init": {"half": MASTER}}, LayoutError, "'half' has a master"),
         ({"names": ["enc/w"], "optimizer": {"y": RULE}}, LayoutError, "'y'"),
     ],
 )
