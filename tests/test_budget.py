@@ -118,6 +118,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     (".", 2, 1, "views: predict is a name"),
     ("cluster", 361, 338, "views: made of cuts, files of them, who has one"),
     ("store", 138, 109, "views: the verb, and predictions of arrays, frames and bags"),
+    ("checkpoint", 9, 4, "words of a partial restore that are none are refused"),
+    ("store", 7, 7, "words of a partial restore that are none are refused"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -51,7 +51,7 @@ def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenE
     ----------
     manifest : Manifest
         Of the checkpoint.
-    names : str or iterable of str, optional
+    names : list of str, optional
         Patterns of its names; all by default.
     rename : mapping of str to str, optional
         Patterns, and the names in their place; the first that matches holds. Each ``*``
@@ -65,14 +65,15 @@ def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenE
         For a pattern that matches nothing, with the names that there are.
     LayoutError
         For two of one name, and for a dtype that cannot be.
+    TypeError
+        For a pattern or a name that is no str, and for a `rename` that is no mapping.
     """
     every = manifest.members
     chosen = [of.name for of in every]
     if names is not None:
-        patterns = [names] if isinstance(names, str) else [*names]
-        _check_patterns("names=", patterns, chosen)
-        chosen = [n for n in chosen if any(fnmatchcase(n, p) for p in patterns)]
-    renamed = _renamed(chosen, rename or {})
+        _check_patterns("names=", names, chosen)
+        chosen = [n for n in chosen if any(fnmatchcase(n, p) for p in names)]
+    renamed = _renamed(chosen, {} if rename is None else rename)
     found: Mapping[str, str] | str | None = None
     if isinstance(dtype, Mapping):
         found = {pattern: np.dtype(of).name for pattern, of in dtype.items()}
@@ -89,6 +90,10 @@ def take(manifest: Manifest, names: Any, rename: Any, dtype: Any) -> list[TakenE
 def _check_patterns(what: str, patterns: Iterable[Any], names: Iterable[str]) -> None:
     names = [*names]
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"{what} takes patterns, which are str, found {pattern!r:.60}"
+            )
         if not any(fnmatchcase(name, pattern) for name in names):
             shown, more = ", ".join(map(repr, names[:_SHOWN])), len(names) - _SHOWN
             raise UnknownParameterError(
@@ -97,8 +102,14 @@ def _check_patterns(what: str, patterns: Iterable[Any], names: Iterable[str]) ->
             )
 
 
-def _renamed(names: Sequence[str], rename: Mapping[str, str]) -> dict[str, str]:
+def _renamed(names: Sequence[str], rename: Any) -> dict[str, str]:
     """Return the new name of each."""
+    is_mapping = isinstance(rename, Mapping)
+    if not (is_mapping and all(isinstance(to, str) for to in rename.values())):
+        raise TypeError(
+            f"rename is a mapping of patterns to names, which are str, found "
+            f"{rename!r:.60}; pass {{'encoder/*': 'body/*'}}"
+        )
     _check_patterns("rename=", rename, names)
     found = {name: _new_name(name, rename) for name in names}
     before: dict[str, str] = {}

@@ -9,12 +9,14 @@ import numpy as np
 
 from daskps.checkpoint.manifest import MANIFEST, StoredParameter
 from daskps.checkpoint.selection import take
-from daskps.errors import CheckpointError, UnknownParameterError
+from daskps.errors import CheckpointError, LayoutError, UnknownParameterError
 from daskps.layout.arrays import FLOATS
 from daskps.layout.slots import has_master
+from daskps.store.arguments import encoded
 from daskps.store.blueprints import Values, rules_of, with_masters
 from daskps.store.intake import plain
 from daskps.store.specs import ArraySpec, TableSpec, first_rows
+from daskps.store.targets import given_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,8 +59,13 @@ def restored(
     """
     manifest = source.manifest
     given = plain({} if init is None else init)
-    taken = take(manifest, part.names, part.rename, part.dtype)
+    names = None if part.names is None else given_names(part.names)
+    taken = take(manifest, names, part.rename, part.dtype)
     saved = {one.name: (one, manifest.members[one.stored]) for one in taken}
+    for name in plain(dict.fromkeys(saved)):
+        encoded(name, "parameter name", LayoutError)
+    if not saved and not given:
+        raise LayoutError("nothing is named; a store needs at least one parameter")
     shapes = {
         n: (of.shape, one.dtype)
         for n, (one, of) in saved.items()
