@@ -120,6 +120,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 138, 109, "views: the verb, and predictions of arrays, frames and bags"),
     ("checkpoint", 9, 4, "words of a partial restore that are none are refused"),
     ("store", 7, 7, "words of a partial restore that are none are refused"),
+    ("kernels", 54, 44, "states: counts of candidates are read and set by id"),
+    ("shards", 239, 225, "states: what has changed since a moment, taken and installed"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -330,7 +330,10 @@ def free_row(words: Longs, places: Ids, row: Long, entries: Longs, book: Longs) 
 def remove(
     words: Longs, places: Ids, ids: Ids, rows: Longs, entries: Longs, book: Longs
 ) -> Any:
-    """Forget ids; 0, or why not. `rows` gets their rows, or -1."""
+    """Forget ids; 0, or why not.
+
+    `rows` gets their rows, -1 for none, and less for those that were only counted.
+    """
     head = places[2 * HEAD]
     log_counts(words, places, entries, book)
     area = in_force(words, places)
@@ -339,7 +342,7 @@ def remove(
             return NO_LOG
         at = find(words, places, area, ids[k])
         value = words[places[2 * area] + 2 * at + 1] if at >= 0 else np.int64(0)
-        rows[k] = max(value - 1, np.int64(-1))
+        rows[k] = value - 1
         if value > 0:
             free_row(words, places, value - 1, entries, book)
         elif value < 0:
@@ -375,6 +378,37 @@ def expire(
             n += 1
             free_row(words, places, row, entries, book)
     told[1] = n
+    return 0 if book[N] >= 0 else NO_LOG
+
+
+def set_counts(
+    words: Longs, places: Ids, ids: Ids, counts: Ids, entries: Longs, book: Longs
+) -> Any:
+    """Count ids that are not there so often; 0, or why not."""
+    head = places[2 * HEAD]
+    log_counts(words, places, entries, book)
+    for k in range(ids.size):
+        if is_full(words, places):
+            return NO_SLOT
+        enter_all(words, places, ids[k], -counts[k], entries, book)
+        if book[N] < 0:
+            return NO_LOG
+        words[head + CANDIDATES] += 1
+    return 0
+
+
+def set_words(
+    words: Longs,
+    places: Ids,
+    area: Long,
+    at: Ids,
+    values: Ids,
+    entries: Longs,
+    book: Longs,
+) -> Any:
+    """Change some words of an area; 0, or why not."""
+    for k in range(at.size):
+        put(words, places, area, at[k], values[k], entries, book)
     return 0 if book[N] >= 0 else NO_LOG
 
 

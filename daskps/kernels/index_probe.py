@@ -127,6 +127,15 @@ def look_up(words: Ids, places: Ids, ids: Ids, rows: Longs, since: Long) -> Any:
     return missing
 
 
+def counts(words: Ids, places: Ids, ids: Ids, found: Longs) -> None:
+    """Find how often each id without a row was counted, 0 for others."""
+    area = in_force(words, places)
+    for k in range(ids.size):
+        at = find(words, places, area, ids[k])
+        value = words[places[2 * area] + 2 * at + 1] if at >= 0 else np.int64(0)
+        found[k] = max(-value, np.int64(0))
+
+
 def enter(
     words: Longs,
     places: Ids,

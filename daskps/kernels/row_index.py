@@ -60,9 +60,12 @@ class TakenRows(NamedTuple):
 
 LOOPS: Final = (
     at.look_up,
+    at.counts,
     changes.take,
     changes.remove,
     changes.expire,
+    changes.set_counts,
+    changes.set_words,
     changes.copy_entries,
     changes.enter_new,
     words_log.put,
@@ -231,7 +234,7 @@ class RowIndex(IndexMemory):
         Returns
         -------
         rows : ndarray, shape (k,), int64
-            The row that each had, or -1.
+            The row that each had, -1 for none, less for one that was only counted.
         n : int
             Entries of the log.
 
@@ -247,6 +250,83 @@ class RowIndex(IndexMemory):
         book = _book(log)
         self._change("remove", ids, rows, log.entries, book)
         return rows, int(book[words_log.N])
+
+    def counts(self, ids: Array) -> Array:
+        """Return how often each id was pushed that has no row yet; 0 for others.
+
+        Parameters
+        ----------
+        ids : ndarray, shape (k,), int64
+            Any; contiguous.
+
+        Returns
+        -------
+        ndarray, shape (k,), int64
+            The counts.
+        """
+        found = np.empty(len(ids), np.int64)
+        _check(ids, found)
+        _module(self._cache_dir).function("counts")(self.words, self.places, ids, found)
+        return found
+
+    def set_counts(self, ids: Array, counts: Array, log: WordsLog) -> int:
+        """Have ids that are not there be counted so often.
+
+        Parameters
+        ----------
+        ids, counts : ndarray, shape (k,), int64
+            Each id once, and how often it was pushed.
+        log : WordsLog
+            Where the words go that change.
+
+        Returns
+        -------
+        int
+            Entries of the log.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room in the log or the index.
+        """
+        _check(ids, counts)
+        book = _book(log)
+        self._change("set_counts", ids, counts, log.entries, book)
+        return int(book[words_log.N])
+
+    def set_words(self, area: int, where: Array, values: Array, log: WordsLog) -> int:
+        """Change words of an area: what is counted, or the states of rows.
+
+        Parameters
+        ----------
+        area : int
+            Its number, as in :mod:`daskps.kernels.index_probe`.
+        where, values : ndarray, shape (k,), int64
+            The words by their number in the area, and what they become.
+        log : WordsLog
+            Where the words go that change.
+
+        Returns
+        -------
+        int
+            Entries of the log.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room in the log.
+        ValueError
+            If a word is none of the area.
+        """
+        _check(where, values)
+        if (
+            len(where)
+            and not 0 <= where.min() <= where.max() < self.places[2 * area + 1]
+        ):
+            raise ValueError(f"words {where.min()} to {where.max()} of area {area}")
+        book = _book(log)
+        self._change("set_words", area, where, values, log.entries, book)
+        return int(book[words_log.N])
 
     def expire(
         self,

@@ -6,6 +6,7 @@ from tests.mutants import (
     caller,
     checkpoints,
     combination,
+    copies,
     cuts,
     devices,
     directory,
@@ -30,6 +31,7 @@ from tests.mutants.mutant import Mutant
 
 ROOMS: dict[str, tuple[Mutant, ...]] = {
     "memory": memory.MUTANTS,
+    "copies": copies.MUTANTS,
     "pushes": pushes.MUTANTS,
     "rows": rows.MUTANTS,
     "rounds": rounds.MUTANTS,

@@ -240,6 +240,8 @@ def test_killed_while_slots_get_their_first_values():
     # Arrays have another buffer for that, before anything is decided.
     assert found == {
         ("record", False),
+        # From there on it goes forward.
+        ("feed", True),
         *((label, done) for label in ("header", "fill") for done in (False, True)),
     }
 

@@ -65,6 +65,20 @@ class Lookup(NamedTuple):
     since: int
 
 
+class KnownIds(NamedTuple):
+    """The facts about some ids of an unbounded table, but for the values of their rows."""
+
+    #: Those that have rows, and the state of each row.
+    ids: Array
+    states: Array
+    #: Those that have none; and of these the ones that were counted, and how often.
+    without: Array
+    counted: Array
+    counts: Array
+    #: How many ids have got a row in the shard, and have lost it to others.
+    came: Array
+
+
 class UnboundedRows:
     """The rows that the piece of an unbounded table has, in the memory of its shard.
 
@@ -219,11 +233,19 @@ class UnboundedRows:
         self.own[WORDS_UNDO] = undo_word(flip, 0)
 
     def _logged(self, flip: int) -> WordsLog:
+        """Return the log, with 0 that of the last publication.
+
+        Else a larger index that is ready is in force from here on.
+        """
         own = self.own
         entries = self.log[: 2 * int(own[WORDS_ROOM])]
         begin = entries_of(int(own[WORDS_UNDO])) if flip else 0
         word = own[WORDS_UNDO : WORDS_UNDO + 1]
-        return WordsLog(entries, word, undo_word(flip, 0), begin)
+        log = WordsLog(entries, word, undo_word(flip, 0), begin)
+        if flip and self.is_built:
+            log = log._replace(begin=self.index.switch(log))
+            own[SWITCHED] = flip
+        return log
 
     def change(
         self, update: RowUpdate, target: RowBuffers, flip: int, clock: int
@@ -238,7 +260,7 @@ class UnboundedRows:
         update : RowUpdate
             The update that is left to do, by numbers of rows.
         gone : ndarray, int64
-            The ids that have lost their rows.
+            The ids that have lost their rows, or what was counted of them.
 
         Raises
         ------
@@ -246,14 +268,12 @@ class UnboundedRows:
             Where there are more changes than the log takes: then the publication has to
             be rolled back.
         """
-        log = self._logged(flip)
         try:
-            if self.is_built:
-                log = log._replace(begin=self.index.switch(log))
-                self.own[SWITCHED] = flip
+            log = self._logged(flip)
             if update.forget:
                 rows, _ = self.index.remove(update.ids, log)
-                return update._replace(ids=_NOBODY), update.ids[rows >= 0]
+                # Those that were only counted too: a copy has to know.
+                return update._replace(ids=_NOBODY), update.ids[rows != -1]
             update, gone = self._insert(update, target, log, flip=flip, clock=clock)
             if self.of.ttl and not self.of.max_rows:
                 n, since = SWEPT + 2 * len(update.ids), self.since(clock)
@@ -266,6 +286,42 @@ class UnboundedRows:
                 f"more words of its index than their log takes; nothing was applied, "
                 f"push them in parts"
             ) from error
+
+    def known(self, ids: Array) -> tuple[KnownIds, Array]:
+        """Return what there is about ids, and the rows of those that have some.
+
+        Under the lock.
+        """
+        rows = self.find(ids)
+        there = rows >= 0
+        rows, without = rows[there], ids[~there]
+        counts = self.index.counts(without)
+        came = self.head[[index_probe.ADMITTED, index_probe.EVICTED]]
+        is_counted = counts > 0
+        counted = without[is_counted], counts[is_counted]
+        return KnownIds(ids[there], self.state[rows], without, *counted, came), rows
+
+    def bring(self, known: KnownIds, flip: int) -> Array:
+        """Have ids be what another shard knows of them, in a publication with room for it.
+
+        Returns
+        -------
+        ndarray of int64
+            The row of each id that has one; nothing is written to the new ones.
+        """
+        index, log = self.index, self._logged(flip)
+        _, n = index.remove(known.without, log)
+        rows, log = self.find(known.ids), log._replace(begin=n)
+        stamp = 1 + int(known.states.max(initial=0)) if self.is_stamped else 0
+        log = log._replace(begin=index.take(known.ids, rows, log, stamp=stamp).n)
+        if self.is_stamped:
+            where = index_probe.STATE, rows, known.states
+            log = log._replace(begin=index.set_words(*where, log))
+        n = index.set_counts(known.counted, known.counts, log)
+        log = log._replace(begin=n)
+        at = np.array([index_probe.ADMITTED, index_probe.EVICTED])
+        index.set_words(index_probe.HEAD, at, known.came, log)
+        return rows
 
     def _insert(
         self,

@@ -169,6 +169,12 @@ class Record:
         self.steps = self.plain[HEAD : HEAD + n]
         #: By what learning rates are multiplied, see :mod:`daskps.optim.factors`.
         self.factors = self.plain[HEAD + 2 * n : at - 2 * n_pieces]
+        #: The words that hold for this segment alone: buffers, flips, entries of feeds.
+        self.own = (
+            slice(SIDE, SIDE + 1),
+            slice(HEAD + n, HEAD + 2 * n),
+            slice(at - 2 * n_pieces, at + n_tables),
+        )
         self.slot_sides = words[at - 2 * n_pieces : at - n_pieces]
         self.weight_sides = self.plain[at - n_pieces : at]
         at = self.ranks_at
@@ -202,26 +208,29 @@ class Record:
             mine[:at] = theirs[:at]
             mine[row : row + PRODUCER_WORDS] = theirs[row : row + PRODUCER_WORDS]
             return
-        stop = at + RANK_WORDS * theirs[N_RANKS]
-        mine[:stop] = theirs[:stop]
-        self._copy_producers(other, self._producers_at)
+        for part in other.used():
+            mine[part] = theirs[part]
 
     def take_producers(self, other: Record) -> None:
         """Take over what `other` says of producers, and nothing else."""
         for at in (N_PRODUCERS, TURN, N_EXPIRED, FORGOTTEN, N_KEPT):
             self.plain[at] = other.plain[at]
-        self._copy_producers(other, self._producers_at)
+        for part in other.used()[1:]:
+            self.plain[part] = other.plain[part]
 
-    def _copy_producers(self, other: Record, at: int) -> None:
-        mine, theirs = self.plain, other.plain
+    def used(self) -> list[slice]:
+        """Return the words that say something: first those up to ranks, then producers."""
+        words, at = self.plain, self._producers_at
+        found = [slice(0, self.ranks_at + RANK_WORDS * words[N_RANKS])]
         for room, n in (
-            (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * theirs[N_PRODUCERS]),
-            (MAX_PRODUCERS, min(MAX_PRODUCERS, theirs[N_EXPIRED])),
-            (KEPT_WORDS * MAX_KEPT, KEPT_WORDS * theirs[N_KEPT]),
+            (PRODUCER_WORDS * MAX_PRODUCERS, PRODUCER_WORDS * words[N_PRODUCERS]),
+            (MAX_PRODUCERS, min(MAX_PRODUCERS, words[N_EXPIRED])),
+            (KEPT_WORDS * MAX_KEPT, KEPT_WORDS * words[N_KEPT]),
         ):
             if n:
-                mine[at : at + n] = theirs[at : at + n]
+                found.append(slice(at, at + n))
             at += room
+        return found
 
     def producer(self, at: int) -> memoryview[int]:
         """Return the row of a producer as plain integers."""

@@ -89,11 +89,7 @@ def make_room(segment: Segment, operations: Operations) -> None:
             continue
         need = Need.of([operation], table)
         try:
-            _tend(segment, table.unbounded, need)
-            if not has_room(table, need):
-                if segment.memory is None:
-                    raise OwnerOnlyError
-                _grow(segment.memory, table, table.unbounded, need)
+            provide(segment, table, table.unbounded, need)
         except LayoutError as error:
             piece, forget = table.piece, operation.forget
             new = "" if forget else f", {need.n_new:,} of them new"
@@ -104,8 +100,20 @@ def make_room(segment: Segment, operations: Operations) -> None:
             ) from error
 
 
-def _tend(segment: Segment, unbounded: UnboundedRows, need: Need) -> None:
-    """Do the next part of what the index needs to grow, where it does."""
+def provide(
+    segment: Segment, table: TableMemory, unbounded: UnboundedRows, need: Need
+) -> None:
+    """Take the memory that updates of an unbounded table need.
+
+    Also do the next part of what its index needs to grow, where it does.
+
+    Raises
+    ------
+    OwnerOnlyError
+        On a deputy, where there is not enough.
+    LayoutError
+        Where no more is to be had; what there is has not changed.
+    """
     index, own = unbounded.index, unbounded.own
     other = 1 - unbounded.side
     if index.is_building:
@@ -126,6 +134,10 @@ def _tend(segment: Segment, unbounded: UnboundedRows, need: Need) -> None:
         own[READY] = 0
         segment.memory.give(unbounded.entries(other)[: 2 * int(own[SIDE_ROOM + other])])
         own[SIDE_ROOM + other] = 0
+    if not has_room(table, need):
+        if segment.memory is None:
+            raise OwnerOnlyError
+        _grow(segment.memory, table, unbounded, need)
 
 
 def _copy(unbounded: UnboundedRows, n: int) -> None:

@@ -371,6 +371,7 @@ class Publication:
                 self.segment.payload.fill(slot, value)
             for j in self.segment.copied_anew[position]:
                 self.segment.payload.copy(slots[j], weights)
+        self.record.changed[:] = self.flip
 
     def gather_weights(self) -> None:
         """Bring all weights into one buffer, that which holds most, to be read at once.
@@ -491,6 +492,8 @@ class Withdrawal(Publication):
         segment.writing = flip
         # Producers that have ended are noted in the record in force, at any time.
         self.record.take_producers(self.old)
+        # The pieces of the round that goes read otherwise than they did.
+        self.record.changed[self.old.changed == flip - 1] = flip
 
     def commit(self) -> None:
         """Take the round back, after its rows were told once more."""

@@ -117,5 +117,7 @@ def _roll_back(segment: Segment, flip: int) -> None:
 def _reset(segment: Segment) -> None:
     """Give all slots of rows their first values."""
     for table in segment.tables:
+        # No entry of a feed says that slots have changed.
+        table.feed.stop()
         table.fill_slots(segment.payload.fill)
     segment.payload.wait()

@@ -1,0 +1,83 @@
+"""Lines of states, and of copies that install them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_STATES = "tests/shards/test_states.py"
+_ARRAYS = f"{_STATES}::test_arrays_have_the_bits_of_their_shard"
+_ROWS = f"{_STATES}::test_rows_have_the_bits_of_their_shard"
+_KILLED = f"{_STATES}::test_killed_after_any_store_of_an_install"
+
+MUTANTS = (
+    Mutant(
+        "reset-that-no-copy-hears-of",
+        "daskps.shards.memory.publication:Publication.reset",
+        "self.record.changed[:] = self.flip",
+        "pass",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "withdrawal-that-no-copy-hears-of",
+        "daskps.shards.memory.publication:Withdrawal._begin",
+        "self.record.changed[self.old.changed == flip - 1] = flip",
+        "pass",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "slots-of-rows-reset-and-no-copy-hears-of-it",
+        "daskps.shards.memory.undo:_reset",
+        "table.feed.stop()",
+        "pass",
+        (f"{_STATES}::test_a_reset_of_rows_asks_for_all_of_them",),
+    ),
+    Mutant(
+        "state-without-producers",
+        "daskps.shards.states:take",
+        "words = [(part.start, np.array(record.words[part])) for part in record.used()]",
+        "words = [(part.start, np.array(record.words[part])) for part in record.used()[:1]]",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "state-without-the-header",
+        "daskps.shards.states:install",
+        "segment.amend(HEADER, [*zip(_HEADER, state.header.tolist(), strict=True)])",
+        "pass",
+        (f"{_STATES}::test_a_fence_comes_along",),
+    ),
+    Mutant(
+        "buffers-of-the-owner-in-a-copy",
+        "daskps.shards.states:_Successor._begin",
+        "record.words[part] = self.old.words[part]",
+        "pass",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "slots-of-rows-before-their-log",
+        "daskps.shards.states:_Successor._put_rows",
+        "update = RowUpdate(numbers, of.rows, replace=True)",
+        "update = RowUpdate(numbers[:0], of.rows[:0], replace=True)",
+        (_KILLED,),
+    ),
+    Mutant(
+        "counts-that-no-copy-has",
+        "daskps.shards.arrays.unbounded_rows:UnboundedRows.bring",
+        "n = index.set_counts(known.counted, known.counts, log)",
+        "n = log.begin",
+        (_ROWS,),
+    ),
+    Mutant(
+        "removed-candidates-stay-in-a-copy",
+        "daskps.shards.arrays.unbounded_rows:UnboundedRows.change",
+        "return update._replace(ids=_NOBODY), update.ids[rows != -1]",
+        "return update._replace(ids=_NOBODY), update.ids[rows >= 0]",
+        (_ROWS,),
+    ),
+    Mutant(
+        "marks-of-an-owner-cost-a-copy-its-last-round",
+        "daskps.shards.states:install",
+        "if state.now.flip > state.since.flip:",
+        "if state.now.flip >= state.since.flip:",
+        (_ARRAYS,),
+    ),
+)

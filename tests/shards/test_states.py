@@ -1,0 +1,572 @@
+"""A copy that gets states has the bits of its shard, whatever happened to that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskps.consistency import ASP, BSP
+from daskps.errors import LayoutError, ProtocolError
+from daskps.init import constant
+from daskps.layout.arrays import Layout, compute_dtype
+from daskps.layout.chunks import WHOLE
+from daskps.layout.slots import PerRow
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS
+from daskps.layout.tables import UnboundedIds
+from daskps.shards import producers, states
+from daskps.shards.arrays.operations import TILE
+from daskps.shards.frozen import BegunCopy
+from daskps.shards.installation import Installation
+from daskps.shards.memory import areas, growth, publication, undo
+from daskps.shards.memory import segment as segment_
+from daskps.shards.memory.format import ENDED, GENERATION
+from daskps.shards.memory.publication import is_possible
+from daskps.shards.memory.room import Own
+from daskps.shards.memory.segment import Segment
+from daskps.shards.shard import Shard
+from daskps.shards.states import Mark, State
+from daskps.shards.steps import (
+    ADD,
+    ASSIGN,
+    GRADIENT,
+    MODEL,
+    REMOVE,
+    Item,
+    Ready,
+    Step,
+)
+from tests.invariants import validate
+from tests.kernels.compiling import kept
+from tests.shards import rowing, unbounded_rowing
+from tests.shards.making import RUN, Momentum, send
+from tests.shards.rowing import AddingRows
+from tests.shards.stating import spans_of
+from tests.shards.storing import Stores, put
+from tests.shards.unbounded_storing import Noting, watched_unbounded
+
+ARRAYS = Layout.build(
+    {
+        "w": ((TILE + 50,), "float32"),
+        "h": ((300,), "float16"),
+        "c": ((70,), "int64"),
+        "z": ((0,), "float64"),
+        "b": ((1,), "float64"),
+    },
+    1,
+)
+#: Slots of the pieces that have a rule.
+ARRAY_SLOTS = {0: (0.5,), 1: (0.0,), 4: (0.25,)}
+SIZES = [piece.size for piece in ARRAYS.pieces[0]]
+DTYPES = [piece.parameter.dtype for piece in ARRAYS.pieces[0]]
+RULED = (0, 1, 3)
+
+
+def filled(shard: Shard, like: Segment) -> Mark:
+    """Fill a copy from a frozen shard; return the moment that it has."""
+    mark = states.follow(shard.segment)
+    begun = BegunCopy.of(shard.segment, WHOLE)
+    frozen = begun.read(shard.segment, shard.segment.flip)
+    assert frozen is not None
+    into, parts = Installation(like), dict[Any, Any]()
+    for (_, area), span in spans_of(shard.segment, frozen):
+        parts[area, span.position] = span, np.ascontiguousarray(frozen.get(span))
+    for position, table in enumerate(like.tables, len(like.pieces)):
+        if table.unbounded is not None:
+            ids, *counted = (
+                parts.pop((area, position))[1] for area in (IDS, CANDIDATES, COUNTS)
+            )
+            into.begin_table(position, ids, np.array(counted))
+    for span, values in parts.values():
+        into.put(span, values)
+    assert frozen.counted is not None
+    frozen.counted.put(like)
+    return mark
+
+
+class Copy:
+    """A copy of a shard, and the moment that it has."""
+
+    def __init__(self, shard: Shard, new: Callable[[], Segment]) -> None:
+        self.shard, self.new, self.segment = shard, new, new()
+        self.mark = filled(shard, self.segment)
+        self.n = self.n_lost = 0
+
+    def follow(self) -> int:
+        """Bring it up to date; return how many publications that were."""
+        was, state = self.mark, states.take(self.shard.segment, self.mark)
+        if state is None:
+            # A feed has lost the past: the copy is filled anew.
+            self.n_lost += 1
+            self.segment = self.new()
+            self.mark = filled(self.shard, self.segment)
+            state = states.take(self.shard.segment, self.mark)
+            assert state is not None
+        states.install(self.segment, state)
+        self.mark, self.n = state.now, self.n + 1
+        self.check()
+        return self.mark.flip - was.flip
+
+    def check(self) -> None:
+        one, two = self.shard.segment, self.segment
+        assert content(one, one.flip) == content(two, two.flip)
+        assert used(one) == used(two)
+
+
+def content(segment: Segment, flip: int) -> list[Any]:
+    """All values of a flip; of rows those in force now."""
+    record, found = segment.record(flip), list[Any]()
+    for position in range(len(segment.pieces)):
+        found.append(segment.weights_of(record, position).tobytes())
+        found += [s.tobytes() for s in segment.slots_of(record, position)]
+    for table in segment.tables if flip == segment.flip else ():
+        if table.unbounded is None:
+            found += [a.tobytes() for a in (table.rows, *table.slots)]
+            continue
+        since = table.since(record)
+        ids, rows = table.unbounded.ids(since)
+        found += [ids.tolist(), table.unbounded.counts(since)]
+        found += [a[rows].tolist() for a in (table.rows, *table.slots)]
+        found += [table.unbounded.state[rows].tolist()]
+        found += [a.tolist() for a in table.unbounded.index.candidates()]
+    return found
+
+
+def used(segment: Segment) -> list[bytes]:
+    """All that the record in force says, but where things are in its segment."""
+    record = segment.current
+    words = record.words.copy()
+    for part in record.own:
+        words[part] = 0
+    return [words[part].tobytes() for part in record.used()]
+
+
+class Story:
+    """Whatever may happen to a shard of arrays, drawn at random."""
+
+    def __init__(self, shard: Shard, rng: np.random.Generator) -> None:
+        self.shard, self.rng = shard, rng
+        self.sequence, self.run = 0, RUN
+        self.producers = [1, 2, 3]
+
+    def array(self, position: int, n: int, kind: str) -> Any:
+        dtype = DTYPES[position]
+        if kind in (GRADIENT, MODEL):
+            dtype = compute_dtype(dtype)
+        if dtype == "int64":
+            return self.rng.integers(-5, 5, n)
+        return self.rng.standard_normal(n).astype(dtype)
+
+    def items(self, kind: str, *, whole: bool) -> list[Item]:
+        found = []
+        for position, size in enumerate(SIZES):
+            fits = kind not in (GRADIENT, MODEL) or position in RULED
+            if self.rng.random() < 0.3 or not fits:
+                continue
+            start, n = 0, size
+            if not whole and self.rng.random() < 0.5:
+                start = int(self.rng.integers(0, size + 1))
+                n = int(self.rng.integers(0, size - start + 1))
+            found.append(Item(position, start, self.array(position, n, kind)))
+        return found
+
+    def push(self) -> Step:
+        kind = (GRADIENT, ADD, ASSIGN)[self.rng.integers(3)]
+        self.sequence += 1
+        by = int(self.rng.choice(self.producers))
+        items = self.items(kind, whole=False)
+        return Step(kind, items, producer=by, sequence=self.sequence)
+
+    def pushes(self) -> None:
+        done = send(self.shard, *(self.push() for _ in range(self.rng.integers(1, 4))))
+        assert all(isinstance(t.outcome, Ready) for t in done)
+
+    def closing(self) -> None:
+        producers.close_producers(self.shard.segment, self.producers[:1])
+        self.producers = [*self.producers[1:], self.producers[-1] + 1]
+
+    def beginning(self, policy: Any, n: int) -> None:
+        self.run += 1
+        self.shard.begin_run(self.run, policy, n, reset=self.run % 2 == 0)
+
+    def tick(self, rank: int, clock: int, kind: str = GRADIENT) -> Step:
+        items = self.items(kind, whole=self.shard.run_state.is_bsp)
+        place: Any = {"run": self.run, "rank": rank, "clock": clock, "sequence": clock}
+        return Step(kind, items, tick=True, weight=1.0 + rank, **place)
+
+    def ticks(self, clock: int, *ranks: int, kind: str = GRADIENT) -> None:
+        send(self.shard, *(self.tick(rank, clock, kind) for rank in ranks))
+
+    def events(self) -> Iterator[Any]:
+        """Runs of all policies, and what comes between them."""
+        shard = self.shard
+        yield from [self.pushes, self.closing, self.pushes, self.pushes]
+        yield lambda: self.beginning(ASP(), 2)
+        for clock in range(3):
+            yield lambda c=clock: self.ticks(c, 0, 1)
+        yield lambda: shard.finish_rank(self.run, 1)
+        yield lambda: self.ticks(3, 0)
+        yield lambda: shard.end_run(self.run, "over")
+        yield self.pushes
+        for kind, back in ((GRADIENT, 0), (GRADIENT, 1), (MODEL, 1)):
+            yield lambda: self.beginning(BSP(), 3)
+            for clock in range(4):
+                for rank in range(3):
+                    yield lambda r=rank, c=clock, k=kind: self.ticks(c, r, kind=k)
+                yield self.closing
+            yield lambda: shard.hold_run(self.run)
+            more = {"rounds": 4 - back, "version": 1_000}
+            yield lambda m=more: shard.end_run(self.run, "over", **m)
+            yield from [self.pushes, self.pushes]
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["private", "durable"])
+@pytest.mark.parametrize("how", ["together", "apart", "past the caches"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_arrays_have_the_bits_of_their_shard(durable, how, every, rng, monkeypatch):
+    """After each event, or after some: then several publications are one state."""
+    monkeypatch.setattr(segment_, "TOGETHER_NBYTES", 2**30 if how == "together" else 0)
+    if how == "past the caches":
+        monkeypatch.setattr(publication, "PAST_NBYTES", 0)
+    segment = Segment(ARRAYS, 0, ARRAY_SLOTS, durable=durable)
+    segment.words[GENERATION] = 1
+    shard = Shard(segment, dict.fromkeys(ARRAY_SLOTS, Momentum()), cache_dir=kept())
+    story = Story(shard, rng)
+    story.pushes()
+    copy = Copy(shard, lambda: Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True))
+    withdrawable, has_before = 0, False
+    for event in story.events():
+        event()
+        if every > 1 and rng.random() < 1 - 1 / every:
+            continue
+        n, has_last = copy.follow(), is_possible(segment)
+        has_before = n == 1 or (n == 0 and has_before)
+        if has_before and has_last:
+            # The round before is there too, to go back to.
+            assert is_possible(copy.segment)
+            withdrawable += 1
+        if n == 1 and durable and segment.writing == segment.flip:
+            before = [s.flip - 1 for s in (segment, copy.segment)]
+            assert content(segment, before[0]) == content(copy.segment, before[1])
+    copy.follow()
+    assert withdrawable >= (9 if every == 1 else 0)
+
+
+#: An array, a bounded table, an unbounded one with a rule and one of integers without.
+TABLE_SLOTS = {0: (0.5,), 1: (0.25,), 2: (0.25, PerRow(0.25))}
+IDS_FROM, IDS_TO = -50, 50
+
+
+def tables_of(**policy: int) -> Layout:
+    unbounded = UnboundedIds(constant(3.0), 5, 256, **policy)
+    tables: dict[str, Any] = {
+        "bounded": (40, 3, "float32"),
+        "emb": (0, 2, "float32", unbounded),
+        "num": (0, 1, "int64", unbounded),
+    }
+    return Layout.build({"w": ((6,), "float32")}, 1, tables)
+
+
+def with_tables(layout: Layout) -> Shard:
+    segment = Segment(layout, 0, TABLE_SLOTS, durable=True)
+    segment.words[GENERATION], segment.memory = 1, Own()
+    rules: Any = dict.fromkeys((0, 1, 2), AddingRows())
+    return Shard(segment, rules, cache_dir=kept())
+
+
+def random_step(rng: np.random.Generator, sequence: int) -> Step:
+    kind = (GRADIENT, GRADIENT, ADD, ASSIGN, REMOVE)[rng.integers(5)]
+    items = []
+    if kind != REMOVE and rng.random() < 0.4:
+        items.append(Item(0, 0, rng.integers(0, 9, 6).astype("f4")))
+    if kind != REMOVE and rng.random() < 0.6:
+        ids = np.sort(rng.permutation(40)[: rng.integers(0, 6)])
+        data = rng.integers(0, 9, 3 * len(ids)).astype("f4")
+        items.append(Item(1, 0, data, ids))
+    for position, dim, dtype in ((2, 2, "f4"), (3, 1, "i8")):
+        if (kind == GRADIENT and position == 3) or rng.random() < 0.4:
+            continue
+        ids = np.unique(rng.integers(IDS_FROM, IDS_TO, rng.integers(0, 8)))
+        data = rng.integers(0, 9, dim * len(ids)).astype(dtype)
+        items.append(Item(position, 0, data[: 0 if kind == REMOVE else None], ids))
+    return Step(kind, items, producer=1, sequence=sequence)
+
+
+POLICIES: dict[str, dict[str, int]] = {
+    "any": {},
+    "in their time": {"ttl": 7},
+    "at most so many": {"max_rows": 24},
+    "in their time and at most so many": {"max_rows": 24, "ttl": 9},
+    "after some pushes": {"admit_after": 3},
+    "all of it": {"max_rows": 24, "ttl": 9, "admit_after": 2},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("history", range(4))
+def test_rows_have_the_bits_of_their_shard(policy, history):
+    rng = np.random.default_rng(history)
+    shard = with_tables(tables_of(**policy))
+    for n in range(1, 20):
+        applied(shard, random_step(rng, n))
+    copy = Copy(shard, lambda: with_tables(tables_of(**policy)).segment)
+    # Producers come with the first state.
+    copy.follow()
+    for n in range(20, 120):
+        applied(shard, random_step(rng, n))
+        if rng.random() < 0.45:
+            copy.follow()
+            validate(Shard(copy.segment, {}, cache_dir=kept()))
+    assert copy.n > 20 > copy.n_lost
+    # A shard that goes on from the copy gets the same rows.
+    rules: Any = dict.fromkeys((0, 1, 2), AddingRows())
+    heir = Shard(copy.segment, rules, cache_dir=kept())
+    copy.follow()
+    for n in range(120, 160):
+        step = random_step(rng, n)
+        applied(shard, step)
+        applied(heir, step)
+        copy.check()
+
+
+def applied(shard: Shard, step: Step) -> None:
+    (ticket,) = send(shard, step)
+    assert isinstance(ticket.outcome, Ready), ticket.outcome
+
+
+def test_a_reset_of_rows_asks_for_all_of_them():
+    """No entry of a feed has slots: a copy is filled anew, and has the bits again."""
+    layout = tables_of()
+    shard = with_tables(layout)
+    rng = np.random.default_rng(0)
+    for n in range(9):
+        applied(shard, random_step(rng, n))
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    copy.follow()
+    shard.begin_run(RUN, ASP(), 1, reset=True)
+    assert states.take(shard.segment, copy.mark) is None
+    copy.follow()
+    assert copy.n_lost == 1
+
+
+def test_a_fence_comes_along():
+    shard = Shard(Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True), {})
+    shard.segment.words[GENERATION] = 1
+    copy = Copy(shard, lambda: Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True))
+    shard.begin_run(RUN, BSP(), 2)
+    copy.follow()
+    shard.segment.fence(3)
+    assert copy.follow() == 0
+    assert copy.segment.limit == 3
+    shard.end_run(RUN, "over")
+    copy.follow()
+    assert copy.segment.header[ENDED] == RUN
+
+
+# -- killed after any store ------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little memory to begin with, and an index that has to grow."""
+    monkeypatch.setattr(areas, "FIRST_NBYTES", 64)
+    monkeypatch.setattr(growth, "_LEAST_NBYTES", 64)
+    monkeypatch.setattr(areas, "MOST_PUSHED_ROWS", 16)
+    monkeypatch.setattr(areas, "FEWEST_SLOTS", 16)
+    monkeypatch.setattr(growth, "_COPIED", 2)
+    monkeypatch.setattr(growth, "_COPIED_AN_ID", 1)
+
+
+def array_of(shard: Shard, sequence: int) -> Step:
+    """A push to all arrays of a shard."""
+    items = [
+        Item(at, 0, np.full(size, sequence, np.float32))
+        for at, size in enumerate(shard.segment.sizes)
+    ]
+    return Step(GRADIENT, items, producer=2, sequence=sequence)
+
+
+UNBOUNDED: dict[str, tuple[dict[str, int], list[Any]]] = {
+    "rows that come": ({}, [(ADD, {1: [(5, 1), (-1, 2)], 2: [(5, 3)]})]),
+    "rows that go and come": (
+        {},
+        [
+            (REMOVE, {1: [(0, 0), (77, 0)], 2: [(0, 0)]}),
+            (GRADIENT, {1: [(8, 1), (5, 2), (2**62, 3)]}),
+        ],
+    ),
+    "at most so many": (
+        {"max_rows": 3, "admit_after": 2},
+        [(GRADIENT, {1: [(i, 1) for i in range(6)]})] * 2,
+    ),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("policy", "pushes"), UNBOUNDED.values(), ids=UNBOUNDED)
+def test_killed_after_any_store_of_an_install(policy, pushes):
+    layout = unbounded_rowing.layout_of(room=24, **policy)
+    shard = unbounded_rowing.made(layout)
+    first = [(ADD, {1: [(0, 4), (77, 1)], 2: [(0, 3)]})] * 2
+    for n, (kind, named) in enumerate(first):
+        applied(shard, unbounded_rowing.step(shard, kind, named, n))
+    copy = Copy(shard, lambda: unbounded_rowing.made(layout).segment)
+    copy.follow()
+    for n, (kind, named) in enumerate(pushes, 2):
+        applied(shard, unbounded_rowing.step(shard, kind, named, n))
+    applied(shard, array_of(shard, 1))
+    killed(copy, lambda buffer: unbounded_rowing.made(layout, 0, buffer).segment)
+
+
+def test_killed_after_any_store_of_rows_and_arrays():
+    shard = rowing.make(durable=True)
+    applied(shard, array_of(shard, 1))
+    copy = Copy(shard, lambda: rowing.make(durable=True).segment)
+    copy.follow()
+    for sequence in (2, 3):
+        items = [
+            Item(1, 0, np.full(9, 2.0, np.float32), np.array([0, 7, 30 + sequence])),
+            Item(2, 0, np.full(4, 3, np.int64), np.array([1, sequence])),
+        ]
+        applied(shard, Step(ADD, items, producer=1, sequence=sequence))
+        applied(shard, array_of(shard, sequence))
+    killed(copy, lambda b: Segment(rowing.LAYOUT, 0, rowing.SLOTS, b, durable=True))
+
+
+def killed(copy: Copy, at: Callable[[Any], Segment]) -> None:
+    """Look at what every store of an install leaves, and go on from there."""
+    state = states.take(copy.shard.segment, copy.mark)
+    assert state is not None
+    segment = copy.segment
+    before = content(segment, segment.flip), used(segment)
+    after = (
+        content(copy.shard.segment, copy.shard.segment.flip),
+        used(copy.shard.segment),
+    )
+    with watched_install(segment) as stores:
+        states.install(segment, state)
+    seen, found = set[bytes](), [0, 0]
+    for _, buffer in stores.states:
+        if (raw := buffer.tobytes()) in seen:
+            continue
+        seen.add(raw)
+        left = at(buffer)
+        undo.roll_back(left)
+        has = content(left, left.flip), used(left)
+        assert has in (before, after)
+        found[has == after] += 1
+        states.install(left, state)
+        assert (content(left, left.flip), used(left)) == after
+    assert min(found) > 0
+    assert sum(found) > 50
+
+
+@contextmanager
+def watched_install(segment: Segment) -> Iterator[Stores]:
+    """Note every store of an install."""
+    with watched_unbounded(segment) as stores, pytest.MonkeyPatch.context() as patch:
+
+        def scatter(
+            w: Any, rows: Any, values: Any, *, first: int = 0, **_: Any
+        ) -> None:
+            for row, value in zip(rows, values, strict=True):
+                put(w[row - first], value, stores, "slots of a row")
+
+        def write(out: Any, values: Any) -> None:
+            put(out, values, stores, "weight")
+
+        patch.setattr(states, "scatter", scatter)
+        segment.payload = segment.payload._replace(write=write)
+        for record in segment.records:
+            record.words = Noting(record.words, stores, "record")  # type: ignore[assignment]  # as the words
+        yield stores
+
+
+# -- bad input -------------------------------------------------------------------------
+
+
+def state_of_tables(n: int = 3) -> tuple[State, Segment]:
+    """A state of a shard with tables, and a copy that it fits."""
+    layout = tables_of()
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    rng = np.random.default_rng(0)
+    for sequence in range(n):
+        applied(shard, random_step(rng, sequence))
+        applied(shard, array_of(shard, sequence))
+    state = states.take(shard.segment, copy.mark)
+    assert state is not None
+    return state, copy.segment
+
+
+def piece_with(state: State, **other: Any) -> State:
+    return replace(state, pieces=[state.pieces[0]._replace(**other)])
+
+
+def rows_with(state: State, **other: Any) -> State:
+    return replace(state, tables=[state.tables[0]._replace(**other)])
+
+
+MALFORMED: dict[str, Callable[[State], State]] = {
+    "a piece that is not there": lambda s: piece_with(s, position=1),
+    "a piece before the first": lambda s: piece_with(s, position=-1),
+    "other weights": lambda s: piece_with(s, weights=np.zeros(5, np.float32)),
+    "another dtype": lambda s: piece_with(s, weights=np.zeros(6)),
+    "no slots": lambda s: piece_with(s, slots=()),
+    "a table that is not there": lambda s: rows_with(s, ordinal=3),
+    "a table before the first": lambda s: rows_with(s, ordinal=-1),
+    "ids outside": lambda s: rows_with(s, ids=s.tables[0].ids + 40),
+    "fewer rows": lambda s: rows_with(s, rows=s.tables[0].rows[:-1]),
+    "fewer slots": lambda s: rows_with(s, slots=()),
+    "another kind of table": lambda s: rows_with(s, known=s.tables[1].known),
+    "a short record": lambda s: replace(s, words=[(0, s.words[0][1][:-1])]),
+    "words behind the record": lambda s: replace(
+        s, words=[s.words[0], (10**6, np.zeros(3, np.int64))]
+    ),
+    "another header": lambda s: replace(s, header=s.header[:-1]),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_a_state_that_does_not_fit_changes_nothing(change):
+    state, segment = state_of_tables()
+    assert state.tables[0].ordinal == 0
+    before = segment.buffer.tobytes()
+    with pytest.raises(ProtocolError, match="none of this shard"):
+        states.install(segment, change(state))
+    assert segment.buffer.tobytes() == before
+    states.install(segment, state)
+
+
+def test_more_rows_than_one_publication_takes_change_nothing(monkeypatch):
+    monkeypatch.setattr(areas, "MOST_PUSHED_ROWS", 4)
+    layout = tables_of()
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    for sequence, first in enumerate((0, 10)):
+        ids = np.arange(first, first + 3)
+        item = Item(1, 0, np.ones(9, np.float32), ids)
+        applied(shard, Step(ADD, [item], producer=1, sequence=sequence))
+    state = states.take(shard.segment, copy.mark)
+    assert state is not None
+    assert len(state.tables[0].ids) == 6
+    segment = copy.segment
+    before = content(segment, segment.flip)
+    with pytest.raises(LayoutError, match="6 rows of table 'bounded' in one state"):
+        states.install(segment, state)
+    assert content(segment, segment.flip) == before
+
+
+def test_its_bytes_are_those_of_what_has_changed():
+    shard = Shard(Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True), {})
+    shard.segment.words[GENERATION] = 1
+    mark = states.follow(shard.segment)
+    applied(shard, Step(ADD, [Item(1, 0, np.ones(300, np.float16))], producer=1))
+    state = states.take(shard.segment, mark)
+    assert state is not None
+    words = state.nbytes - 300 * (2 + 4)
+    assert 0 < words <= 4096
