@@ -352,8 +352,8 @@ class Machine(RuleBasedStateMachine):
         good = self.outside(shard, producer, sequence, GRADIENT)
         kwargs: dict[str, Any] = {"producer": producer, "sequence": sequence}
         bad = Step(GRADIENT, [Item(0, 0, np.ones(99))], **kwargs)
-        raising = Step(GRADIENT, good.items, lr=0.25, **kwargs)
-        stale = Step(GRADIENT, good.items, generation=2, **kwargs)
+        # They tell of what was given up: without arrays such a step is applied.
+        raising, stale = good._replace(lr=0.25), good._replace(generation=2)
         found = self.deliver(shard, bad, raising, stale)
         assert isinstance(found[2].outcome, StaleGenerationError)
         assert isinstance(found[0].outcome, (ValueError, ConsistencyError))
