@@ -122,7 +122,12 @@ class Hub:
         self.clients: dict[str, Any] = {}
         self.events: list[tuple[str, Any]] = []
         self.workers = {
-            name: SimpleNamespace(address=name, memory_limit=None, resources={})
+            name: SimpleNamespace(
+                address=name,
+                memory_limit=None,
+                resources={},
+                status=Status.running,
+            )
             for name in names
         }
 

@@ -289,7 +289,8 @@ class RowIndex(IndexMemory):
         NoRoomError
             If there is no room in the log or the index.
         """
-        _check(ids, counts)
+        check_input(ids, ID, (len(ids),))
+        check_input(counts, ID, ids.shape)
         book = _book(log)
         self._change("set_counts", ids, counts, log.entries, book)
         return int(book[words_log.N])
@@ -318,7 +319,8 @@ class RowIndex(IndexMemory):
         ValueError
             If a word is none of the area.
         """
-        _check(where, values)
+        check_input(where, ID, (len(where),))
+        check_input(values, ID, where.shape)
         if (
             len(where)
             and not 0 <= where.min() <= where.max() < self.places[2 * area + 1]

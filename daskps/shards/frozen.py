@@ -25,6 +25,7 @@ from daskps.shards.frozen_rows import (
     room_for,
 )
 from daskps.shards.installation import Counted
+from daskps.shards.memory.undo import roll_back
 from daskps.shards.reader import RowsAtRest
 
 if TYPE_CHECKING:
@@ -192,6 +193,27 @@ class HeldShard(FrozenShard):
             )
 
 
+class LiveShard(HeldShard):
+    """The same while the shard goes on: each part is as it was when it was read.
+
+    For a copy that gets all changes since before the first of them; under the lock.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(segment, segment.flip, 0)
+        # Rows that other ids get meanwhile are read for these, and changed later.
+        self._tables = {at: of.with_its_ids() for at, of in self._tables.items()}
+
+    def get(self, span: Span) -> Array:
+        """Return a copy of elements."""
+        roll_back(self._segment)
+        self._flip = self._segment.flip
+        return super().get(span)
+
+    def _check(self) -> None:
+        """Let the shard go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class BegunCopy:
     """Memory for a copy of a shard, touched before a push must wait for it."""
@@ -213,7 +235,7 @@ class BegunCopy:
 
         WHOLE names everything: a shard's state can be made of such a copy again.
         """
-        spans, whole = _spans_of(segment, index), index == WHOLE
+        spans, whole = spans_of(segment, index), index == WHOLE
         memory, at = private(_nbytes_of(spans)), 0
         parts: Parts = []
         places = {}
@@ -241,7 +263,7 @@ class BegunCopy:
 
 def needed_nbytes(segment: Segment, index: int | None) -> int:
     """Return about how many bytes a copy takes, without one; see :meth:`BegunCopy.of`."""
-    found = _nbytes_of(_spans_of(segment, index))
+    found = _nbytes_of(spans_of(segment, index))
     for _, table in _unbounded_tables(segment, index):
         of_row = 2 * 8 + table.piece.table.row_nbytes
         if index == WHOLE and table.unbounded is not None:
@@ -261,7 +283,7 @@ def _unbounded_tables(
             yield position, table
 
 
-def _spans_of(segment: Segment, index: int | None) -> list[tuple[Span, str]]:
+def spans_of(segment: Segment, index: int | None) -> list[tuple[Span, str]]:
     """Return the elements of a shard that a copy has, with dtypes.
 
     With WHOLE all of them, slots too; else all values, with ARRAYS no table, or those

@@ -54,6 +54,12 @@ class FrozenRows:
         """Return the first of them."""
         return replace(self, areas={area: a[:n] for area, a in self.areas.items()})
 
+    def with_its_ids(self) -> FrozenRows:
+        """Return the same with a copy of the ids, which the shard may change."""
+        end = 0 if self.numbers is None else int(self.numbers.max(initial=-1)) + 1
+        ids = np.array(self.areas[IDS][:end])
+        return replace(self, areas={**self.areas, IDS: ids})
+
     @property
     def arrays(self) -> list[Array]:
         """All memory that it has itself."""

@@ -91,6 +91,8 @@ class Shard:
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._abandoned: Exception | None = None
+        #: No round is applied from this flip on: the shard is about to move.
+        self.last_flip: int | None = None
 
     @classmethod
     def as_deputy(
@@ -212,6 +214,7 @@ class Shard:
     def set_gate(self) -> None:
         """Let other processes only read while this one holds steps or rounds back."""
         held = self.cut is not None or self.run_state.is_held
+        held |= self.last_flip is not None
         set_gate(self.segment, READING if held else OPEN)
 
     @property
@@ -260,7 +263,23 @@ class Shard:
     @property
     def _may_apply(self) -> bool:
         """Whether a round that is complete may be applied now."""
-        return self.cut is None and self.run_state.may_apply
+        last, is_held = self.last_flip, self.cut is not None
+        if is_held or (last is not None and self.segment.flip >= last):
+            return False
+        return self.run_state.may_apply
+
+    def hold_rounds(self, last_flip: int | None) -> list[Ticket]:
+        """Apply no round from a flip on, in any process; with None go on."""
+        self.last_flip = last_flip
+        self.set_gate()
+        self._apply_complete()
+        return self._wake()
+
+    def resume(self, generation: int) -> None:
+        """Go on after :meth:`abandon`, as another incarnation; nobody else has begun."""
+        self._abandoned, self.last_flip = None, None
+        self.generation = self._header[GENERATION] = generation
+        self.set_gate()
 
     def _apply_complete(self) -> None:
         """Apply a round that was complete before it could be applied."""

@@ -13,13 +13,14 @@ feeds are its own: a flip of the owner means nothing in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from daskps.errors import LayoutError, ProtocolError
 from daskps.kernels.row_moves import scatter
+from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.arrays.row_operations import RowUpdate
 from daskps.shards.memory import undo
 from daskps.shards.memory.areas import HEADER, RECORD
@@ -81,6 +82,8 @@ class RowsState(NamedTuple):
     slots: tuple[Array, ...]
     #: Of an unbounded table: all ids that have changed, with and without rows.
     known: KnownIds | None = None
+    #: Whether these are all that there are: nobody knows which have changed.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class State:
         arrays = [self.header, *(array for _, array in self.words)]
         for _, weights, slots in self.pieces:
             arrays += [weights, *slots]
-        for _, ids, rows, slots, known in self.tables:
+        for _, ids, rows, slots, known, _ in self.tables:
             arrays += [ids, rows, *slots, *(known or ())]
         return sum(array.nbytes for array in arrays)
 
@@ -120,7 +123,8 @@ def follow(segment: Segment) -> Mark:
 def take(segment: Segment, since: Mark) -> State | None:
     """Return what has changed since a moment; under the shard's lock.
 
-    None where nobody knows any more which rows have: the copy has to be filled anew.
+    None where nobody knows any more which of too many rows have: the copy has to be
+    filled anew.
     """
     undo.roll_back(segment)
     record, payload, n = segment.current, segment.payload, len(segment.pieces)
@@ -128,10 +132,16 @@ def take(segment: Segment, since: Mark) -> State | None:
     tables = []
     for table in segment.tables:
         if changed[n + table.ordinal]:
-            ids = table.feed.read(record, since.version, 0)
-            if ids is None:
+            ids = None
+            if since.flip >= table.feed.began:
+                ids = table.feed.read(record, since.version, 0)
+            if is_whole := ids is None:
+                ids = _all_of(table)
+                table.feed.follow(record, table.n_rows, segment.memory)
+            if is_whole and len(ids) > MOST_PUSHED_ROWS:
                 return None
-            tables.append(_rows_of(segment, table, ids))
+            rows = _rows_of(segment, table, ids)
+            tables.append(rows._replace(whole=is_whole))
     pieces = []
     for position in np.flatnonzero(changed[:n]).tolist():
         slots = map(payload.fetch, segment.slots_of(record, position))
@@ -140,6 +150,14 @@ def take(segment: Segment, since: Mark) -> State | None:
     words = [(part.start, np.array(record.words[part])) for part in record.used()]
     now = Mark(segment.flip, record.version)
     return State(since, now, words, segment.words[[*_HEADER]], pieces, tables)
+
+
+def _all_of(table: TableMemory) -> Array:
+    """Return all ids that a table knows."""
+    if (unbounded := table.unbounded) is None:
+        first = table.piece.first_row
+        return np.arange(first, first + table.n_rows)
+    return np.concatenate([unbounded.ids(0)[0], unbounded.index.candidates()[0]])
 
 
 def _rows_of(segment: Segment, table: TableMemory, ids: Array) -> RowsState:
@@ -170,7 +188,9 @@ def install(segment: Segment, state: State) -> None:
         For a state of another shard; nothing was changed.
     """
     _check(segment, state)
-    for of in state.tables:
+    tables = [_with_all_gone(segment, of) if of.whole else of for of in state.tables]
+    state = replace(state, tables=tables)
+    for of in tables:
         _provide(segment, of)
     if state.now.flip > state.since.flip:
         _Successor(segment, state).commit()
@@ -187,6 +207,16 @@ def install(segment: Segment, state: State) -> None:
             pairs = [(start + i, int(theirs[i])) for i in differ.tolist()]
             segment.amend(RECORD, [pair for pair in pairs if pair[0] not in own])
     segment.amend(HEADER, [*zip(_HEADER, state.header.tolist(), strict=True)])
+
+
+def _with_all_gone(segment: Segment, of: RowsState) -> RowsState:
+    """Return all rows of a table with the ids that are here and must go."""
+    if of.known is None:
+        return of
+    named = np.concatenate([of.ids, of.known.counted])
+    gone = np.setdiff1d(_all_of(segment.tables[of.ordinal]), named)
+    without = np.union1d(of.known.without, gone)
+    return of._replace(known=of.known._replace(without=without))
 
 
 def _provide(segment: Segment, of: RowsState) -> None:
@@ -274,7 +304,7 @@ def _check(segment: Segment, state: State) -> None:
         at = position if fits else 0
         theirs = (segment.weights[0][at], *segment.slots[0][at])
         fits = fits and _kinds(weights, *slots) == _kinds(*theirs)
-    for ordinal, ids, rows, slots, known in state.tables:
+    for ordinal, ids, rows, slots, known, _ in state.tables:
         fits = fits and 0 <= ordinal < len(segment.tables)
         table, n = segment.tables[ordinal if fits else 0], slice(len(ids))
         theirs = table.rows[n], *(slot[n] for slot in table.slots)

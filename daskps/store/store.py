@@ -77,6 +77,59 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
     >>> store.delete()
     """
 
+    def drain(self, worker: str, *, timeout: Any = DEFAULT) -> Any:
+        """Move all shards of this store off a worker, while everything goes on.
+
+        Calls that meet a shard on its way wait for it, and each push counts once. A
+        store that is made or restored later may have shards there again.
+
+        Parameters
+        ----------
+        worker : str
+            The worker's address, as in :attr:`placement`.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever. After it the drain
+            goes on without this call.
+
+        Returns
+        -------
+        list of int
+            The shards that have moved, none where the worker had none.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For what is no worker of the cluster.
+        NotEnoughWorkersError
+            For the only worker.
+        LayoutError
+            If no other worker has room for a shard.
+        ShardBusyError
+            While another call drains the same worker.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.zeros(4)}, shards=2)
+        >>> worker = store.placement[0]
+        >>> store.drain(worker)
+        [0]
+        >>> worker in store.placement
+        False
+        """
+        if not isinstance(worker, str):
+            raise TypeError(f"worker is an address, found {type(worker).__name__}")
+
+        async def work(shards: ShardClient, deadline: Deadline) -> list[int]:
+            meta = shards.meta
+            ask = partial(shards.link.directory, "drain", uid=meta.uid, worker=worker)
+            found = await shards.link.within(ask, deadline.remaining(), deadline.what)
+            meta.update(found["where"])
+            return list(found["shards"])
+
+        return self._with_shards(work, timeout, f"the drain of worker {worker}")
+
     def replica(
         self,
         *,

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _STATES = "tests/shards/test_states.py"
 _ARRAYS = f"{_STATES}::test_arrays_have_the_bits_of_their_shard"
 _ROWS = f"{_STATES}::test_rows_have_the_bits_of_their_shard"
+_DRAIN = "tests/cluster/test_drain.py"
 _KILLED = f"{_STATES}::test_killed_after_any_store_of_an_install"
 
 MUTANTS = (
@@ -29,7 +30,7 @@ MUTANTS = (
         "daskps.shards.memory.undo:_reset",
         "table.feed.stop()",
         "pass",
-        (f"{_STATES}::test_a_reset_of_rows_asks_for_all_of_them",),
+        (f"{_STATES}::test_a_reset_of_rows_sends_all_of_them",),
     ),
     Mutant(
         "state-without-producers",
@@ -74,10 +75,63 @@ MUTANTS = (
         (_ROWS,),
     ),
     Mutant(
+        "ids-that-went-unseen-stay-in-a-copy",
+        "daskps.shards.states:_with_all_gone",
+        "without = np.union1d(of.known.without, gone)",
+        "without = of.known.without",
+        (f"{_STATES}::test_ids_that_went_unseen_go",),
+    ),
+    Mutant(
         "marks-of-an-owner-cost-a-copy-its-last-round",
         "daskps.shards.states:install",
         "if state.now.flip > state.since.flip:",
         "if state.now.flip >= state.since.flip:",
         (_ARRAYS,),
+    ),
+    Mutant(
+        "last-state-before-the-owner-stops",
+        "daskps.cluster.host.moving:_last.attempt",
+        "return hosted.hand_over(error, generation)",
+        "return []",
+        (f"{_DRAIN}::test_acknowledged_pushes_count_once",),
+    ),
+    Mutant(
+        "reads-go-on-at-the-former-owner",
+        "daskps.cluster.host.hosted:HostedShard.hand_over",
+        "self.shard.segment.header[GENERATION] = generation",
+        "pass",
+        (
+            "tests/cluster/host/test_moving.py::test_a_handed_over_shard_is_read_by_nobody",
+        ),
+    ),
+    Mutant(
+        "deliveries-of-an-open-round-stay-behind",
+        "daskps.cluster.host.moving:_last",
+        'answer["mailbox"] = pack_array(np.array(box.mailbox.memory))',
+        'answer["mailbox"] = pack_array(np.zeros_like(box.mailbox.memory))',
+        (f"{_DRAIN}::test_runs_go_on",),
+    ),
+    Mutant(
+        "rounds-go-on-before-the-last",
+        "daskps.shards.shard:Shard._may_apply",
+        "if is_held or (last is not None and self.segment.flip >= last):",
+        "if is_held:",
+        ("tests/cluster/host/test_moving.py::test_the_last_state_is_one_round",),
+    ),
+    Mutant(
+        "owner-that-does-not-take-back",
+        "daskps.cluster.host.moving:_back",
+        "hosted.resume(generation)",
+        "pass",
+        (f"{_DRAIN}::test_an_owner_goes_on_where_the_answer_is_lost",),
+    ),
+    Mutant(
+        "host-answers-for-the-shards-that-it-has-left",
+        "daskps.cluster.host.host:ShardHost.handle_control",
+        "if type(shard) is int and (store, shard) not in self.shards:",
+        "if type(shard) is str:",
+        (
+            "tests/cluster/host/test_moving.py::test_a_host_answers_for_all_it_should_have",
+        ),
     ),
 )

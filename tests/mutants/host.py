@@ -10,8 +10,8 @@ MUTANTS = (
     Mutant(
         "former-owner-opens-the-gate",
         "daskps.cluster.host.hosted:HostedShard.release.let_go",
-        "if block is not None and segment.words[GENERATION] == shard.generation:",
-        "if block is not None:",
+        "if shard.segment.words[GENERATION] == shard.generation:",
+        "if shard.segment is not None:",
         (
             "tests/cluster/host/test_departure.py::test_a_shard_that_has_another_owner_is_left_alone",
         ),
@@ -28,8 +28,8 @@ MUTANTS = (
     ),
     Mutant(
         "released-shard-has-its-gate-open",
-        "daskps.cluster.host.hosted:HostedShard.release.let_go",
-        "set_gate(segment, RELEASED)",
+        "daskps.cluster.host.hosted:HostedShard.leave",
+        "set_gate(self.shard.segment, RELEASED)",
         "pass",
         (
             "tests/cluster/host/test_departure.py"
@@ -92,9 +92,9 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-a-freed-store-are-handed-over",
-        "daskps.cluster.host.adoption:_let_go",
-        "if hosted.is_shared and (wanted is None or store in wanted):",
-        "if hosted.is_shared:",
+        "daskps.cluster.host.adoption:leave",
+        "keys = [k for k in host.shards if wanted is None or k[0] in wanted]",
+        "keys = [*host.shards]",
         (
             "tests/cluster/host/test_departure.py::test_nothing_is_handed_over_of_a_store_that_was_freed",
         ),

@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "cut-does-not-hold-rounds",
         "daskps.shards.shard:Shard._may_apply",
-        "return self.cut is None and self.run_state.may_apply",
-        "return self.run_state.may_apply",
+        "last, is_held = self.last_flip, self.cut is not None",
+        "last, is_held = self.last_flip, False",
         ("tests/shards/cuts/test_cut.py::test_bsp_cut_serves_the_last_round_all_have",),
     ),
     Mutant(

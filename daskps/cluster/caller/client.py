@@ -302,7 +302,9 @@ class ShardClient:
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
         shards = self.meta.hosts.get(worker, ())
         async with self.remote.liveness.over(worker, shards):
-            return await self.link.control(worker, method, store=self.meta.uid, **of)
+            # Else a host that has let go of some would answer for the rest of them.
+            about = {"store": self.meta.uid, "holds": [*shards], **of}
+            return await self.link.control(worker, method, **about)
 
 
 def _is_simple(request: Request) -> bool:

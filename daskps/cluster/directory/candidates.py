@@ -113,7 +113,8 @@ class Candidates:
     entry : StoreEntry
         The store.
     worker : str
-        The worker that left the shards.
+        The worker that left the shards. Where it still runs it may have them back, if
+        no other one can have them.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Candidates:
         worker: str,
     ) -> None:
         self._scheduler, self._stores = scheduler, stores
-        self._entry, self._machine = entry, get_address_host(worker)
+        self._entry, self._left_by = entry, worker
+        self._machine = get_address_host(worker)
         self._asked = {row[0]: _Poll(entry.sizes[row[0]]) for row in entry.segments}
 
     def _local(self) -> dict[str, bool]:
@@ -165,7 +167,7 @@ class Candidates:
                     wait_for(shard, str(error))
                 else:
                     first = asked.priority(w), not local[w], asked.n[w], is_paused
-                    rank[w] = *first, n[w], held[w]
+                    rank[w] = w == self._left_by, *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)
                 n[by] += 1

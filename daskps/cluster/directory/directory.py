@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
 from daskps.cluster.directory.cuts import Cuts
+from daskps.cluster.directory.drains import Drains
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.machines import Orphans, Readiness
 from daskps.cluster.directory.move import ShardMoves
@@ -70,6 +71,7 @@ class Directory:
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
+        self.drains = Drains(scheduler, self.hosts, self.stores, self.moves)
         self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)

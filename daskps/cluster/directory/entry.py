@@ -206,19 +206,30 @@ class StoreEntry:
         return [rows[shard] for shard in shards]
 
     def install(self, worker: str, taken: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Note that a worker has adopted shards, and where they are; return which."""
+        """Note that a worker has shards now, and where they are; return which."""
         owners, generations = list(self.owners), list(self.generations)
         rows = {row[0]: row for row in self.segments}
         for new in taken:
             shard = new["shard"]
+            if owners[shard] in self.nbytes:
+                # It lives, and has given the shard away.
+                self.charge(owners[shard], -self.sizes[shard])
             owners[shard], generations[shard] = worker, new["generation"]
             rows[shard] = (shard, new["name"], new["nbytes"], new["nonce"])
+            if not new["name"]:
+                del rows[shard]
             self.sizes[shard] = new["held"]
             self.charge(worker, new["held"])
         self.owners, self.generations = tuple(owners), tuple(generations)
         self.segments = [rows[shard] for shard in sorted(rows)]
         self.settle(shards := sorted(new["shard"] for new in taken))
         return shards
+
+    def raise_generation(self, shard: int) -> None:
+        """Note that somebody may have become the owner of a shard, and did not say so."""
+        generations = list(self.generations)
+        generations[shard] += 1
+        self.generations = tuple(generations)
 
     def note_sizes(self, worker: str, sizes: Iterable[tuple[int, int]]) -> list[int]:
         """Note how many bytes shards take that a worker has; return which it has."""

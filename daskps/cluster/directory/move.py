@@ -150,19 +150,20 @@ class ShardMoves:
             shared = {row[0] for row in entry.segments}
             running = self.scheduler.status == Status.running
             if entry.ready and running and shared.issuperset(shards):
-                self._begin(entry, (worker, reason), shards, in_order)
+                self.begin(entry, (worker, reason), shards, in_order=in_order)
             else:
                 told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
                 why = reason + told * (entry.ready and running)
                 self.lose(entry, shards, (worker, why))
 
-    def _begin(
+    def begin(
         self,
         entry: StoreEntry,
         left_by: tuple[str, str],
         shards: list[int],
+        *,
         in_order: bool,
-    ) -> None:
+    ) -> Move:
         """Look for new owners of shards that other processes can map."""
         self.runs.fence_all(
             entry, rounds_error(left_by[0]), lambda run: not run.survives(shards)
@@ -171,6 +172,7 @@ class ShardMoves:
         self._open.append(move)
         work = self.hosts.spawn(move.run())
         work.add_done_callback(lambda _: self._open.remove(move))
+        return move
 
     def worker_came(self) -> None:
         """Hear that a worker came, which may find what others did not."""
@@ -408,8 +410,7 @@ class Move:
         shards = entry.install(by, taken)
         for row in taken:
             self._left.pop(row["shard"], None)
-            if row["mailbox"] and (run := self._runs.open.get(row["run"])):
-                run.mailbox_moved(row["shard"], row["mailbox"])
+            self._runs.mailbox_moved(entry, row)
         hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",

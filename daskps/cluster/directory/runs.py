@@ -24,7 +24,7 @@ from daskps.errors import (
 from daskps.limits import check_trainers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from daskps.cluster.directory.entry import Hosts, StoreEntry
 
@@ -404,6 +404,15 @@ class Runs:
         # Also of one that is ending: its shards may have to catch up.
         found = [run.rounds for run in self._of(entry) if run.bsp]
         return found[0] if found else None
+
+    def survives(self, entry: StoreEntry, shards: Sequence[int]) -> bool:
+        """Return whether the runs of a store go on where others adopt shards."""
+        return all(run.survives(shards) for run in self._of(entry))
+
+    def mailbox_moved(self, entry: StoreEntry, row: Mapping[str, Any]) -> None:
+        """Note where the mailboxes in a shard are that has a new owner."""
+        if row["mailbox"] and (run := self.open.get(row["run"])):
+            run.mailbox_moved(row["shard"], row["mailbox"])
 
     def codecs_of(self, entry: StoreEntry) -> list[tuple[str, bytes]]:
         """Return how gradients travel in the runs of a store, for an adopter."""

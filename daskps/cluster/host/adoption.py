@@ -153,15 +153,15 @@ def _said(shard: int, sight: Sight, why: str) -> dict[str, Any]:
     return {"shard": shard, "sight": sight.value, "why": why}
 
 
-def _row(hosted: HostedShard) -> dict[str, Any]:
-    block = hosted.block
-    if block is None:
-        raise ProtocolError(
-            f"shard {hosted.index} is in private memory, and stays here"
-        )
+def row_of(hosted: HostedShard) -> dict[str, Any]:
+    """Return the row of a shard that has come here, for the directory.
+
+    Its name is "" where nobody else can map its memory.
+    """
+    address = BlockAddress("", 0, 0) if hosted.block is None else hosted.block.address
     return {
         "shard": hosted.index,
-        **block.address._asdict(),
+        **address._asdict(),
         "held": hosted.nbytes,
         "generation": hosted.shard.generation,
         "run": hosted.shard.run_state.run,
@@ -214,7 +214,7 @@ class _Adopter:
                 if hosted is None:
                     hosted = self.take(shard, address, generation)
                     taken.append(hosted)
-                self.found.append(_row(hosted))
+                self.found.append(row_of(hosted))
             except ShardBusyError as error:
                 self.found.append(_said(shard, Sight.FOUND, str(error)))
             except Exception as error:
@@ -359,7 +359,9 @@ async def leave(host: ShardHost, reason: str) -> None:
         if host.shards:
             where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
-            await _let_go(host, await _ask(host))
+            wanted = await _ask(host)
+            keys = [k for k in host.shards if wanted is None or k[0] in wanted]
+            await _let_go(host, keys)
         # Also if the stream to the scheduler has ended: at SIGTERM Dask ends it first.
         keeps = bool(await _tell(host, "awaits", _LATE_SECONDS))
     finally:
@@ -368,17 +370,28 @@ async def leave(host: ShardHost, reason: str) -> None:
         await _tell(host, "removed", _LATE_SECONDS, names=removed)
 
 
-async def _let_go(host: ShardHost, wanted: list[str] | None) -> None:
-    """Release the shards of the wanted stores, or of all if nobody named any."""
+@HOST.handles("let_go")
+async def let_go(host: ShardHost, *, store: str, shards: Sequence[int]) -> None:
+    """Release shards that others of the machine are to have, as the directory says.
+
+    It may ask twice.
+    """
+    await _let_go(host, [(store, i) for i in shards if (store, i) in host.shards])
+    if host.sockets is not None:
+        host.sockets.let_go()
+
+
+async def _let_go(host: ShardHost, keys: Sequence[tuple[str, int]]) -> None:
+    """Release shards, of those that are shared."""
     error = StaleGenerationError(
-        f"worker {host.worker.address} closes and has let go of its shards; ask the "
-        f"directory where they live"
+        f"worker {host.worker.address} has let go of its shards; ask the directory where "
+        f"they live"
     )
     released = []
-    for (store, index), hosted in list(host.shards.items()):
-        if hosted.is_shared and (wanted is None or store in wanted):
+    for key in keys:
+        if (hosted := host.shards[key]).is_shared:
             hosted.release(error)
-            del host.shards[store, index]
+            del host.shards[key]
             released.append(hosted)
     end = asyncio.get_running_loop().time() + LOCK_SECONDS
     while waiting := [hosted for hosted in released if not hosted.is_released]:

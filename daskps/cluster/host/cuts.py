@@ -52,6 +52,7 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     """
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
+    host.snapshots.stores[store] = hosted_shards[0].name, hosted_shards[0].layout
     if claim.holds:
         return
     missing = {

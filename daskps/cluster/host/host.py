@@ -111,6 +111,9 @@ class ShardHost(ReachableShards):
         self.views: dict[str, View] = {}
         #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
+        #: Shards that move away from here, and copies of those that move here.
+        self.going: dict[tuple[str, int], Any] = {}
+        self.coming: dict[tuple[str, int], Any] = {}
         #: Futures that wake waiting calls of other processes, by their tokens.
         self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.inline_nbytes = settings.inline_nbytes
@@ -315,10 +318,13 @@ class ShardHost(ReachableShards):
         try:
             return self.shards[store, shard]
         except KeyError:
-            raise StaleGenerationError(
-                f"worker {self.worker.address} holds no shard {shard} of store "
-                f"{store}; ask the directory where it lives"
-            ) from None
+            raise self._not_here(store, shard) from None
+
+    def _not_here(self, store: str, shard: int) -> StaleGenerationError:
+        return StaleGenerationError(
+            f"worker {self.worker.address} holds no shard {shard} of store {store}; ask "
+            f"the directory where it lives"
+        )
 
     def is_live(self) -> bool:
         """Return True: this process owns the shards."""
@@ -346,12 +352,32 @@ class ShardHost(ReachableShards):
         self.views.pop(store, None)
         ViewFiles(store, self._members).drop()
 
+    def free_moving(self, store: str | None = None) -> None:
+        """Free the shards, of one store or all, that are on their way."""
+        for moving in (self.going, self.coming):
+            for key in [k for k in moving if store in (None, k[0])]:
+                hosted = moving.pop(key).hosted
+                if store is None and hosted.is_released:
+                    # Nobody may have it elsewhere yet.
+                    hosted.leave()
+                elif key not in self.shards:
+                    hosted.close()
+
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that other processes can map; none if there is not enough."""
         return [] if self._members is None else self._members.make_all(sizes)
 
-    async def handle_control(self, method: str, **kwargs: Any) -> dict[str, Any]:
-        """Serve a control message: create, drop, runs, versions, statistics."""
+    async def handle_control(
+        self, method: str, holds: Sequence[int] = (), **kwargs: Any
+    ) -> dict[str, Any]:
+        """Serve a control message: create, drop, runs, versions, statistics.
+
+        With `holds` it is refused unless these shards of its store are here.
+        """
+        store = str(kwargs.get("store"))
+        for shard in holds if isinstance(holds, (list, tuple)) else ():
+            if type(shard) is int and (store, shard) not in self.shards:
+                return refusal(self._not_here(store, shard))
         return await self._handlers.serve(str(method), kwargs, lambda _: self)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
@@ -445,6 +471,7 @@ class ShardHost(ReachableShards):
             self.sockets.close()
         for key in list(self.shards):
             self._lose(key, reason)
+        self.free_moving()
         members, self._members = self._members, None
         removed = [] if members is None else members.leave(keeps=keeps)
         self.snapshots.clear()

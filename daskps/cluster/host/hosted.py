@@ -149,16 +149,36 @@ class HostedShard:
 
         def let_go(shard: Shard) -> list[Ticket]:
             done, self._released = shard.abandon(error), error
-            segment, block = shard.segment, self.block
             # Else another host took the owner for dead, and has adopted the shard.
-            if block is not None and segment.words[GENERATION] == shard.generation:
-                block.release()
-                if self.mailbox is not None:
-                    self.mailbox[1].release()
-                set_gate(segment, RELEASED)
+            if shard.segment.words[GENERATION] == shard.generation:
+                self.leave()
             return done
 
         return self.enqueue(let_go)
+
+    def leave(self) -> None:
+        """Leave the memory of a shared shard to a host that adopts it."""
+        if self.block is not None:
+            self.block.release()
+            if self.mailbox is not None:
+                self.mailbox[1].release()
+            set_gate(self.shard.segment, RELEASED)
+
+    def hand_over(self, error: Exception, generation: int) -> list[Ticket]:
+        """Stop changes and reads, in all processes, for a new owner elsewhere.
+
+        Under the lock, as a function of :meth:`enqueue`. The memory stays as it is until
+        :meth:`resume` or :meth:`close`.
+        """
+        done, self._released = self.shard.abandon(error), error
+        # Other processes find another incarnation, and ask the directory.
+        self.shard.segment.header[GENERATION] = generation
+        return done
+
+    def resume(self, generation: int) -> None:
+        """Own the shard again: it did not come to have another owner."""
+        self.shard.resume(generation)
+        self._released = None
 
     @property
     def is_released(self) -> bool:

@@ -164,14 +164,16 @@ async def _write_checkpoint(
     the hashes at which chunks of ids begin, the counters of each shard, and whether the
     shards were held.
     """
-    hosted = host.of(store)[0]
-    layout, mine, keys, counted = hosted.layout, dict[int, "FrozenShard"](), [], []
+    if (known := host.snapshots.stores.get(store)) is None:
+        raise ConsistencyError(f"worker {host.worker.address} has no part in cut {cut}")
+    name, layout = known
+    mine, keys, counted = dict[int, "FrozenShard"](), [], []
     for shard, (owner, version, *_) in enumerate(copies):
         keys.append(saved_key(cut, shard, version))
         if owner == host.worker.address:
             if (copy := host.snapshots.find(keys[-1])) is None:
                 why = "no longer has the copy"
-                raise SnapshotLostError(hosted.name, shard, owner, why)
+                raise SnapshotLostError(name, shard, owner, why)
             if copy.counted is None:
                 raise ConsistencyError(
                     f"the copy of shard {shard} is none of everything"
@@ -194,7 +196,7 @@ async def _write_checkpoint(
     pool = ThreadPoolExecutor(in_flight, thread_name_prefix="daskps-save")
     work = _Writing(
         host=host,
-        store=hosted.name,
+        store=name,
         layout=layout,
         owners=[owner for owner, *_ in copies],
         keys=keys,
@@ -212,7 +214,7 @@ async def _write_checkpoint(
         if not host.snapshots.is_over(cut):
             raise
         raise ConsistencyError(
-            f"a save of store {hosted.name} was given up; nothing of it counts"
+            f"a save of store {name} was given up; nothing of it counts"
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from daskps.layout.arrays import Layout
     from daskps.layout.spans import Span
     from daskps.shards.frozen import BegunCopy, FrozenShard
     from daskps.typing import Array
@@ -93,6 +94,9 @@ class Copies:
     def __init__(self) -> None:
         #: Copies by store and cut.
         self._claims: dict[tuple[str, str], _CutHere] = {}
+        #: Name and layout of stores that were cut: all their shards may have left this
+        #: host when the copies are written.
+        self.stores: dict[str, tuple[str, Layout]] = {}
         #: Cuts that are over: their messages may be late.
         self._over: deque[str] = deque(maxlen=1000)
 
@@ -125,6 +129,8 @@ class Copies:
             self._over.append(cut)
         for key in [k for k in self._claims if k[0] == store and cut in (None, k[1])]:
             self._claims.pop(key).end()
+        if cut is None:
+            self.stores.pop(store, None)
 
     def clear(self) -> None:
         """Free everything."""

@@ -136,7 +136,7 @@ async def _create(
             )
         ask = Budget(host).ask
         of = name, shards, every, payloads
-        hosted_shards = _make(members, *of, ask=ask, is_filled=is_filled)
+        hosted_shards = make_shards(members, *of, ask=ask, is_filled=is_filled)
         try:
             initializers, seed = loads(fills)
             for hosted in hosted_shards:
@@ -198,7 +198,7 @@ def _check_wanted(host: ShardHost, store: str, name: str, shard: int) -> None:
         )
 
 
-def _make(  # noqa: PLR0917 - what each shard has, one beside the other
+def make_shards(  # noqa: PLR0917 - what each shard has, one beside the other
     members: Membership | None,
     name: str,
     shards: Sequence[int],
@@ -321,6 +321,7 @@ async def _drop(host: ShardHost, store: str) -> int:
         host.sockets.let_go()
     host.snapshots.drop(store)
     host.drop_view(store)
+    host.free_moving(store)
     if dropped:
         nbytes = sum(hosted.nbytes for hosted in dropped)
         logger.info(

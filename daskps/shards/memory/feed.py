@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 #: Words of a feed: whether it is on; how many ids its ring has room for; the number of
 #: its first entry, and the version that was in force then; below which place in the
 #: ring of ids, and below which number of an entry, all may have been written over; how
-#: many entries there were when a reader asked last.
+#: many entries there were when a reader asked last; the flip of the table's last change
+#: when the feed began: no version tells of slots that begin anew.
 HEAD_WORDS: Final = 8
-ON, ROOM, FIRST, SINCE, LOST_IDS, LOST, ASKED = range(7)
+ON, ROOM, FIRST, SINCE, LOST_IDS, LOST, ASKED, BEGAN = range(8)
 #: Words of an entry.
 ENTRY_WORDS: Final = 5
 START, STOP, BY, TO, AFTER = range(ENTRY_WORDS)
@@ -103,6 +104,11 @@ class Feed:
     def is_on(self) -> bool:
         """Whether changes are noted."""
         return self.head[ON] != 0
+
+    @property
+    def began(self) -> int:
+        """The flip after which it has all changes, as far as it keeps them."""
+        return self.head[BEGAN]
 
     def begin(self, room: int) -> None:
         """Say how many ids it has memory for, in memory that is all zeros."""
@@ -176,6 +182,7 @@ class Feed:
             self._grow(memory, wanted)
         head[FIRST] = head[ASKED] = record.told[self._at]
         head[SINCE] = record.plain[VERSION]
+        head[BEGAN] = int(record.changed[self._at - len(record.told)])
         head[LOST_IDS] = head[LOST] = 0
         head[ON] = 1
 

@@ -185,7 +185,9 @@ class Mailbox:
         payload: Payload = NUMPY,
     ) -> None:
         self.n_ranks, self.n_slices = n_ranks, n_slices(n_ranks, reduce)
-        self._pieces, self._buffer, self._payload = pieces, buffer, payload
+        self._pieces, self._payload = pieces, payload
+        #: All of it.
+        self.memory = buffer
         self._slice_nbytes = _slice_nbytes(pieces)
         rooms = [room_of(piece, n_ranks, reduce) for piece in tables]
         arenas = [*map(Arena.nbytes_of, tables, rooms)]
@@ -262,7 +264,7 @@ class Mailbox:
         found = self._slices[index]
         if found is None:
             at = self._slices_at + index * self._slice_nbytes
-            memory = self._buffer[at : at + self._slice_nbytes]
+            memory = self.memory[at : at + self._slice_nbytes]
             found = self._slices[index] = Slice(memory, self._pieces, self._payload)
         return found
 

@@ -58,6 +58,7 @@ class Cluster:
         runs: Any = SimpleNamespace(
             rounds_of=lambda _: None,
             codecs_of=lambda _: [],
+            mailbox_moved=lambda *_: None,
             shards_away=lambda entry, shards, why: self.noted.append(why),
             fence_all=self.fence_all,
         )

@@ -18,13 +18,15 @@ from daskps.usercode import user_code
 
 #: Module of the handler of each message to a host.
 TO_HOSTS = {
-    "host.adoption": "adopt look orphans sweep",
+    "host.adoption": "adopt look orphans sweep let_go",
     "host.store_messages": "hello device create load drop give_up versions has_step keeps "
     "stats",
     "host.owner_steps": "apply lr_factors scale_lr",
     "host.questions": "row_changes table_ids measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",
     "host.installation": "install warm",
+    "host.moving": "move_begin move_read move_state move_last move_back move_done move_fill "
+    "move_own move_drop",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
@@ -37,6 +39,7 @@ TO_THE_DIRECTORY = {
     "directory.store_registry": "create commit grew viewing await_store find list delete "
     "close",
     "directory.recoveries": "recover recovering recovery_failed",
+    "directory.drains": "drain",
     "directory.move": "leaving awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "

@@ -1,0 +1,146 @@
+"""A host's part in the move of a shard: what it hands over, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from daskps.cluster.protocol.states import pack_state, unpack_state
+from daskps.consistency import BSP
+from daskps.errors import ConsistencyError, ProtocolError, StaleGenerationError
+from daskps.shards import states
+from daskps.shards.shard import Shard
+from daskps.shards.states import Mark
+from daskps.shards.steps import GRADIENT, Item, Step, Ticket
+from tests import inprocess
+from tests.inprocess import Cluster
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    with inprocess.cluster(2) as made:
+        yield made
+
+
+class Owner:
+    """The host that owns the only shard of a store, and messages to it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.store = daskps.create({"w": np.zeros(4)}, shards=1, optimizer=optim.SGD(1))
+        self.link = cluster.link
+        self.address = self.store.placement[0]
+        hosts = {host.worker.address: host for host in cluster.hosts}
+        self.host = hosts[self.address]
+        self.hosted = self.host.shards[self.store.uid, 0]
+
+    @property
+    def shard(self) -> Shard:
+        return self.hosted.shard
+
+    def ask(self, method: str, **more: Any) -> Any:
+        about = {"store": self.store.uid, "shard": 0, **more}
+        return self.link.run(lambda: self.link.control(self.address, method, **about))
+
+    def rounds(self, n: int, first: int = 0) -> None:
+        for clock in range(first, first + n):
+            step = Step(
+                GRADIENT,
+                [Item(0, 0, np.ones(4))],
+                run=7,
+                rank=0,
+                clock=clock,
+                tick=True,
+                sequence=clock,
+                generation=self.shard.generation,
+            )
+            self.hosted.put(Ticket(step, owner=Nobody()))
+            self.hosted.serve()
+
+
+class Nobody:
+    def one_done(self) -> None: ...
+
+
+def test_a_handed_over_shard_is_read_by_nobody(two):
+    """Other processes look at the generation in the memory."""
+    owner = Owner(two)
+    mark = owner.ask("move_begin")["mark"]
+    owner.store.add({"w": np.ones(4)})
+    answer = owner.ask("move_last", since=mark, generation=2)
+    assert answer["is_ready"]
+    state = unpack_state(answer["state"])
+    assert state.pieces[0].weights.tolist() == [1.0] * 4
+    deputy = Shard.as_deputy(owner.shard.segment, {})
+    assert deputy.generation == 2 > owner.shard.generation
+    with pytest.raises(StaleGenerationError):
+        owner.ask("move_begin")
+    # Nobody owns it elsewhere: it goes on.
+    row = owner.ask("move_back", generation=3)
+    assert row["generation"] == owner.shard.generation == 3
+    assert owner.ask("move_back", generation=4) is None
+
+
+def test_the_last_state_is_one_round(two):
+    """The new owner has to be able to take it back."""
+    owner = Owner(two)
+    owner.shard.begin_run(7, BSP(), 1)
+    mark = Mark(*owner.ask("move_begin")["mark"])
+    owner.rounds(3)
+    found = owner.ask("move_last", since=mark, generation=0)
+    assert not found["is_ready"]
+    state = unpack_state(found["state"])
+    assert state.now.flip == mark.flip + 3
+    # One more, and no other.
+    owner.rounds(2, first=3)
+    assert owner.shard.rounds_of(7) == 4
+    assert owner.ask("move_last", since=state.now, generation=0)["is_ready"]
+    last = owner.ask("move_last", since=state.now, generation=2)
+    assert unpack_state(last["state"]).now.flip == state.now.flip + 1
+    assert last["mailbox"] is not None
+    owner.ask("move_back", generation=3)
+    owner.rounds(1, first=4)
+    assert owner.shard.rounds_of(7) == 5
+
+
+def test_a_host_answers_for_all_it_should_have(two):
+    owner = Owner(two)
+    about = {"store": owner.store.uid}
+
+    def versions(holds: list[int]) -> Any:
+        ask = owner.link.control(owner.address, "versions", holds=holds, **about)
+        return owner.link.run(lambda: ask)
+
+    assert [list(pair) for pair in versions([0])] == [[0, 0]]
+    with pytest.raises(StaleGenerationError, match="holds no shard 1"):
+        versions([0, 1])
+
+
+def test_what_is_no_part_of_a_move_is_refused(two):
+    owner = Owner(two)
+    with pytest.raises(ConsistencyError, match="does not move away"):
+        owner.ask("move_state", since=(0, 0))
+    with pytest.raises(ConsistencyError, match="has no copy of shard 0"):
+        owner.ask("move_own", generation=2, rounds=None, codecs=[])
+    mark = owner.ask("move_begin")["mark"]
+    with pytest.raises(ProtocolError, match="no such part"):
+        owner.ask("move_read", spans=[("weights", 3, 0, 4)])
+    assert owner.ask("move_state", since=mark)["pieces"] == []
+    owner.ask("move_drop", generation=9)
+    owner.ask("move_back", generation=9)
+    assert owner.shard.generation == 1
+    owner.store.add({"w": np.ones(4)})
+
+
+@pytest.mark.parametrize("broken", [{}, {"since": (1,)}, {"words": [(0, 3)]}])
+def test_a_malformed_state_is_refused(two, broken):
+    owner = Owner(two)
+    state = states.take(owner.shard.segment, Mark(-1, 0))
+    assert state is not None
+    packed: Any = {**pack_state(state), **broken} if broken else {}
+    with pytest.raises(ProtocolError, match="a state that is none"):
+        unpack_state(packed)

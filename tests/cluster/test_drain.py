@@ -1,0 +1,356 @@
+"""Shards that leave a worker which goes on, under pushes, reads, saves and runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import RowGrad, TableSpec, optim
+from tests import inprocess
+from tests.cluster import killing_owners
+from tests.inprocess import Cluster
+from tests.support import local_cluster, until
+
+#: Within a machine others adopt the memory; where it is private a copy is made.
+WAYS = {"adopted": True, "copied": False}
+
+
+@pytest.fixture(scope="module", params=[*WAYS.values()], ids=[*WAYS])
+def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    way = {"daskps.carriers.machine": request.param}
+    with dask.config.set(way), local_cluster(n_workers=3, threads=1) as client:
+        yield client
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Three workers of one process, with memory of their own."""
+    with inprocess.cluster(3) as made:
+        yield made
+
+
+def drain_first(store: Any) -> None:
+    """Drain the owner of the first shard; nothing of the store stays there."""
+    owner = store.placement[0]
+    mine = [i for i, at in enumerate(store.placement) if at == owner]
+    assert store.drain(owner) == mine
+    assert owner not in store.placement
+
+
+def test_acknowledged_pushes_count_once(machine):
+    workers = list(machine.nthreads())
+    with killing_owners.store_on(machine, workers[:2]) as store:
+        found = killing_owners.disturb(store, [partial(drain_first, store)] * 8)
+    assert found.wrong == []
+    assert len(found.waits) == 8
+    moves = [
+        e for _, e in machine.get_events("daskps") if e["action"] == "shards-moved"
+    ]
+    assert [e["why"] for e in moves if e["uid"] == store.uid] == ["drained"] * 8
+
+
+def specs() -> dict[str, Any]:
+    return {
+        "w": np.zeros(4_000),
+        "h": np.zeros(300, np.float16),
+        "b": 0.0,
+        "t": TableSpec(300, 4),
+        "any": TableSpec(None, 2, max_rows=64, admit_after=2, ttl=90),
+    }
+
+
+def pushed(store: Any, k: int) -> None:
+    store.push(
+        {
+            "w": np.full(4_000, np.sin(k)),
+            "h": np.full(300, np.cos(k), np.float16),
+            "b": 0.5,
+            "t": RowGrad([k % 300, 7 * k % 300], np.ones((2, 4))),
+            "any": RowGrad([k * 3 % 101, -k // 3], np.full((2, 2), 0.3)),
+        }
+    )
+
+
+def all_of(store: Any) -> dict[str, Any]:
+    ids = np.sort(store["any"].ids())
+    return {
+        **store.pull(),
+        "t": store["t"].pull(np.arange(300)),
+        "ids": ids,
+        "any": store["any"].pull(ids),
+        "version": store.version,
+    }
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_everything_comes_along_to_the_last_bit(machine):
+    """Weights, optimizer state, rows with theirs, counts of candidates, and the numbers
+    of pushes."""
+    with (
+        daskps.create(specs(), optimizer=optim.Adam(0.01), client=machine) as store,
+        daskps.create(specs(), optimizer=optim.Adam(0.01), client=machine) as other,
+    ):
+        for k in range(60):
+            if k % 15 == 14:
+                drain_first(store)
+            pushed(store, k)
+            pushed(other, k)
+        same(all_of(store), all_of(other))
+        assert store.versions == other.versions
+        stats = [row["tables"] for row in store.stats()["shards"]]
+        assert stats == [row["tables"] for row in other.stats()["shards"]]
+
+
+def loop(trainer: Any, turns: list[Any]) -> float:
+    rng = np.random.default_rng(trainer.rank)
+    for k in range(200):
+        params = trainer.pull()
+        grads = {"w": params["w"] * 0.01 + rng.standard_normal(4_000), "b": 1.0 * k}
+        trainer.push(grads, weight=1.0 + trainer.rank)
+    return float(trainer.pull()["w"].sum())
+
+
+def trained(client: Any, sync: str, disturb: Callable[[Any], None]) -> Any:
+    params = {"w": np.zeros(4_000), "b": 0.0}
+    with daskps.create(params, optimizer=optim.Adam(0.01), client=client) as store:
+        results: list[Any] = []
+        run = partial(daskps.run, store, loop, [0, 1], sync=sync)
+        thread = threading.Thread(target=lambda: results.append(run()))
+        thread.start()
+        try:
+            disturb(store)
+        finally:
+            thread.join()
+        return store.pull(), store.version, results
+
+
+def has_reached(store: Any, version: int) -> bool:
+    return bool(store.version >= version)
+
+
+def drained_on_the_way(store: Any, n: list[int]) -> None:
+    for version in (20, 70, 120):
+        until(partial(has_reached, store, version))
+        before = store.version
+        drain_first(store)
+        n.append(before)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp", "asp"])
+def test_runs_go_on(machine, sync):
+    """Under BSP to the bits of a run that nothing has disturbed."""
+    starts = list[int]()
+    weights, version, results = trained(
+        machine, sync, partial(drained_on_the_way, n=starts)
+    )
+    assert len(results[0]) == 2
+    steps = 200 * (1 if sync == "bsp" else 2)
+    assert version == steps
+    assert max(starts) < steps
+    if sync == "bsp":
+        plain, _, others = trained(machine, sync, lambda _: None)
+        same(weights, plain)
+        assert results == others
+
+
+def test_saves_go_on_and_what_was_saved_is_whole(machine, tmp_path):
+    with daskps.create(specs(), optimizer=optim.Adam(0.01), client=machine) as store:
+        for k in range(6):
+            pushed(store, k)
+            saving = store.save(tmp_path / str(k), wait=False)
+            drain_first(store)
+            saving.result(60)
+            with daskps.restore(tmp_path / str(k), client=machine) as again:
+                same(all_of(again), all_of(store))
+
+
+# -- bad input, and what fails on the way ----------------------------------------------
+
+
+def test_what_is_no_worker_is_refused(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        before = store.placement
+        for worker, kind in (("tcp://1.2.3.4:5", ValueError), (3, TypeError)):
+            with pytest.raises(kind, match="worker"):
+                store.drain(worker)
+        assert store.placement == before
+
+
+def test_the_only_worker_keeps_its_shards():
+    with inprocess.cluster(1), daskps.create({"w": np.zeros(6)}) as store:
+        with pytest.raises(daskps.NotEnoughWorkersError, match="the only one"):
+            store.drain(store.placement[0])
+        assert store.version == 0
+
+
+def test_a_worker_without_shards_is_drained_at_once(three):
+    servers = list(three.scheduler.workers)
+    with daskps.create({"w": np.zeros(6)}, servers=servers[:1]) as store:
+        assert store.drain(servers[2]) == []
+        assert store.placement == (servers[0],)
+
+
+def test_no_room_is_said_before_anything_moves(three):
+    with daskps.create({"w": np.zeros(60_000)}) as store:
+        for about in three.scheduler.workers.values():
+            about.memory_limit = 1_000_000
+        before = store.placement
+        with pytest.raises(
+            daskps.LayoutError, match="no other worker can have shard 0"
+        ):
+            store.drain(before[0])
+        assert store.placement == before
+        store.add({"w": np.ones(60_000)})
+
+
+def drain_beside(store: Any) -> tuple[threading.Thread, list[Any]]:
+    """Drain the first owner in a thread; return what came of it."""
+    found: list[Any] = []
+
+    def drain() -> None:
+        try:
+            found.append(store.drain(owner))
+        except daskps.DaskPSError as error:
+            found.append(error)
+
+    owner = store.placement[0]
+    thread = threading.Thread(target=drain)
+    thread.start()
+    return thread, found
+
+
+def test_twice_at_once_is_refused(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner = store.placement[0]
+        held = Held(three, owner, "move_begin")
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        with pytest.raises(daskps.ShardBusyError, match="is being drained"):
+            store.drain(owner)
+        held.go_on()
+        thread.join()
+        assert found == [[0]]
+
+
+def test_a_target_that_fails_is_followed_by_another(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        _, target, other = store.placement
+        held = Held(three, target, "move_fill")
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        store.add({"w": np.ones(6)})
+        three.end(target)
+        held.go_on(OSError("nobody is there"))
+        thread.join()
+        assert found == [[0]]
+        assert store["w"].region(0, 2).pull().tolist() == [1.0, 1.0]
+        assert three.directory.stores[store.uid].owners[0] == other
+
+
+@pytest.mark.parametrize("method", ["move_fill", "move_own"])
+def test_an_owner_goes_on_where_nobody_takes_over(three, method):
+    """Calls wait meanwhile, and the shard is where it was, under another number."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner, *others = store.placement
+        every = [Held(three, other, method) for other in others]
+        for held in every:
+            held.go_on(OSError("nobody is there"))
+        thread, found = drain_beside(store)
+        thread.join()
+        (error,) = found
+        assert isinstance(error, daskps.ConsistencyError)
+        assert "after 3 tries" in str(error)
+        store.add({"w": np.ones(6)})
+        assert store.pull()["w"].tolist() == [1.0] * 6
+        entry = three.directory.stores[store.uid]
+        assert entry.owners[0] == owner
+        assert not entry.away
+        assert [len(host.coming) + len(host.going) for host in three.hosts] == [0] * 3
+
+
+def test_an_owner_goes_on_where_the_answer_is_lost(three):
+    """Another worker has the shard, and nobody hears of it: it is told to let go."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner, *others = store.placement
+        for other in others:
+            lost = OSError("the answer is lost")
+            Held(three, other, "move_own").go_on(lost, does_it=True)
+        store.add({"w": np.ones(6)})
+        thread, found = drain_beside(store)
+        thread.join()
+        assert isinstance(found[0], daskps.ConsistencyError)
+        store.add({"w": np.ones(6)})
+        assert store.pull()["w"].tolist() == [2.0] * 6
+        entry = three.directory.stores[store.uid]
+        assert (entry.owners[0], entry.generations[0]) == (owner, 7)
+        until(lambda: sum(len(host.shards) for host in three.hosts) == 3)
+
+
+def test_an_owner_that_dies_as_it_hands_over_is_told(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner = store.placement[0]
+        held = Held(three, owner, "move_last")
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        three.end(owner)
+        held.go_on(OSError("nobody is there"))
+        thread.join()
+        assert isinstance(found[0], daskps.ShardLostError)
+        with pytest.raises(daskps.ShardLostError):
+            store.add({"w": np.ones(6)})
+
+
+def test_a_store_that_is_deleted_on_its_way_leaves_nothing(three):
+    store = daskps.create({"w": np.zeros(6)}, name="goes")
+    held = Held(three, store.placement[0], "move_last")
+    thread, found = drain_beside(store)
+    assert held.reached.wait(60)
+    store.delete()
+    held.go_on()
+    thread.join()
+    assert isinstance(found[0], (daskps.StoreClosedError, daskps.StoreNotFoundError))
+    for host in three.hosts:
+        assert not host.shards
+        assert not host.coming
+        assert not host.going
+
+
+class Held:
+    """Messages of a name to a host that wait, and fail, as a test says."""
+
+    def __init__(self, cluster: Cluster, worker: str, method: str) -> None:
+        self.reached, self._free = threading.Event(), asyncio.Event()
+        self.error: Exception | None = None
+        self.does_it = False
+        self._loop, self._method = cluster.loop, method
+        self._handlers = cluster.doors[worker].handlers
+        self._control = self._handlers["daskps_control"]
+        self._handlers["daskps_control"] = self._handle
+
+    async def _handle(self, **message: Any) -> Any:
+        if message["method"] == self._method:
+            self.reached.set()
+            await self._free.wait()
+            found = await self._control(**message) if self.does_it else None
+            if self.error is not None:
+                raise self.error
+            if found is not None:
+                return found
+        return await self._control(**message)
+
+    def go_on(self, error: Exception | None = None, *, does_it: bool = False) -> None:
+        """Let them go on; with an error they fail, before or after they are served."""
+        self.error, self.does_it = error, does_it
+        self._loop.add_callback(self._free.set)
