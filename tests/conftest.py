@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import dask
 import numpy as np
@@ -20,8 +21,10 @@ from _pytest.logging import LogCaptureHandler
 from hypothesis import settings
 
 from daskps.cluster.machine.mapping import FILES
+from daskps.kernels import cache
 from tests import support
 from tests.completeness import Completeness
+from tests.kernels.compiling import kept
 from tests.support import (
     TOLD,
     client,
@@ -192,6 +195,21 @@ def scratch_space(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["DASK_TEMPORARY_DIRECTORY"] = folder  # of commands that tests start
     for config in (dask.config.config, support.DEFAULTS):
         dask.config.set({"temporary-directory": folder}, config=config)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take from the disk, too, what a test would compile for itself in memory.
+
+    A loop takes 0.3 s, in each process of a run, and 5 ms where it is kept. The tests of
+    `tests/kernels` count what is compiled.
+    """
+    if request.path.is_relative_to(Path(__file__).parent / "kernels"):
+        yield
+        return
+    load = cache.load
+    with mock.patch.object(cache, "load", lambda s, to: load(s, to or kept())):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,8 @@ LAYOUT = Layout.build(
     {
         "emb": (N, DIM, "float32"),
         "num": (N, 4, "int64"),
-        "any": (0, 2, "float32", UnboundedIds(constant(3.0), 5, 40_000)),
+        # Room for 4,000 pushes, or the last ones would be refused and kill nobody.
+        "any": (0, 2, "float32", UnboundedIds(constant(3.0), 5, 120_000)),
     },
 )
 #: Of an unbounded table: how many a push names, and after how many pushes others come.
@@ -142,6 +143,9 @@ def main() -> None:
     rng = np.random.default_rng(seed)
     found = {"kills": n, "half-way": 0, "torn before": 0, "wrong": 0, "told": 0}
     follow(shard)
+    # So is what feeds write.
+    for i in range(2, 4):
+        push(shard, i)
     for _ in range(n):
         before = version = shard.segment.current.plain[VERSION]
         told, tell = os.pipe()

@@ -22,6 +22,7 @@ from daskps.shards.rounds import words
 from daskps.shards.run_record import epochs_of
 from daskps.shards.shard import Shard
 from tests.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards import crashing
 from tests.shards.crashing import (
     ACKNOWLEDGED,
@@ -76,8 +77,8 @@ class Successor(Shard):
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(str(tmp_path_factory.mktemp("kernels")))
+def reference() -> Reference:
+    return Reference(kept())
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +91,7 @@ def kill(
     words.compiled(reference.cache)
     for binding in reference.bindings.values():
         binding.kernel.warm(durable=True, past=True)
-    cache = str(tmp_path_factory.getbasetemp() / "kernels0")
-    command = [sys.executable, "-m", "tests.shards.crashing", cache]
+    command = [sys.executable, "-m", "tests.shards.crashing", reference.cache]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     helper = subprocess.Popen(
         command,

@@ -22,6 +22,7 @@ from daskps.shards.reader import ShardReader
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, Item, Ready, Step
 from tests.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards.making import (
     RUN,
     A,
@@ -87,10 +88,10 @@ def test_pushes_that_queued_up_are_bit_for_bit_those_one_by_one(given):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, tmp_path, rng):
+def test_compiled_rules_give_the_same_bits_queued_and_one_by_one(dtype, rng):
     layout = Layout.build({"w": ((TILE + 7,), dtype)}, 1)
     rule = optim.SGD(0.1, momentum=0.9)
-    bound = optim.bind(rule, dtype, cache_dir=str(tmp_path))
+    bound = optim.bind(rule, dtype, cache_dir=kept())
     shards = [
         Shard(Segment(layout, 0, {0: (0.0,)}, durable=i > 1), {0: bound})
         for i in range(4)

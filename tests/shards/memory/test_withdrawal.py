@@ -24,6 +24,7 @@ from daskps.shards.rounds.mailbox import Mailbox
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD, GRADIENT, Item, RunPosition, Step, Ticket
 from tests.invariants import validate
+from tests.kernels.compiling import kept
 from tests.shards.making import RUN, failed, held, send, slots_of, weights
 from tests.shards.rounds.test_mailbox import Killed, Watch, Words
 
@@ -50,12 +51,11 @@ def sides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture(scope="module")
-def bound(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def bound() -> Any:
     """Adam for each parameter: its slots are what an update in place loses."""
-    cache = str(tmp_path_factory.mktemp("kernels"))
     kinds = {A: "f4", B: "f4", D: "f2"}
     rule = optim.Adam(0.1)
-    return {i: optim.bind(rule, d, cache_dir=cache) for i, d in kinds.items()}
+    return {i: optim.bind(rule, d, cache_dir=kept()) for i, d in kinds.items()}
 
 
 def arrays(number: int, *positions: int) -> tuple[Item, ...]:
