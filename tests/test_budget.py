@@ -127,7 +127,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         225,
         "states: what has changed since a moment, taken and installed",
     ),
-    ("cluster", 668, 551, "drains: shards leave a worker, by adoption or by a copy"),
+    ("cluster", 681, 559, "drains: shards leave a worker, by adoption or by a copy"),
     (
         "shards",
         55,

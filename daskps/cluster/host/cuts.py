@@ -52,7 +52,8 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     """
     hosted_shards = _concerned(host, store, index)
     claim = host.snapshots.claim(store, cut)
-    host.snapshots.stores[store] = hosted_shards[0].name, hosted_shards[0].layout
+    one = host.of(store)[0]
+    host.snapshots.stores[store] = one.name, one.layout
     if claim.holds:
         return
     missing = {

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from daskps.reduction import Empty
 
 T = TypeVar("T")
+#: The shards that the control message under way is about, None for all.
+_meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
 
@@ -368,17 +371,23 @@ class ShardHost(ReachableShards):
         return [] if self._members is None else self._members.make_all(sizes)
 
     async def handle_control(
-        self, method: str, holds: Sequence[int] = (), **kwargs: Any
+        self, method: str, holds: Sequence[int] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Serve a control message: create, drop, runs, versions, statistics.
 
-        With `holds` it is refused unless these shards of its store are here.
+        With `holds` it is about these shards of its store, and refused unless they are
+        here: others may have come just now, for which another host answers.
         """
         store = str(kwargs.get("store"))
-        for shard in holds if isinstance(holds, (list, tuple)) else ():
+        meant = holds if isinstance(holds, (list, tuple)) else ()
+        for shard in meant:
             if type(shard) is int and (store, shard) not in self.shards:
                 return refusal(self._not_here(store, shard))
-        return await self._handlers.serve(str(method), kwargs, lambda _: self)
+        token = _meant.set(None if holds is None else meant)
+        try:
+            return await self._handlers.serve(str(method), kwargs, lambda _: self)
+        finally:
+            _meant.reset(token)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run `function` on the host's own executor, unless the host has closed."""
@@ -397,8 +406,13 @@ class ShardHost(ReachableShards):
         return function() if self.is_small(hosted) else await self.in_thread(function)
 
     def of(self, store: str) -> list[HostedShard]:
-        """Return the shards of a store held here, or refuse."""
-        found = [hosted for (uid, _), hosted in self.shards.items() if uid == store]
+        """Return the shards of a store held here that a message is about, or refuse."""
+        meant = _meant.get()
+        found = [
+            hosted
+            for (uid, shard), hosted in self.shards.items()
+            if uid == store and (meant is None or shard in meant)
+        ]
         if not found:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard of store {store}"

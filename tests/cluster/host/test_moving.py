@@ -118,6 +118,9 @@ def test_a_host_answers_for_all_it_should_have(two):
     assert [list(pair) for pair in versions([0])] == [[0, 0]]
     with pytest.raises(StaleGenerationError, match="holds no shard 1"):
         versions([0, 1])
+    # Of a shard that came here just now another host has told.
+    with pytest.raises(StaleGenerationError, match="holds no shard of"):
+        versions([])
 
 
 def test_what_is_no_part_of_a_move_is_refused(two):
