@@ -16,7 +16,7 @@ from daskps.backend.host import private
 from daskps.errors import ConsistencyError
 from daskps.layout.arrays import align
 from daskps.layout.chunks import ARRAYS, WHOLE
-from daskps.layout.spans import ROWS, WEIGHTS, Span, slot_area
+from daskps.layout.spans import ROWS, TOUCHED, WEIGHTS, Span, slot_area
 from daskps.shards.frozen_rows import (
     FrozenRows,
     check_span,
@@ -208,7 +208,9 @@ class LiveShard(HeldShard):
         """Return a copy of elements."""
         roll_back(self._segment)
         self._flip = self._segment.flip
-        return super().get(span)
+        found = super().get(span)
+        # A row that has lost its id meanwhile is one until a state says so.
+        return np.maximum(found, 1) if span.area == TOUCHED else found
 
     def _check(self) -> None:
         """Let the shard go on."""

@@ -120,8 +120,10 @@ def follow(segment: Segment) -> Mark:
     return Mark(segment.flip, segment.current.version)
 
 
-def take(segment: Segment, since: Mark) -> State | None:
+def take(segment: Segment, since: Mark, *, last: bool = False) -> State | None:
     """Return what has changed since a moment; under the shard's lock.
+
+    With `last` nothing changes the shard any more: pieces are not copied.
 
     None where nobody knows any more which of too many rows have: the copy has to be
     filled anew.
@@ -142,10 +144,10 @@ def take(segment: Segment, since: Mark) -> State | None:
                 return None
             rows = _rows_of(segment, table, ids)
             tables.append(rows._replace(whole=is_whole))
-    pieces = []
+    pieces, own = [], np.asarray if last else payload.fetch
     for position in np.flatnonzero(changed[:n]).tolist():
-        slots = map(payload.fetch, segment.slots_of(record, position))
-        weights = payload.fetch(segment.weights_of(record, position))
+        slots = map(own, segment.slots_of(record, position))
+        weights = own(segment.weights_of(record, position))
         pieces.append(PieceState(position, weights, tuple(slots)))
     words = [(part.start, np.array(record.words[part])) for part in record.used()]
     now = Mark(segment.flip, record.version)

@@ -89,6 +89,13 @@ MUTANTS = (
         (_ARRAYS,),
     ),
     Mutant(
+        "rows-that-were-freed-meanwhile-in-a-copy",
+        "daskps.shards.frozen:LiveShard.get",
+        "return np.maximum(found, 1) if span.area == TOUCHED else found",
+        "return found",
+        (_ROWS,),
+    ),
+    Mutant(
         "last-state-before-the-owner-stops",
         "daskps.cluster.host.moving:_last.attempt",
         "return hosted.hand_over(error, generation)",

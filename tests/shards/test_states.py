@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,13 @@ from daskps.consistency import ASP, BSP
 from daskps.errors import LayoutError, ProtocolError
 from daskps.init import constant
 from daskps.layout.arrays import Layout, compute_dtype
-from daskps.layout.chunks import WHOLE
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedIds
 from daskps.shards import producers, states
 from daskps.shards.arrays.operations import TILE
-from daskps.shards.frozen import BegunCopy
-from daskps.shards.installation import Installation
+from daskps.shards.frozen import LiveShard
+from daskps.shards.installation import Counted, Installation
 from daskps.shards.memory import areas, growth, publication, undo
 from daskps.shards.memory import segment as segment_
 from daskps.shards.memory.format import ENDED, GENERATION
@@ -66,15 +67,14 @@ DTYPES = [piece.parameter.dtype for piece in ARRAYS.pieces[0]]
 RULED = (0, 1, 3)
 
 
-def filled(shard: Shard, like: Segment) -> Mark:
-    """Fill a copy from a frozen shard; return the moment that it has."""
+def filled(shard: Shard, like: Segment, between: Callable[[], None]) -> Mark:
+    """Fill a copy part by part while the shard goes on; return when it began."""
     mark = states.follow(shard.segment)
-    begun = BegunCopy.of(shard.segment, WHOLE)
-    frozen = begun.read(shard.segment, shard.segment.flip)
-    assert frozen is not None
+    live, counts = LiveShard(shard.segment), Counted.of(shard.segment, mark.flip)
     into, parts = Installation(like), dict[Any, Any]()
-    for (_, area), span in spans_of(shard.segment, frozen):
-        parts[area, span.position] = span, np.ascontiguousarray(frozen.get(span))
+    for (_, area), span in spans_of(shard.segment, live):
+        parts[area, span.position] = span, np.ascontiguousarray(live.get(span))
+        between()
     for position, table in enumerate(like.tables, len(like.pieces)):
         if table.unbounded is not None:
             ids, *counted = (
@@ -83,17 +83,21 @@ def filled(shard: Shard, like: Segment) -> Mark:
             into.begin_table(position, ids, np.array(counted))
     for span, values in parts.values():
         into.put(span, values)
-    assert frozen.counted is not None
-    frozen.counted.put(like)
+    counts.put(like)
     return mark
 
 
 class Copy:
     """A copy of a shard, and the moment that it has."""
 
-    def __init__(self, shard: Shard, new: Callable[[], Segment]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        new: Callable[[], Segment],
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
         self.shard, self.new, self.segment = shard, new, new()
-        self.mark = filled(shard, self.segment)
+        self.mark = filled(shard, self.segment, between)
         self.n = self.n_lost = 0
 
     def follow(self) -> int:
@@ -103,7 +107,7 @@ class Copy:
             # A feed has lost the past: the copy is filled anew.
             self.n_lost += 1
             self.segment = self.new()
-            self.mark = filled(self.shard, self.segment)
+            self.mark = filled(self.shard, self.segment, lambda: None)
             state = states.take(self.shard.segment, self.mark)
             assert state is not None
         states.install(self.segment, state)
@@ -237,7 +241,8 @@ def test_arrays_have_the_bits_of_their_shard(durable, how, every, rng, monkeypat
     shard = Shard(segment, dict.fromkeys(ARRAY_SLOTS, Momentum()), cache_dir=kept())
     story = Story(shard, rng)
     story.pushes()
-    copy = Copy(shard, lambda: Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True))
+    new = partial(Segment, ARRAYS, 0, ARRAY_SLOTS, durable=True)
+    copy = Copy(shard, new, story.pushes)
     withdrawable, has_before = 0, False
     for event in story.events():
         event()
@@ -313,11 +318,16 @@ def test_rows_have_the_bits_of_their_shard(policy, history):
     shard = with_tables(tables_of(**policy))
     for n in range(1, 20):
         applied(shard, random_step(rng, n))
-    copy = Copy(shard, lambda: with_tables(tables_of(**policy)).segment)
+    numbers = itertools.count(20)
+
+    def go_on() -> None:
+        applied(shard, random_step(rng, next(numbers)))
+
+    copy = Copy(shard, lambda: with_tables(tables_of(**policy)).segment, go_on)
     # Producers come with the first state.
     copy.follow()
-    for n in range(20, 120):
-        applied(shard, random_step(rng, n))
+    for _ in range(100):
+        go_on()
         if rng.random() < 0.45:
             copy.follow()
             validate(Shard(copy.segment, {}, cache_dir=kept()))
@@ -327,8 +337,8 @@ def test_rows_have_the_bits_of_their_shard(policy, history):
     rules: Any = dict.fromkeys((0, 1, 2), AddingRows())
     heir = Shard(copy.segment, rules, cache_dir=kept())
     copy.follow()
-    for n in range(120, 160):
-        step = random_step(rng, n)
+    for _ in range(40):
+        step = random_step(rng, next(numbers))
         applied(shard, step)
         applied(heir, step)
         copy.check()

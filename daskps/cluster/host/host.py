@@ -115,8 +115,7 @@ class ShardHost(ReachableShards):
         #: Copies of snapshots that Dask has not taken over yet.
         self.snapshots = Copies()
         #: Shards that move away from here, and copies of those that move here.
-        self.going: dict[tuple[str, int], Any] = {}
-        self.coming: dict[tuple[str, int], Any] = {}
+        self.going, self.coming = dict[Any, Any](), dict[Any, Any]()
         #: Futures that wake waiting calls of other processes, by their tokens.
         self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.inline_nbytes = settings.inline_nbytes
@@ -361,8 +360,7 @@ class ShardHost(ReachableShards):
             for key in [k for k in moving if store in (None, k[0])]:
                 hosted = moving.pop(key).hosted
                 if store is None and hosted.is_released:
-                    # Nobody may have it elsewhere yet.
-                    hosted.leave()
+                    hosted.leave()  # nobody may have it elsewhere yet
                 elif key not in self.shards:
                     hosted.close()
 
@@ -379,8 +377,7 @@ class ShardHost(ReachableShards):
         here: others may have come just now, for which another host answers.
         """
         store = str(kwargs.get("store"))
-        meant = holds if isinstance(holds, (list, tuple)) else ()
-        for shard in meant:
+        for shard in (meant := holds if isinstance(holds, (list, tuple)) else ()):
             if type(shard) is int and (store, shard) not in self.shards:
                 return refusal(self._not_here(store, shard))
         token = _meant.set(None if holds is None else meant)
@@ -407,12 +404,9 @@ class ShardHost(ReachableShards):
 
     def of(self, store: str) -> list[HostedShard]:
         """Return the shards of a store held here that a message is about, or refuse."""
-        meant = _meant.get()
-        found = [
-            hosted
-            for (uid, shard), hosted in self.shards.items()
-            if uid == store and (meant is None or shard in meant)
-        ]
+        meant, mine = _meant.get(), [key for key in self.shards if key[0] == store]
+        keys = [key for key in mine if meant is None or key[1] in meant]
+        found = [self.shards[key] for key in keys]
         if not found:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard of store {store}"

@@ -155,8 +155,8 @@ async def _state(
     return pack_state(await host.under(going.hosted, take))
 
 
-def _taken(shard: Shard, since: Mark) -> State:
-    state = states.take(shard.segment, since)
+def _taken(shard: Shard, since: Mark, *, last: bool = False) -> State:
+    state = states.take(shard.segment, since, last=last)
     if state is None:
         raise ConsistencyError(
             "more rows have changed than the feed of their table keeps, or all of their "
@@ -189,7 +189,7 @@ async def _last(
         flip = owner.segment.flip
         is_ready = not owner.run_state.is_bsp or flip == mark.flip + 1
         if is_ready and generation:
-            found.append(_taken(owner, mark))
+            found.append(_taken(owner, mark, last=True))
             return hosted.hand_over(error, generation)
         if flip > mark.flip + 1:
             found.append(_taken(owner, mark))
@@ -286,11 +286,14 @@ async def _fill(
     begun = await _ask(host, coming, "move_begin", store)
     await _copied(host, coming, store, begun)
     coming.mark = Mark(*begun["mark"])
+    before = coming.hosted.nbytes
     for _ in range(_MOST_STATES):
         packed = await _ask(host, coming, "move_state", store, since=coming.mark)
-        state = await _install(host, coming, packed)
-        if state.nbytes <= _LITTLE_NBYTES:
+        nbytes = (await _install(host, coming, packed)).nbytes
+        # Pushes wait while a state is copied: no more of them where they stay as large.
+        if nbytes <= _LITTLE_NBYTES or nbytes > before // 2:
             break
+        before = nbytes
     await _near(host, coming, store, generation=0)
     if host.coming.get((store, shard)) is not coming:
         raise StoreClosedError(f"store {about['name']!r} was freed while it moved")
