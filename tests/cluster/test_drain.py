@@ -298,6 +298,22 @@ def test_an_owner_goes_on_where_the_answer_is_lost(three):
         until(lambda: sum(len(host.shards) for host in three.hosts) == 3)
 
 
+def test_an_owner_whose_shard_is_locked_goes_on_later(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner, *others = store.placement
+        for other in others:
+            Held(three, other, "move_own").go_on(OSError("nobody is there"))
+        back = Held(three, owner, "move_back")
+        back.go_on(daskps.ShardBusyError("another process has it"))
+        thread, found = drain_beside(store)
+        assert back.reached.wait(60)
+        back.error = None
+        thread.join()
+        assert isinstance(found[0], daskps.ConsistencyError)
+        assert not three.directory.stores[store.uid].away
+        store.add({"w": np.ones(6)})
+
+
 def test_an_owner_that_dies_as_it_hands_over_is_told(three):
     with daskps.create({"w": np.zeros(6)}) as store:
         owner = store.placement[0]
@@ -325,6 +341,36 @@ def test_a_store_that_is_deleted_on_its_way_leaves_nothing(three):
         assert not host.shards
         assert not host.coming
         assert not host.going
+
+
+def test_a_store_that_is_deleted_as_it_is_handed_over_leaves_nothing(three):
+    """No worker is its owner by then, as far as the directory knows."""
+    store = daskps.create({"w": np.zeros(6)}, name="goes")
+    every = [Held(three, other, "move_own") for other in store.placement[1:]]
+    thread, found = drain_beside(store)
+    until(lambda: any(held.reached.is_set() for held in every))
+    store.delete()
+    for held in every:
+        held.go_on(OSError("the answer is lost"), does_it=True)
+    thread.join()
+    assert isinstance(found[0], (daskps.StoreClosedError, daskps.StoreNotFoundError))
+    until(lambda: not any(h.shards or h.coming or h.going for h in three.hosts))
+
+
+def test_other_stores_of_an_owner_stay_where_it_is_gone_for_one(three):
+    """A worker of the same address has come, which has nothing of the shard."""
+    with daskps.create({"w": np.zeros(6)}) as store, daskps.create({"w": 0.0}) as other:
+        owner = store.placement[0]
+        held = Held(three, owner, "move_last")
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        (host,) = (h for h in three.hosts if h.worker.address == owner)
+        host.shards.pop((store.uid, 0))
+        host.going.clear()
+        held.go_on(OSError("nobody is there"))
+        thread.join()
+        assert isinstance(found[0], daskps.DaskPSError)
+        assert other.pull()["w"] == 0.0
 
 
 class Held:

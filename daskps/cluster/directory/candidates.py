@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 15.0
 #: Workers of other addresses that are asked: a machine may have several.
 _MOST_REMOTE = 3
+#: So often others are asked before the worker that has left the shard.
+_LATER_TURNS = 3
 
 
 @dataclass(slots=True)
@@ -166,8 +168,10 @@ class Candidates:
                 except LayoutError as error:
                     wait_for(shard, str(error))
                 else:
-                    first = asked.priority(w), not local[w], asked.n[w], is_paused
-                    rank[w] = w == self._left_by, *first, n[w], held[w]
+                    # Asked all the same: a worker of its address may hold it by now.
+                    turn = asked.n[w] + _LATER_TURNS * (w == self._left_by)
+                    first = asked.priority(w), not local[w], turn, is_paused
+                    rank[w] = *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)
                 n[by] += 1

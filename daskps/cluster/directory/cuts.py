@@ -65,6 +65,8 @@ class _OpenCut:
     #: For callers that it takes too long: "" for the hosts that are silent.
     waits_for: str = "another snapshot of the store to end"
     silent: set[str] = field(default_factory=set)
+    #: The hosts it has asked: shards may have left one since, and it goes on.
+    asked: set[str] = field(default_factory=set)
     work: asyncio.Future[dict[str, Any]] = field(init=False)
 
 
@@ -173,7 +175,7 @@ class Cuts:
         remember(self._over, cut, None)
         if (begun := self._claims.pop(cut, None)) is not None:
             begun.work.cancel()
-            for worker in begun.entry.hosts:
+            for worker in sorted(begun.asked):
                 # Else the host keeps copies, or holds shards, for good.
                 at = self._hosts, worker, "drop_cut", DROP_SECONDS
                 dropping = insist(*at, store=begun.entry.uid, cut=cut)
@@ -254,6 +256,7 @@ class Cuts:
         self, cut: _OpenCut, method: str, **kwargs: Any
     ) -> Awaitable[list[Any]]:
         cut.silent = set()
+        cut.asked.update(cut.entry.hosts)
         return self._hosts.everywhere(
             cut.entry, method, silent=cut.silent, cut=cut.name, **kwargs
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
@@ -103,8 +104,7 @@ class Drains:
         if near:
             await self._let_go(entry, worker, near)
         await self._send_all(entry, worker)
-        while entry.away.keys() & set(shards):
-            await entry.settled.wait()
+        await self._until_settled(entry, shards)
         self._stores.entry(entry.uid).check_found(shards)
         if shards:
             about = {"shards": shards, "worker": worker, "why": "drained"}
@@ -131,14 +131,21 @@ class Drains:
     async def _let_go(self, entry: StoreEntry, worker: str, shards: list[int]) -> None:
         """Have others of the machine adopt shards; some may stay where they are."""
         why = f"is drained of store {entry.name!r}"
-        about: dict[str, Any] = {"store": entry.uid, "shards": shards}
+        rows = [(shard, entry.generations[shard]) for shard in shards]
+        about: dict[str, Any] = {"store": entry.uid, "shards": rows}
         # A cut would ask shards that have no owner.
         async with entry.cutting:
-            move = self._moves.begin(entry, (worker, why), shards, in_order=True)
+            entry.set_away(shards, why)
+            # Before anybody is asked: who has them may be that worker again.
             await insist(self._hosts, worker, "let_go", _PAUSE_SECONDS, **about)
+            in_order = self._hosts.has_worker(worker)
+            move = self._moves.begin(entry, (worker, why), shards, in_order=in_order)
             move.look_now()
-            while entry.away.keys() & set(shards):
-                await entry.settled.wait()
+            await self._until_settled(entry, shards)
+
+    async def _until_settled(self, entry: StoreEntry, shards: Sequence[int]) -> None:
+        while entry.uid in self._stores and entry.away.keys() & set(shards):
+            await entry.settled.wait()
 
     # -- to another machine --------------------------------------------------
 
@@ -201,8 +208,11 @@ class Drains:
         self, entry: StoreEntry, shard: int, source: str, target: str
     ) -> None:
         """Have a copy made of a shard, and make its worker the owner."""
-        of: dict[str, Any] = {"store": entry.uid, "shard": shard}
+        move = uuid.uuid4().hex
+        of: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": move}
         need = entry.sizes[shard]
+        # They are told when the store ends, whoever owns the shard then.
+        entry.strays |= {source, target}
         entry.charge(target, need)
         try:
             about = {
@@ -215,21 +225,22 @@ class Drains:
             try:
                 await self._hosts.control(target, "move_fill", **of, **about)
                 async with entry.cutting:
-                    await self._hand_over(entry, shard, source, target)
+                    await self._hand_over(entry, of, source, target)
             except BaseException:
-                self._hosts.spawn(self._undo(entry, shard, source, target))
+                undoing = self._hosts.spawn(self._undo(entry, of, source, target))
+                await asyncio.wait({undoing})
                 raise
         finally:
             entry.charge(target, -need)
         await insist(self._hosts, source, "move_done", _PAUSE_SECONDS, **of)
 
     async def _hand_over(
-        self, entry: StoreEntry, shard: int, source: str, target: str
+        self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
     ) -> None:
+        shard = of["shard"]
         if shard not in _owned(self._stores.entry(entry.uid), source):
             raise ConsistencyError(f"shard {shard} has left worker {source} meanwhile")
-        about: dict[str, Any] = {"store": entry.uid, "shard": shard}
-        about |= {"generation": entry.generations[shard] + 1}
+        about = {**of, "generation": entry.generations[shard] + 1}
         about |= {"rounds": self._runs.rounds_of(entry)}
         about |= {"codecs": self._runs.codecs_of(entry)}
         entry.set_away([shard], f"{source} hands it over to {target}")
@@ -237,14 +248,19 @@ class Drains:
         seconds = _OWN_SECONDS + entry.sizes[shard] / _NBYTES_A_SECOND
         own = self._hosts.control(target, "move_own", **about)
         row = await asyncio.wait_for(own, seconds)
+        self._stores.entry(entry.uid)
+        if not self._hosts.has_worker(target):
+            raise ConsistencyError(f"worker {target} has left with shard {shard}")
         entry.install(target, [row])
         self._runs.mailbox_moved(entry, row)
 
     async def _undo(
-        self, entry: StoreEntry, shard: int, source: str, target: str
+        self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
     ) -> None:
         """Have the owner of a shard go on, where it has not come to another one."""
-        of: dict[str, Any] = {"store": entry.uid, "shard": shard}
+        shard = of["shard"]
+        if entry.uid not in self._stores:
+            return
         generation = entry.generations[shard] + 1
         if shard in entry.away and entry.owners[shard] == source:
             # The other worker may have become the owner, and could not say so.
@@ -254,19 +270,19 @@ class Drains:
                 entry.install(source, [row])
             else:
                 entry.settle([shard])
-                self._moves.worker_left(source, "died as it handed over a shard")
+                self._moves.left(entry, source, "died as it handed over a shard")
         else:
             await self._taken_back(source, {**of, "generation": generation})
-        with contextlib.suppress(OSError, DaskPSError):
-            about = {**of, "generation": generation}
-            await self._hosts.control(target, "move_drop", **about)
+        with contextlib.suppress(DaskPSError):
+            await insist(self._hosts, target, "move_drop", _PAUSE_SECONDS, **of)
 
     async def _taken_back(self, source: str, about: dict[str, Any]) -> Any:
         """Have a worker own a shard again; return its row, None if it has left."""
         while self._hosts.has_worker(source):
             try:
                 return await self._hosts.control(source, "move_back", **about)
-            except OSError as error:
+            except (OSError, DaskPSError) as error:
+                # Another process may have locked it.
                 logger.info("%s has yet to take a shard back: %r", source, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
         return None

@@ -15,7 +15,7 @@ from daskps.cluster.protocol.packing import unpack_reply
 from daskps.errors import ConsistencyError, ShardLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 
     from distributed import Scheduler
 
@@ -130,6 +130,8 @@ class StoreEntry:
     #: Bytes of memory that each shard takes, as last heard: with unbounded rows it
     #: grows, and what others map of it is mostly addresses.
     sizes: dict[int, int] = field(default_factory=dict)
+    #: Shards whose bytes no worker has any more: it has left.
+    uncharged: set[int] = field(default_factory=set)
     #: Incarnation of each shard.
     generations: tuple[int, ...] = ()
     ready: bool = False
@@ -211,9 +213,8 @@ class StoreEntry:
         rows = {row[0]: row for row in self.segments}
         for new in taken:
             shard = new["shard"]
-            if owners[shard] in self.nbytes:
-                # It lives, and has given the shard away.
-                self.charge(owners[shard], -self.sizes[shard])
+            self.uncharge({shard})
+            self.uncharged.discard(shard)
             owners[shard], generations[shard] = worker, new["generation"]
             rows[shard] = (shard, new["name"], new["nbytes"], new["nonce"])
             if not new["name"]:
@@ -275,6 +276,12 @@ class StoreEntry:
         for shard in shards:
             if shard in self.lost:
                 raise ShardLostError(self.name, shard, *self.lost[shard])
+
+    def uncharge(self, shards: Set[int]) -> None:
+        """Note that the owners of shards have their bytes no more; twice is fine."""
+        for shard in shards - self.uncharged:
+            self.charge(self.owners[shard], -self.sizes.get(shard, 0))
+        self.uncharged |= shards
 
     def set_away(self, shards: Iterable[int], why: str) -> None:
         """Note that shards are away, why, and what for."""

@@ -143,18 +143,24 @@ class ShardMoves:
         One that leaves in order has yet to let go of it, and others may leave with it.
         """
         for entry in self.stores.values():
-            entry.nbytes.pop(worker, None)
-            held = {i for i, w in enumerate(entry.owners) if w == worker}
-            if not (shards := sorted(held - entry.without_owner)):
-                continue
-            shared = {row[0] for row in entry.segments}
-            running = self.scheduler.status == Status.running
-            if entry.ready and running and shared.issuperset(shards):
-                self.begin(entry, (worker, reason), shards, in_order=in_order)
-            else:
-                told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
-                why = reason + told * (entry.ready and running)
-                self.lose(entry, shards, (worker, why))
+            self.left(entry, worker, reason, in_order=in_order)
+
+    def left(
+        self, entry: StoreEntry, worker: str, reason: str, *, in_order: bool = False
+    ) -> None:
+        """Do the same for one store."""
+        held = {i for i, w in enumerate(entry.owners) if w == worker}
+        entry.uncharge(held)
+        if not (shards := sorted(held - entry.without_owner)):
+            return
+        shared = {row[0] for row in entry.segments}
+        running = self.scheduler.status == Status.running
+        if entry.ready and running and shared.issuperset(shards):
+            self.begin(entry, (worker, reason), shards, in_order=in_order)
+        else:
+            told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
+            why = reason + told * (entry.ready and running)
+            self.lose(entry, shards, (worker, why))
 
     def begin(
         self,

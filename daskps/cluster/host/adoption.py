@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -340,8 +341,8 @@ TELL_SECONDS = 1.0
 _LATE_SECONDS = 0.3
 #: How long other processes may keep a shard locked; a worker that adopts waits longer.
 LOCK_SECONDS = 1.0
-#: Seconds between two tries to get at a shard.
-_PAUSE_SECONDS = 0.0005
+#: Seconds between two tries to get at a shard, at first and at most.
+_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.0005, 0.05
 
 
 async def leave(host: ShardHost, reason: str) -> None:
@@ -371,17 +372,24 @@ async def leave(host: ShardHost, reason: str) -> None:
 
 
 @HOST.handles("let_go")
-async def let_go(host: ShardHost, *, store: str, shards: Sequence[int]) -> None:
+async def let_go(
+    host: ShardHost, *, store: str, shards: Sequence[tuple[int, int]]
+) -> None:
     """Release shards that others of the machine are to have, as the directory says.
 
-    It may ask twice.
+    `shards` are their numbers and generations: it may ask twice, and again when the
+    shard has come back.
     """
-    await _let_go(host, [(store, i) for i in shards if (store, i) in host.shards])
+    found = ((host.shards.get((store, i)), i, g) for i, g in shards)
+    keys = [(store, i) for of, i, g in found if of and of.shard.generation == g]
+    await _let_go(host, keys, math.inf)
     if host.sockets is not None:
         host.sockets.let_go()
 
 
-async def _let_go(host: ShardHost, keys: Sequence[tuple[str, int]]) -> None:
+async def _let_go(
+    host: ShardHost, keys: Sequence[tuple[str, int]], seconds: float = LOCK_SECONDS
+) -> None:
     """Release shards, of those that are shared."""
     error = StaleGenerationError(
         f"worker {host.worker.address} has let go of its shards; ask the directory where "
@@ -393,7 +401,7 @@ async def _let_go(host: ShardHost, keys: Sequence[tuple[str, int]]) -> None:
             hosted.release(error)
             del host.shards[key]
             released.append(hosted)
-    end = asyncio.get_running_loop().time() + LOCK_SECONDS
+    end, pause = asyncio.get_running_loop().time() + seconds, _PAUSE_SECONDS
     while waiting := [hosted for hosted in released if not hosted.is_released]:
         for hosted in waiting:
             # If no other thread has the mutex.
@@ -402,7 +410,8 @@ async def _let_go(host: ShardHost, keys: Sequence[tuple[str, int]]) -> None:
             # The worker that adopts these shards takes this one for dead.
             logger.info("%d shards stayed locked by other processes", len(waiting))
             return
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE_SECONDS)
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

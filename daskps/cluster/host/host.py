@@ -356,13 +356,15 @@ class ShardHost(ReachableShards):
 
     def free_moving(self, store: str | None = None) -> None:
         """Free the shards, of one store or all, that are on their way."""
-        for moving in (self.going, self.coming):
-            for key in [k for k in moving if store in (None, k[0])]:
-                hosted = moving.pop(key).hosted
-                if store is None and hosted.is_released:
-                    hosted.leave()  # nobody may have it elsewhere yet
-                elif key not in self.shards:
-                    hosted.close()
+        for key in [k for k in self.going if store in (None, k[0])]:
+            going = self.going.pop(key)
+            if going.is_handed_over and store is None:
+                # Nobody may have it elsewhere yet.
+                going.hosted.leave()
+            elif going.is_handed_over:
+                going.hosted.close()
+        for key in [k for k in self.coming if store in (None, k[0])]:
+            self.coming.pop(key).hosted.close()
 
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that other processes can map; none if there is not enough."""

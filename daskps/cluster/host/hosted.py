@@ -81,6 +81,8 @@ class HostedShard:
         self.has_memory: asyncio.Future[None] | None = None
         #: The run that has last begun here, and its first flip.
         self.began = (0, 0)
+        #: The move that has brought it here from another machine, "" for none.
+        self.came_by = ""
         self.is_shared = block is not None
         #: Bytes of the shard that the host has last told the directory.
         self.told_nbytes = shard.segment.held_nbytes

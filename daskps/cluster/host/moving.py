@@ -34,6 +34,7 @@ from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
 from daskps.errors import (
     ConsistencyError,
+    DaskPSError,
     ProtocolError,
     StaleGenerationError,
     StoreClosedError,
@@ -74,10 +75,13 @@ _HOLD_SECONDS = 5.0
 class Going:
     """A shard that moves away: the parts of it that are read, and its owner."""
 
+    move: str
     hosted: HostedShard
     live: LiveShard
     #: Lets rounds go on where nobody asks for the last one.
     lease: asyncio.TimerHandle | None = None
+    #: Whether it waits for nothing but its next owner; else others may adopt it.
+    is_handed_over: bool = False
 
     def hold(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         """Hold rounds for a while from now on, if any are held."""
@@ -96,19 +100,30 @@ class Going:
             self.lease = None
 
 
-def _going(host: ShardHost, store: str, shard: int) -> Going:
-    try:
-        going: Going = host.going[store, shard]
-    except KeyError:
+def _going(host: ShardHost, store: str, shard: int, move: str) -> Going:
+    going: Going | None = host.going.get((store, shard))
+    if going is None or going.move != move:
         raise ConsistencyError(
             f"shard {shard} of store {store} does not move away from worker "
             f"{host.worker.address}"
-        ) from None
+        )
     return going
 
 
+def _check_open(host: ShardHost, name: str, store: str, move: str) -> None:
+    """Refuse what was sent before a store was freed or a move was given up."""
+    if store in host.dropped:
+        raise StoreClosedError(f"store {name!r} was freed while it moved")
+    if move in host.dropped:
+        raise ConsistencyError(
+            f"a shard of store {name!r} does not move here after all"
+        )
+
+
 @HOST.handles("move_begin")
-async def _begin(host: ShardHost, *, store: str, shard: int) -> dict[str, Any]:
+async def _begin(
+    host: ShardHost, *, store: str, shard: int, move: str
+) -> dict[str, Any]:
     """Let another host read a shard; return the moment from which on it needs states.
 
     Also how many rows and candidates each unbounded table has, and how many ids have
@@ -124,17 +139,23 @@ async def _begin(host: ShardHost, *, store: str, shard: int) -> dict[str, Any]:
         return mark, LiveShard(segment), Counted.of(segment, segment.flip)
 
     mark, live, counted = await host.under(hosted, begin)
-    host.going[store, shard] = Going(hosted, live)
+    _check_open(host, hosted.name, store, move)
+    host.going[store, shard] = Going(move, hosted, live)
     rows = [*zip(live.n_rows, live.n_candidates, strict=True)]
     return {"mark": tuple(mark), "rows": rows, "came": counted.came}
 
 
 @HOST.handles("move_read")
 async def _read(
-    host: ShardHost, *, store: str, shard: int, spans: Sequence[Sequence[Any]]
+    host: ShardHost,
+    *,
+    store: str,
+    shard: int,
+    move: str,
+    spans: Sequence[Sequence[Any]],
 ) -> list[Any]:
     """Return parts of a shard that moves away, each as it is now."""
-    going = _going(host, store, shard)
+    going = _going(host, store, shard, move)
 
     def read(_: Shard) -> list[Array]:
         try:
@@ -147,10 +168,10 @@ async def _read(
 
 @HOST.handles("move_state")
 async def _state(
-    host: ShardHost, *, store: str, shard: int, since: Sequence[int]
+    host: ShardHost, *, store: str, shard: int, move: str, since: Sequence[int]
 ) -> dict[str, Any]:
     """Return all that has changed since a moment."""
-    going = _going(host, store, shard)
+    going = _going(host, store, shard, move)
     take = partial(_taken, since=Mark(*since))
     return pack_state(await host.under(going.hosted, take))
 
@@ -167,7 +188,13 @@ def _taken(shard: Shard, since: Mark, *, last: bool = False) -> State:
 
 @HOST.handles("move_last")
 async def _last(
-    host: ShardHost, *, store: str, shard: int, since: Sequence[int], generation: int
+    host: ShardHost,
+    *,
+    store: str,
+    shard: int,
+    move: str,
+    since: Sequence[int],
+    generation: int,
 ) -> dict[str, Any]:
     """Return a state, and whether the other host has now what it needs to own the shard.
 
@@ -176,7 +203,7 @@ async def _last(
     rounds the last one is one round: no further one is applied meanwhile. There is no
     state where no round came for a while.
     """
-    going, mark = _going(host, store, shard), Mark(*since)
+    going, mark = _going(host, store, shard, move), Mark(*since)
     hosted, found = going.hosted, list[State]()
     error = StaleGenerationError(
         f"worker {host.worker.address} has handed over shard {shard} of store "
@@ -190,6 +217,7 @@ async def _last(
         is_ready = not owner.run_state.is_bsp or flip == mark.flip + 1
         if is_ready and generation:
             found.append(_taken(owner, mark, last=True))
+            going.is_handed_over = True
             return hosted.hand_over(error, generation)
         if flip > mark.flip + 1:
             found.append(_taken(owner, mark))
@@ -204,7 +232,7 @@ async def _last(
         await host.under(hosted, attempt)
     answer: dict[str, Any] = {"is_ready": is_ready, "mailbox": None}
     answer["state"] = pack_state(found[0]) if found else None
-    if hosted.is_released:
+    if going.is_handed_over:
         host.shards.pop((store, shard), None)
         going.end_hold()
         box = hosted.shard.run_state.attached
@@ -215,29 +243,35 @@ async def _last(
 
 @HOST.handles("move_back")
 async def _back(
-    host: ShardHost, *, store: str, shard: int, generation: int
+    host: ShardHost, *, store: str, shard: int, move: str, generation: int
 ) -> dict[str, Any] | None:
     """Own a shard again that was to move; it may never have been handed over.
 
     Returns its row, None where it is here no more.
     """
-    going = host.going.pop((store, shard), None)
-    if going is None:
-        return None
-    hosted = going.hosted
-    going.end_hold()
-    if hosted.is_released:
-        hosted.resume(generation)
-        host.shards[store, shard] = hosted
-    else:
-        await host.under(hosted, lambda owner: owner.hold_rounds(None))
-    return row_of(hosted)
+    host.dropped.append(move)
+    going = host.going.get((store, shard))
+    if going is not None and going.move == move:
+        hosted = going.hosted
+        if going.is_handed_over:
+            hosted.resume(generation)
+            host.shards[store, shard] = hosted
+        elif not hosted.is_released:
+            # Behind a last state that is on its way: this fails then, and comes again.
+            await host.under(hosted, lambda owner: owner.hold_rounds(None))
+        going.end_hold()
+        host.going.pop((store, shard), None)
+    # Also where it has heard this before, and its answer was lost.
+    here = host.shards.get((store, shard))
+    return None if here is None else row_of(here)
 
 
 @HOST.handles("move_done")
-async def _done(host: ShardHost, *, store: str, shard: int) -> None:
+async def _done(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Free a shard that has another owner now."""
-    if (going := host.going.pop((store, shard), None)) is not None:
+    going = host.going.get((store, shard))
+    if going is not None and going.move == move:
+        del host.going[store, shard]
         going.hosted.close()
     if host.sockets is not None:
         host.sockets.let_go()
@@ -250,6 +284,7 @@ async def _done(host: ShardHost, *, store: str, shard: int) -> None:
 class Coming:
     """A shard that moves here: its copy, and the moment that it has."""
 
+    move: str
     hosted: HostedShard
     source: str
     rules: Rules
@@ -258,7 +293,13 @@ class Coming:
 
 @HOST.handles("move_fill")
 async def _fill(
-    host: ShardHost, *, store: str, about: Mapping[str, Any], shard: int, source: str
+    host: ShardHost,
+    *,
+    store: str,
+    about: Mapping[str, Any],
+    shard: int,
+    move: str,
+    source: str,
 ) -> None:
     """Have a copy of a shard made here, and bring it near.
 
@@ -276,12 +317,14 @@ async def _fill(
         (made,) = make_shards(members, *of, ask=Budget(host).ask, is_filled=False)
         return made
 
-    coming = Coming(await host.in_thread(build), source, rules, Mark(0, 0))
+    coming = Coming(move, await host.in_thread(build), source, rules, Mark(0, 0))
     if (store, shard) in host.coming:
         _drop(host, store, shard)
-    if store in host.dropped:
+    try:
+        _check_open(host, about["name"], store, move)
+    except DaskPSError:
         coming.hosted.close()
-        raise StoreClosedError(f"store {about['name']!r} was freed while it moved")
+        raise
     host.coming[store, shard] = coming
     begun = await _ask(host, coming, "move_begin", store)
     await _copied(host, coming, store, begun)
@@ -295,8 +338,7 @@ async def _fill(
             break
         before = nbytes
     await _near(host, coming, store, generation=0)
-    if host.coming.get((store, shard)) is not coming:
-        raise StoreClosedError(f"store {about['name']!r} was freed while it moved")
+    _check_open(host, about["name"], store, move)
 
 
 async def _near(host: ShardHost, coming: Coming, store: str, *, generation: int) -> Any:
@@ -317,9 +359,9 @@ async def _near(host: ShardHost, coming: Coming, store: str, *, generation: int)
 async def _ask(
     host: ShardHost, coming: Coming, method: str, store: str, **more: Any
 ) -> Any:
-    about = {"store": store, "shard": coming.hosted.index, **more}
+    of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
     try:
-        return await host.worker.ask(coming.source, method, **about)
+        return await host.worker.ask(coming.source, method, **of, **more)
     except OSError as error:
         raise ConsistencyError(
             f"worker {coming.source} cannot be reached any more: {error}"
@@ -394,6 +436,7 @@ async def _own(
     *,
     store: str,
     shard: int,
+    move: str,
     generation: int,
     rounds: Mapping[str, Any] | None,
     codecs: Sequence[tuple[str, bytes]],
@@ -403,11 +446,11 @@ async def _own(
     `rounds` is the run in rounds to continue, `codecs` those of all runs, as of
     `adopt`.
     """
-    if (store, shard) not in host.coming:
+    coming: Coming | None = host.coming.get((store, shard))
+    if coming is None or coming.move != move:
         raise ConsistencyError(
             f"worker {host.worker.address} has no copy of shard {shard} of {store}"
         )
-    coming: Coming = host.coming[store, shard]
     for codec in codecs:
         await host.in_thread(partial(encoding.learn, *codec))
     box = await _near(host, coming, store, generation=generation)
@@ -416,12 +459,12 @@ async def _own(
     mine.generation = mine.segment.header[GENERATION] = generation
     await host.in_thread(partial(_open_round, host, hosted, rounds, box))
     mine.take_over()
-    if host.coming.get((store, shard)) is not coming:
-        raise StoreClosedError(f"store {hosted.name!r} was freed, or did not move here")
+    _check_open(host, hosted.name, store, move)
     del host.coming[store, shard]
     if host.leaves():
         hosted.close()
         raise ConsistencyError(f"worker {host.worker.address} is leaving too")
+    hosted.came_by = move
     host.shards[store, shard] = hosted
     where, name = host.worker.address, hosted.name
     logger.info(
@@ -457,14 +500,14 @@ def _open_round(
 
 
 @HOST.handles("move_drop")
-async def _drop_message(
-    host: ShardHost, *, store: str, shard: int, generation: int
-) -> None:
+async def _drop_message(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Free a shard that does not move here after all, also where it has by now."""
-    if (store, shard) in host.coming:
+    host.dropped.append(move)
+    coming = host.coming.get((store, shard))
+    if coming is not None and coming.move == move:
         _drop(host, store, shard)
     hosted = host.shards.get((store, shard))
-    if hosted is not None and hosted.shard.generation == generation:
+    if hosted is not None and hosted.came_by == move:
         del host.shards[store, shard]
         host.drop(hosted)
 

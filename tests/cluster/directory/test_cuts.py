@@ -39,8 +39,8 @@ class Answering:
         return asyncio.ensure_future(work)
 
 
-def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
-    entry = StoreEntry(
+def made() -> StoreEntry:
+    return StoreEntry(
         uid="u",
         name="s",
         client="c",
@@ -54,9 +54,49 @@ def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
         ready=True,
     )
 
+
+def test_a_shard_that_leaves_after_the_cut_began_is_not_left_out() -> None:
+    entry = made()
+
     async def cut() -> dict[str, Any]:
         hosts: Any = Answering(entry)
         cuts = Cuts(hosts, lambda uid: entry, lambda producers: [])
         return await cuts.on_cut("u", ("client", "c"), 60.0, cut="one", index=None)
 
     assert virtual.run(cut())["versions"] == [(0, 7), (1, 7)]
+
+
+class Drained(Answering):
+    """Hosts whose second one has given its shard away when a cut was made."""
+
+    def __init__(self, entry: StoreEntry) -> None:
+        super().__init__(entry)
+        self.dropped = list[str]()
+
+    async def everywhere(
+        self, entry: StoreEntry, method: str, **kwargs: Any
+    ) -> list[Any]:
+        self.n_attempts = 1
+        return await super().everywhere(entry, method, **kwargs)
+
+    def has_worker(self, worker: str) -> bool:
+        return True
+
+    async def control(self, worker: str, method: str, **kwargs: Any) -> None:
+        assert method == "drop_cut"
+        self.dropped.append(worker)
+
+
+def test_hosts_that_have_given_their_shards_away_free_the_copies() -> None:
+    entry = made()
+
+    async def cut() -> list[str]:
+        hosts: Any = Drained(entry)
+        cuts = Cuts(hosts, lambda uid: entry, lambda producers: [])
+        await cuts.on_cut("u", ("client", "c"), 60.0, cut="one", index=None)
+        entry.owners = ("a", "a")
+        cuts.on_drop_cut("one")
+        await asyncio.sleep(1.0)
+        return list(hosts.dropped)
+
+    assert virtual.run(cut()) == ["a", "b"]

@@ -246,6 +246,15 @@ def test_no_room_keeps_a_shard_away() -> None:
     assert {what for _, _, what in cluster.asked} == {"look"}
 
 
+def test_a_worker_of_the_same_address_is_asked_too() -> None:
+    """It may hold the shard, and have answered meanwhile that it finds the memory."""
+    cluster = Cluster(ONE, DEAD)
+    cluster.answers = {(ONE, "adopt"): said("found"), (DEAD, "adopt"): TAKEN}
+    look_after(cluster, 10.0)
+    assert [by for _, by, _ in cluster.asked] == [ONE] * 4 + [DEAD]
+    assert cluster.told()[-1][1] == "adopted"
+
+
 def test_sizes_are_said_by_who_has_the_shards() -> None:
     """Later words of a worker that is gone count nothing."""
     entry = Cluster(ONE, n_shards=2).entry
@@ -256,11 +265,15 @@ def test_sizes_are_said_by_who_has_the_shards() -> None:
     assert entry.note_sizes(ONE, [(0, 99)]) == []
     entry.set_away([0], "died")
     assert entry.note_sizes(DEAD, [(0, 30)]) == []
-    entry.nbytes.pop(DEAD)
+    entry.uncharge({0, 1})
     entry.install(ONE, [{**TAKEN, "shard": 0, "generation": 2, "held": 26}])
     assert (entry.nbytes, entry.sizes) == ({ONE: 26}, {0: 26, 1: 11})
     assert entry.note_sizes(ONE, [(0, 40)]) == [0]
     assert entry.nbytes == {ONE: 40}
+    # A worker has come to the address of the one that died, and adopts the other one.
+    entry.install(DEAD, [{**TAKEN, "shard": 0, "generation": 3}])
+    entry.install(DEAD, [{**TAKEN, "shard": 1, "generation": 2}])
+    assert entry.nbytes == {DEAD: 20}
 
 
 @pytest.mark.parametrize("running", [True, False])

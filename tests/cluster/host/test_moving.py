@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Owner:
         return self.hosted.shard
 
     def ask(self, method: str, **more: Any) -> Any:
-        about = {"store": self.store.uid, "shard": 0, **more}
+        about = {"store": self.store.uid, "shard": 0, "move": "one", **more}
         return self.link.run(lambda: self.link.control(self.address, method, **about))
 
     def rounds(self, n: int, first: int = 0) -> None:
@@ -82,7 +83,50 @@ def test_a_handed_over_shard_is_read_by_nobody(two):
     # Nobody owns it elsewhere: it goes on.
     row = owner.ask("move_back", generation=3)
     assert row["generation"] == owner.shard.generation == 3
-    assert owner.ask("move_back", generation=4) is None
+    # The same again where the answer was lost: it has not left.
+    assert owner.ask("move_back", generation=3) == row
+
+
+def test_late_messages_of_a_move_that_was_given_up_change_nothing(two):
+    owner = Owner(two)
+    owner.ask("move_begin")
+    owner.ask("move_back", generation=2)
+    with pytest.raises(ConsistencyError, match="does not move here after all"):
+        owner.ask("move_begin")
+    mark = owner.ask("move_begin", move="two")["mark"]
+    with pytest.raises(ConsistencyError, match="does not move away"):
+        owner.ask("move_last", since=mark, generation=2)
+    owner.ask("move_done")
+    owner.ask("move_back", generation=3)
+    assert [going.move for going in owner.host.going.values()] == ["two"]
+    owner.store.add({"w": np.ones(4)})
+    state = unpack_state(owner.ask("move_state", since=mark, move="two"))
+    assert state.pieces[0].weights.tolist() == [1.0] * 4
+
+
+def test_a_shard_that_others_may_have_is_not_taken_back(two):
+    """It was let go of meanwhile: somebody of the machine adopts its memory."""
+    owner = Owner(two)
+    owner.ask("move_begin")
+    owner.hosted.release(StaleGenerationError("let go"))
+    owner.hosted.serve()
+    del owner.host.shards[owner.store.uid, 0]
+    assert owner.ask("move_back", generation=3) is None
+    assert owner.hosted.is_released
+    assert owner.shard.generation == 1
+
+
+def test_a_shard_is_let_go_of_under_one_number(two):
+    """The message may be late, when the shard has come back."""
+    owner = Owner(two)
+    owner.hosted.is_shared = True
+    for generation, stays in ((2, True), (1, False)):
+        rows = [(0, generation), (7, 1)]
+        about = {"store": owner.store.uid, "shards": rows}
+        ask = partial(owner.link.control, owner.address, "let_go", **about)
+        owner.link.run(ask)
+        assert ((owner.store.uid, 0) in owner.host.shards) == stays
+        assert owner.hosted.is_released != stays
 
 
 def test_the_last_state_is_one_round(two):
@@ -133,7 +177,7 @@ def test_what_is_no_part_of_a_move_is_refused(two):
     with pytest.raises(ProtocolError, match="no such part"):
         owner.ask("move_read", spans=[("weights", 3, 0, 4)])
     assert owner.ask("move_state", since=mark)["pieces"] == []
-    owner.ask("move_drop", generation=9)
+    owner.ask("move_drop")
     owner.ask("move_back", generation=9)
     assert owner.shard.generation == 1
     owner.store.add({"w": np.ones(4)})
