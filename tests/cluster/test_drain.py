@@ -328,6 +328,33 @@ def test_an_owner_that_dies_as_it_hands_over_is_told(three):
             store.add({"w": np.ones(6)})
 
 
+def numbers_at(host: Any, numbers: list[int]) -> None:
+    numbers += [hosted.shard.generation for hosted in host.shards.values()]
+
+
+@pytest.mark.parametrize("owner_lives", [True, False])
+def test_the_next_owner_has_another_number_than_the_target(three, owner_lives):
+    """It may serve the shard by then, and could not say so."""
+    with daskps.create({"w": np.zeros(6)}, shards=1, servers="all") as store:
+        (owner,) = store.placement
+        entry, numbers = three.directory.stores[store.uid], list[int]()
+        for other in {*three.scheduler.workers} - {owner}:
+            host = next(h for h in three.hosts if h.worker.address == other)
+            held = Held(three, other, "move_own")
+            held.after = partial(numbers_at, host, numbers)
+            held.go_on(OSError("the answer is lost"), does_it=True)
+        back = Held(three, owner, "move_back")
+        thread, _ = drain_beside(store)
+        assert back.reached.wait(60)
+        if not owner_lives:
+            three.end(owner)
+        back.go_on(None if owner_lives else OSError("nobody is there"))
+        thread.join()
+        # An adopter's is one more than the directory's.
+        assert numbers
+        assert max(numbers) < entry.generations[0] + (not owner_lives)
+
+
 def test_a_store_that_is_deleted_on_its_way_leaves_nothing(three):
     store = daskps.create({"w": np.zeros(6)}, name="goes")
     held = Held(three, store.placement[0], "move_last")
@@ -380,6 +407,7 @@ class Held:
         self.reached, self._free = threading.Event(), asyncio.Event()
         self.error: Exception | None = None
         self.does_it = False
+        self.after: Callable[[], object] = int
         self._loop, self._method = cluster.loop, method
         self._handlers = cluster.doors[worker].handlers
         self._control = self._handlers["daskps_control"]
@@ -390,6 +418,7 @@ class Held:
             self.reached.set()
             await self._free.wait()
             found = await self._control(**message) if self.does_it else None
+            self.after()
             if self.error is not None:
                 raise self.error
             if found is not None:

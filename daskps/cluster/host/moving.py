@@ -253,7 +253,10 @@ async def _back(
     going = host.going.get((store, shard))
     if going is not None and going.move == move:
         hosted = going.hosted
-        if going.is_handed_over:
+        if going.is_handed_over and host.leaves():
+            # As it has let go of all others: somebody of its machine adopts it.
+            hosted.leave()
+        elif going.is_handed_over:
             hosted.resume(generation)
             host.shards[store, shard] = hosted
         elif not hosted.is_released:

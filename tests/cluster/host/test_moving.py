@@ -116,6 +116,18 @@ def test_a_shard_that_others_may_have_is_not_taken_back(two):
     assert owner.shard.generation == 1
 
 
+def test_a_host_that_leaves_takes_no_shard_back(two):
+    """It has let go of its shards, and frees all that it still has."""
+    owner = Owner(two)
+    mark = owner.ask("move_begin")["mark"]
+    owner.ask("move_last", since=mark, generation=2)
+    owner.host.is_leaving = True
+    assert owner.ask("move_back", generation=3) is None
+    owner.host.is_leaving = False
+    assert not owner.host.going
+    assert owner.hosted.is_released
+
+
 def test_a_shard_is_let_go_of_under_one_number(two):
     """The message may be late, when the shard has come back."""
     owner = Owner(two)
