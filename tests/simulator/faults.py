@@ -53,6 +53,7 @@ class Faults:
             self.crash: CHANCE.choice((0, 0, 1, 2)),
             self.crash_at_work: CHANCE.choice((0, 0, 1)),
             self.crash_at_file: CHANCE.choice((0, 0, 1)),
+            self.crash_at_move: CHANCE.choice((0, 0, 1)),
             self.restart: CHANCE.choice((0, 1)),
             self.stop: CHANCE.choice((0, 1, 3)),
             self.cut: CHANCE.choice((0, 1, 3)),
@@ -87,7 +88,7 @@ class Faults:
         network.loss = network.late = SimFiles.failing = 0.0
         network.heal()
         for process in self._world.network.processes.values():
-            process.dies_at_work = process.dies_at_file = False
+            process.dies_at_work = process.dies_at_file = process.dies_at_move = False
             self.go_on(process)
         self._watch.quiet_at = CLOCK.now
         self._note("faults are over")
@@ -116,6 +117,11 @@ class Faults:
         """End a worker when it writes a file next, half-way."""
         if (victim := self._doomed("file")) is not None:
             victim.dies_at_file = True
+
+    async def crash_at_move(self) -> None:
+        """End a worker soon after it hands over a shard, or takes one over."""
+        if (victim := self._doomed("move of a shard")) is not None:
+            victim.dies_at_move = True
 
     def _doomed(self, what: str) -> Process | None:
         """Choose a worker that is to die at something; another one comes."""

@@ -13,17 +13,24 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import RunEnd
-from daskps.cluster.host import adoption
+from daskps.cluster.host import adoption, moving
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.messages import Answer
+from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
-from daskps.shards import producers, run_record
+from daskps.shards import producers, run_record, states
 from daskps.shards.cuts.cut import Cut
 from daskps.shards.installation import Counted
 from daskps.shards.memory.feed import Feed
-from daskps.shards.memory.format import PRODUCER, ROUNDS, SEEN
+from daskps.shards.memory.format import (
+    N_PRODUCERS,
+    PRODUCER,
+    ROUNDS,
+    SEEN,
+)
 from daskps.shards.pushes import Pushes
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING, SCALE
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from daskps.kernels.words_log import WordsLog
     from daskps.shards.memory.format import Record
     from daskps.shards.memory.segment import Segment
+    from daskps.shards.states import Mark, State
     from daskps.shards.steps import Step, Ticket
     from daskps.typing import Array
 
@@ -223,6 +231,52 @@ def adopter_knows_nothing_of_delays() -> None:
     put(run_record, find_delay=find_some)
 
 
+def last_state_before_the_owner_stops() -> None:
+    """Send the last state of a shard that moves, and let pushes through a little longer."""
+    hand_over = HostedShard.hand_over
+
+    def hand_over_late(hosted: HostedShard, *about: Any) -> list[Ticket]:
+        def stop() -> None:
+            hosted.enqueue(lambda _: hand_over(hosted, *about))
+            hosted.serve()
+
+        asyncio.get_running_loop().call_later(LATE_SECONDS, stop)
+        return []
+
+    put(HostedShard, hand_over=hand_over_late)
+
+
+def former_owner_goes_on() -> None:
+    """Leave a shard that has moved where it was, too."""
+    put(HostedShard, hand_over=lambda *_: [])
+
+
+def states_forget_producers() -> None:
+    """Move shards without what they know of pushes."""
+    take = states.take
+
+    def take_some(segment: Segment, since: Mark) -> State | None:
+        if (state := take(segment, since)) is not None:
+            state.words[0][1][N_PRODUCERS] = 0
+        return state
+
+    put(states, take=take_some)
+
+
+def deliveries_stay_behind() -> None:
+    """Have a run go on where a shard has moved, without what came for its open round."""
+
+    def open_empty(
+        _: ShardHost, hosted: HostedShard, rounds: Mapping[str, Any] | None, __: Any
+    ) -> None:
+        state = hosted.shard.run_state
+        if state.is_bsp and rounds is not None:
+            reduce = loads(rounds["reduce"])
+            state.attach_rounds(state.run, state.n_ranks, reduce, None)
+
+    put(moving, _open_round=open_empty)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -241,5 +295,9 @@ VARIANTS: dict[str, Callable[[], None]] = {
         sync_has_a_new_number_each_time,
         adopter_forgets_who_has_scaled,
         adopter_knows_nothing_of_delays,
+        last_state_before_the_owner_stops,
+        former_owner_goes_on,
+        states_forget_producers,
+        deliveries_stay_behind,
     )
 }

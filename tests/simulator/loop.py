@@ -43,6 +43,8 @@ class Process:
         self.dies_at_work = False
         #: Whether it dies half-way through the next file that it writes.
         self.dies_at_file = False
+        #: Whether it dies soon after it hands over a shard, or takes one over.
+        self.dies_at_move = False
         #: What would have run while it was stopped.
         self.kept: list[asyncio.Handle] = []
         self._context = copy_context()

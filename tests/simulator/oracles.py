@@ -152,7 +152,10 @@ class Watch:
             answers = await call_host(host, call)
             for answer in answers if call.step.producer or call.step.tick else ():
                 hosted = host.shards.get((call.store, answer.shard))
-                if hosted is not None and not (answer.error or answer.parked):
+                # One that it has handed over meanwhile has another generation.
+                if hosted is None or hosted.is_released:
+                    continue
+                if not (answer.error or answer.parked):
                     self._acknowledged(hosted, meant[answer.shard])
             return answers
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import daskps
 from daskps.errors import ShardLostError
 from tests.simulator.checkpoints import SimCheckpoints
+from tests.simulator.draining import Draining
 from tests.simulator.exchanges import Exchanges
 from tests.simulator.faults import Faults
 from tests.simulator.ground import CHANCE, CLOCK
@@ -59,6 +60,7 @@ class SeedReport:
     n_sent: int
     n_lost: int
     n_restored: int = 0
+    n_moved: int = 0
     happened: list[str] = field(default_factory=list)
     outcomes: dict[str, int] = field(default_factory=dict)
 
@@ -88,6 +90,7 @@ async def simulate(seed: int) -> SeedReport:
         network.n_sent,
         network.n_lost,
         scenario.n_restored,
+        scenario.n_moved,
         scenario.happened,
         dict(sorted(watch.outcomes.items())),
     )
@@ -100,7 +103,7 @@ class _Scenario:
         self.watch.follow_publications()
         self.watch.follow_calls()
         self.happened: list[str] = []
-        self.n_restored = 0
+        self.n_restored = self.n_moved = 0
         self.users: list[tuple[Process, Client]] = []
 
     async def run(self) -> None:
@@ -121,6 +124,7 @@ class _Scenario:
         checkpoints = SimCheckpoints(
             world, watch, (pushes, training), others={exchanges.name}
         )
+        draining = Draining(world, watch)
         self.happened = faults.happened
         await asyncio.gather(
             # In no process: it would be stopped with that.
@@ -135,6 +139,7 @@ class _Scenario:
                     pushes.push_all(its_client, [i for i in own if i != LAST]),
                     pushes.follow(its_client, own),
                     exchanges.sync(its_client, number),
+                    draining.run(its_client),
                 )
             ),
             world.within(process, exchanges.scale(client)),
@@ -151,12 +156,16 @@ class _Scenario:
         await self._until_none_is_away()
         watch.look_for_runs(world.live)
         watch.look_for_copies(world.live)
+        draining.check()
         for job in (pushes, training):
+            with self._quiet(job):
+                await world.within(process, draining.drain_last(job.name, client))
             await world.within(process, self._compare(job, client))
             await world.within(process, self._save_last(checkpoints, job, client))
         await self._end(exchanges, process, client)
         await world.within(process, checkpoints.check(client))
-        self.n_restored = checkpoints.n_restored
+        draining.check()
+        self.n_restored, self.n_moved = checkpoints.n_restored, draining.n_moved
 
     async def _until_none_is_away(self) -> None:
         """Wait until each shard has an owner or is lost: so long runs of it are held."""

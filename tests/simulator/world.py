@@ -13,13 +13,15 @@ from distributed import Client, Scheduler, Worker
 from distributed.system_monitor import SystemMonitor
 
 from daskps import config
-from daskps.cluster.caller.link import link_of
+from daskps.cluster.caller import snapshots
+from daskps.cluster.caller.link import Link, link_of
 from daskps.cluster.host.copy_budget import CopyBudget
+from daskps.cluster.host.node import HOSTS
 from daskps.cluster.plugins import HostPlugin
 from daskps.kernels import compiled
 from daskps.shards.arrays.unbounded_rows import UnboundedRows
 from daskps.shards.rounds import words
-from tests.simulator import files, network, ordering
+from tests.simulator import draining, files, network, ordering
 from tests.simulator.ground import CHANCE, aside, put
 from tests.simulator.loop import PROCESS, Process
 from tests.simulator.machines import SimMachine, SimView, follow_growth
@@ -66,12 +68,14 @@ def prepare() -> None:
     files.register()
     ordering.settle()
     follow_growth()
+    draining.prepare()
     # What servers tell of their process and machine is not the same each time.
     still = {name: type(value)(0) for name, value in SystemMonitor().recent().items()}
     put(SystemMonitor, update=lambda _: still.copy(), recent=lambda _: still.copy())
     _die_at_work()
     _lack_room()
     _compile_aside()
+    _ask_at_once()
     # Or each simulation would import the compiler: more than half a second.
     words.compiled(str(config.load().cache))
     close = Worker.close
@@ -128,6 +132,29 @@ def _compile_aside() -> None:
             return function(module, name)
 
     put(compiled.Module, function=get)
+
+
+def _ask_at_once() -> None:
+    """Have tasks that look for copies elsewhere not wait: all are in one thread."""
+
+    async def has(link: Link, owner: str, key: str) -> bool:
+        process = network.network().processes[owner.removeprefix("sim://")]
+        host = None if process.is_dead else HOSTS.get(owner)
+        return host is not None and host.snapshots.find(key) is not None
+
+    run = Link.run
+
+    def run_at_once(link: Link, function: Callable[[], Any]) -> Any:
+        if not link.is_worker:
+            return run(link, function)
+        try:
+            function().send(None)
+        except StopIteration as end:
+            return end.value
+        raise RuntimeError("a task waits in a simulation")
+
+    put(snapshots, _has=has)
+    put(Link, run=run_at_once)
 
 
 class World:
