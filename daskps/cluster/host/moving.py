@@ -463,9 +463,10 @@ async def _own(
     await host.in_thread(partial(_open_round, host, hosted, rounds, box))
     mine.take_over()
     _check_open(host, hosted.name, store, move)
-    del host.coming[store, shard]
+    is_whole = host.coming.pop((store, shard), None) is coming
     if host.leaves():
-        hosted.close()
+        if is_whole:
+            hosted.close()
         raise ConsistencyError(f"worker {host.worker.address} is leaving too")
     hosted.came_by = move
     host.shards[store, shard] = hosted
