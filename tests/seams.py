@@ -7,9 +7,11 @@ or another owner by a change in one file.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from daskps import ParameterStore
 from daskps.cluster.caller.producer import Producer
+from daskps.cluster.directory.drains import Drains
 
 if TYPE_CHECKING:
     import threading
@@ -68,6 +70,11 @@ def mutex_of(hosted: HostedShard) -> threading.Lock:
 def lock_of(hosted: HostedShard) -> Any:
     """Return the lock of a shard between processes, whose methods a test may replace."""
     return hosted._lock
+
+
+def drains_by_adoption(*shards: int) -> Any:
+    """Have drains of a scheduler in this process take these shards alone for near."""
+    return mock.patch.object(Drains, "_near", return_value=[*shards])
 
 
 def is_taken(lock: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
-from tests import inprocess
+from tests import inprocess, seams
 from tests.cluster import killing_owners
 from tests.inprocess import Cluster
 from tests.support import local_cluster, until
@@ -163,6 +164,30 @@ def test_runs_go_on(machine, sync):
         plain, _, others = trained(machine, sync, lambda _: None)
         same(weights, plain)
         assert results == others
+
+
+def slope(params: Any, x: Any, y: Any) -> Any:
+    left = x @ params["w"] - y
+    return float(left @ left), {"w": x.T @ left / len(x)}
+
+
+def test_rounds_of_the_task_graph_go_on(machine):
+    x = np.random.default_rng(0).standard_normal((512, 30))
+    about: Any = {"epochs": 2, "batch_size": 32, "trainers": 2, "execution": "graph"}
+    found = list[Any]()
+    for n_drains in (0, 4):
+        params = {"w": np.zeros(30)}
+        with daskps.create(params, optimizer=optim.Adam(0.1), client=machine) as store:
+            train = partial(daskps.train, store, slope, x, x.sum(1), **about)
+            thread = threading.Thread(target=train)
+            thread.start()
+            until(partial(has_reached, store, 1))
+            for _ in range(n_drains):
+                drain_first(store)
+            thread.join()
+            found.append({**store.pull(), "version": store.version})
+    same(*found)
+    assert found[0]["version"] == 16
 
 
 def test_saves_go_on_and_what_was_saved_is_whole(machine, tmp_path):
@@ -400,11 +425,154 @@ def test_other_stores_of_an_owner_stay_where_it_is_gone_for_one(three):
         assert other.pull()["w"] == 0.0
 
 
+def test_a_store_that_is_deleted_as_it_is_adopted_ends_the_drain(three):
+    store = daskps.create({"w": np.zeros(6)})
+    held = Held(three, store.placement[0], "let_go")
+    with seams.drains_by_adoption(0):
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        store.close()
+        held.go_on()
+        thread.join()
+    assert isinstance(found[0], daskps.StoreClosedError)
+
+
+def test_a_shard_that_leaves_at_the_moment_is_waited_for(three):
+    """It has not been away for long."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        entry = three.directory.stores[store.uid]
+
+        async def leaves() -> None:
+            entry.set_away([0], "moves")
+            waits = asyncio.ensure_future(entry.wait_for_owners())
+            await asyncio.sleep(0.01)
+            entry.settle([0])
+            entry.set_away([0], "moves again")
+            asyncio.get_running_loop().call_later(0.01, entry.settle, [0])
+            await waits
+
+        asyncio.run_coroutine_threadsafe(leaves(), three.loop.asyncio_loop).result()
+
+
+def test_a_store_that_is_deleted_as_it_has_come_leaves_nothing(three):
+    """Nor are the shards of other stores on that worker taken for lost."""
+    with daskps.create({"w": np.zeros(6)}) as other:
+        store = daskps.create({"w": np.zeros(6)}, shards=1)
+        owner = store.placement[0]
+        every = [Held(three, at, "move_own") for at in other.placement if at != owner]
+        thread, found = drain_beside(store)
+        until(lambda: any(held.reached.is_set() for held in every))
+        store.close()
+        for held in every:
+            held.go_on(OSError("the answer is lost"), does_it=True)
+        thread.join()
+        assert isinstance(found[0], daskps.StoreClosedError)
+        other.add({"w": np.ones(6)})
+        until(lambda: sum(len(host.shards) for host in three.hosts) == 3)
+
+
+def test_shards_do_not_go_where_somebody_drains_too(three):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        _, second, last = store.placement
+        held = Held(three, second, "move_begin")
+        found: list[Any] = []
+        drain = threading.Thread(target=lambda: found.append(store.drain(second)))
+        drain.start()
+        assert held.reached.wait(60)
+        drain_first(store)
+        held.go_on()
+        drain.join()
+        assert found == [[1]]
+        owners = three.directory.stores[store.uid].owners
+        assert owners[0] == owners[2] == last != second != owners[1]
+
+
+def test_a_shard_that_comes_back_late_was_not_drained(three):
+    """Its owner was stopped, say, as it was to hand it over."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner, *others = store.placement
+        for other in others:
+            Held(three, other, "move_own").go_on(OSError("nobody is there"))
+        late = Held(three, owner, "move_back")
+        thread, found = drain_beside(store)
+        assert late.reached.wait(60)
+        # So long that all tries would be over.
+        threading.Event().wait(1.0)
+        assert found == []
+        late.go_on()
+        thread.join()
+        assert isinstance(found[0], daskps.ConsistencyError)
+
+
+def test_the_news_that_a_shard_is_back_may_be_lost(three):
+    """Its owner is asked again, and keeps what it has of this store and others."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner, *others = store.placement
+        for other in others:
+            Held(three, other, "move_own").go_on(OSError("nobody is there"))
+        once = Held(three, owner, "move_back", times=1)
+        once.go_on(OSError("the answer is lost"), does_it=True)
+        thread, found = drain_beside(store)
+        thread.join()
+        assert isinstance(found[0], daskps.ConsistencyError)
+        store.add({"w": np.ones(6)})
+        assert three.directory.stores[store.uid].owners[0] == owner
+
+
+def test_a_target_that_dies_as_it_answers_is_followed_by_another(three):
+    with daskps.create({"w": np.zeros(6)}, shards=1) as store:
+        owner = store.placement[0]
+        target = next(at for at in three.scheduler.workers if at != owner)
+        control = three.doors[target].handlers["daskps_control"]
+
+        async def dies(**message: Any) -> Any:
+            found = await control(**message)
+            if message["method"] == "move_own":
+                del three.scheduler.workers[target]
+                three.directory.worker_left(target, "died")
+            return found
+
+        three.doors[target].handlers["daskps_control"] = dies
+        drain_first(store)
+        store.add({"w": np.ones(6)})
+        assert store.placement[0] not in (owner, target)
+
+
+def test_a_run_that_begins_meanwhile_waits(three):
+    """Else the shard would not know what the new owner needs of its rounds."""
+    with daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0)) as store:
+        owner, *others = store.placement
+        every = [Held(three, other, "move_own") for other in others]
+        thread, found = drain_beside(store)
+        until(lambda: any(held.reached.is_set() for held in every))
+        results: list[Any] = []
+        run = partial(daskps.run, store, five_steps, [0, 1])
+        running = threading.Thread(target=lambda: results.append(run()))
+        running.start()
+        threading.Event().wait(0.3)
+        for held in every:
+            held.go_on()
+        running.join()
+        thread.join()
+        assert found == [[0]]
+        assert results == [[[-5.0] * 6] * 2]
+        assert three.directory.stores[store.uid].owners[0] != owner
+
+
+def five_steps(trainer: Any, part: int) -> Any:
+    for _ in range(5):
+        trainer.push({"w": np.ones(6)})
+    return trainer.pull()["w"].tolist()
+
+
 class Held:
     """Messages of a name to a host that wait, and fail, as a test says."""
 
-    def __init__(self, cluster: Cluster, worker: str, method: str) -> None:
+    def __init__(
+        self, cluster: Cluster, worker: str, method: str, times: float = math.inf
+    ) -> None:
         self.reached, self._free = threading.Event(), asyncio.Event()
+        self._left = times
         self.error: Exception | None = None
         self.does_it = False
         self.after: Callable[[], object] = int
@@ -414,7 +582,8 @@ class Held:
         self._handlers["daskps_control"] = self._handle
 
     async def _handle(self, **message: Any) -> Any:
-        if message["method"] == self._method:
+        if message["method"] == self._method and self._left > 0:
+            self._left -= 1
             self.reached.set()
             await self._free.wait()
             found = await self._control(**message) if self.does_it else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pickle
 import re
@@ -127,6 +128,24 @@ def test_a_stopped_process_keeps_the_lock_and_goes_on(stopped):
     # Those that timed out: once or not at all.
     assert found[1] in (0.0, 1.0, 2.0)
     assert s.version == found.sum()
+
+
+def test_a_drain_waits_for_a_stopped_process(stopped):
+    """Its owner lets go of the shard once it can, however late that is."""
+    s, task, pid = stopped
+    (owner,) = s.placement
+    with pytest.raises(TimeoutError, match="the drain of worker"):
+        s.drain(owner, timeout=2)
+    os.kill(pid, signal.SIGCONT)
+    assert task.result() >= 1
+    n = itertools.count(1)
+
+    def has_moved() -> bool:
+        s.add({"w": next(n) * 0.0 + one(1)})
+        return bool(s.placement != (owner,))
+
+    until(has_moved)
+    assert s["w"].pull()[:2].tolist() == [1.0, next(n) - 1.0]
 
 
 def test_a_killed_process_lets_go_of_the_lock(stopped):

@@ -92,17 +92,20 @@ class Drains:
         return {"shards": shards, "where": entry.where()}
 
     async def _drain(self, entry: StoreEntry, worker: str) -> list[int]:
-        shards = _owned(entry, worker)
-        if shards and len(self._scheduler.workers) == 1:
-            raise NotEnoughWorkersError(
-                f"worker {worker} is the only one of the cluster, so nobody can have its "
-                f"{len(shards)} shards of store {entry.name!r}; start another worker first"
-            )
-        near = self._near(entry, worker, shards)
-        # Before anything has moved: all of the others have a place.
-        self._targets(entry, worker, sorted(set(shards) - set(near)))
-        if near:
-            await self._let_go(entry, worker, near)
+        # Shards that have no owner are in no cut, and in no run that begins.
+        async with entry.cutting:
+            shards = _owned(self._stores.entry(entry.uid), worker)
+            if shards and len(self._scheduler.workers) == 1:
+                raise NotEnoughWorkersError(
+                    f"worker {worker} is the only one of the cluster, so nobody can have "
+                    f"its {len(shards)} shards of store {entry.name!r}; start another "
+                    f"worker first"
+                )
+            near = self._near(entry, worker, shards)
+            # Before anything has moved: all of the others have a place.
+            self._targets(entry, sorted(set(shards) - set(near)))
+            if near:
+                await self._let_go(entry, worker, near)
         await self._send_all(entry, worker)
         await self._until_settled(entry, shards)
         self._stores.entry(entry.uid).check_found(shards)
@@ -133,15 +136,13 @@ class Drains:
         why = f"is drained of store {entry.name!r}"
         rows = [(shard, entry.generations[shard]) for shard in shards]
         about: dict[str, Any] = {"store": entry.uid, "shards": rows}
-        # A cut would ask shards that have no owner.
-        async with entry.cutting:
-            entry.set_away(shards, why)
-            # Before anybody is asked: who has them may be that worker again.
-            await insist(self._hosts, worker, "let_go", _PAUSE_SECONDS, **about)
-            in_order = self._hosts.has_worker(worker)
-            move = self._moves.begin(entry, (worker, why), shards, in_order=in_order)
-            move.look_now()
-            await self._until_settled(entry, shards)
+        entry.set_away(shards, why)
+        # Before anybody is asked: who has them may be that worker again.
+        await insist(self._hosts, worker, "let_go", _PAUSE_SECONDS, **about)
+        in_order = self._hosts.has_worker(worker)
+        move = self._moves.begin(entry, (worker, why), shards, in_order=in_order)
+        move.look_now()
+        await self._until_settled(entry, shards)
 
     async def _until_settled(self, entry: StoreEntry, shards: Sequence[int]) -> None:
         while entry.uid in self._stores and entry.away.keys() & set(shards):
@@ -155,7 +156,7 @@ class Drains:
         for _ in range(_MOST_TRIES):
             left = _owned(self._stores.entry(entry.uid), worker)
             try:
-                for shard, target in self._targets(entry, worker, left).items():
+                for shard, target in self._targets(entry, left).items():
                     await self._send(entry, shard, worker, target)
             except (OSError, ConsistencyError) as error:
                 # That worker has died, or more has changed than it could follow.
@@ -169,9 +170,7 @@ class Drains:
             f"tries to move them: {failed}; drain it again"
         ) from failed
 
-    def _targets(
-        self, entry: StoreEntry, worker: str, shards: Sequence[int]
-    ) -> dict[int, str]:
+    def _targets(self, entry: StoreEntry, shards: Sequence[int]) -> dict[int, str]:
         """Return a worker for each shard that has room for a copy of it.
 
         Raises
@@ -183,7 +182,7 @@ class Drains:
         running = {
             w: ws.memory_limit
             for w, ws in self._scheduler.workers.items()
-            if w != worker and ws.status == Status.running
+            if (entry.uid, w) not in self._under_way and ws.status == Status.running
         }
         for shard in shards:
             need, why = entry.sizes[shard], "no other worker runs"
@@ -238,8 +237,11 @@ class Drains:
         self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
     ) -> None:
         shard = of["shard"]
-        if shard not in _owned(self._stores.entry(entry.uid), source):
-            raise ConsistencyError(f"shard {shard} has left worker {source} meanwhile")
+        is_there = shard in _owned(self._stores.entry(entry.uid), source)
+        if not is_there or (entry.uid, target) in self._under_way:
+            raise ConsistencyError(
+                f"shard {shard} has left {source}, or {target} is drained"
+            )
         about = {**of, "generation": entry.generations[shard] + 1}
         about |= {"rounds": self._runs.rounds_of(entry)}
         about |= {"codecs": self._runs.codecs_of(entry)}
@@ -266,19 +268,21 @@ class Drains:
             # The other worker may have become the owner, and could not say so.
             entry.raise_generation(shard)
             about = {**of, "generation": generation + 1}
-            if (row := await self._taken_back(source, about)) is not None:
+            if (row := await self._taken_back(entry, source, about)) is not None:
                 entry.install(source, [row])
-            else:
+            elif entry.uid in self._stores:
                 entry.settle([shard])
                 self._moves.left(entry, source, "died as it handed over a shard")
         else:
-            await self._taken_back(source, {**of, "generation": generation})
+            await self._taken_back(entry, source, {**of, "generation": generation})
         with contextlib.suppress(DaskPSError):
             await insist(self._hosts, target, "move_drop", _PAUSE_SECONDS, **of)
 
-    async def _taken_back(self, source: str, about: dict[str, Any]) -> Any:
+    async def _taken_back(
+        self, entry: StoreEntry, source: str, about: dict[str, Any]
+    ) -> Any:
         """Have a worker own a shard again; return its row, None if it has left."""
-        while self._hosts.has_worker(source):
+        while self._hosts.has_worker(source) and entry.uid in self._stores:
             try:
                 return await self._hosts.control(source, "move_back", **about)
             except (OSError, DaskPSError) as error:

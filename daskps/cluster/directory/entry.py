@@ -258,8 +258,10 @@ class StoreEntry:
             Naming what the first one of them waits for.
         """
         with contextlib.suppress(TimeoutError):
-            seconds = config.load().run_away_seconds
-            await asyncio.wait_for(self.settled.wait(), seconds)
+            async with asyncio.timeout(config.load().run_away_seconds):
+                # Another one may be away before this task goes on.
+                while self.away:
+                    await self.settled.wait()
         if shard := self.first_away:
             raise ShardLostError(self.name, *shard, True)
 

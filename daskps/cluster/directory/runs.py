@@ -77,25 +77,29 @@ class Runs:
         sync, staleness, _ = begin["policy"]
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
-            entry = await self.free_entry(uid)
-            if not self._hosts.has_client(who["client"]):
-                # The run would never end, and keeps all others from the store.
-                raise RunCancelledError(f"client {who['client']} left before its run")
-            run = RunState(self._new_id(), entry, bsp=sync == "bsp", **who)
-            began, pause = clock(), min(0.05 * tries, 0.5)
-            try:
-                await self._begin(run, begin, left)
-                break
-            except (OSError, StaleGenerationError, RunCancelledError) as error:
-                # A host dies: its shards find an owner, or are lost. How long that
-                # takes does not count, and the scheduler may have yet to hear of it.
-                left -= clock() - began + pause
-                if left <= 0:
-                    # A host that answers says itself why it could not.
-                    if not isinstance(error, OSError):
-                        raise
-                    raise _not_begun(entry, error) from error
-                await asyncio.sleep(pause)
+            # No shard is handed over meanwhile.
+            async with self._entry(uid).cutting:
+                entry = await self.free_entry(uid)
+                if not self._hosts.has_client(who["client"]):
+                    # The run would never end, and keeps all others from the store.
+                    raise RunCancelledError(
+                        f"client {who['client']} left before its run"
+                    )
+                run = RunState(self._new_id(), entry, bsp=sync == "bsp", **who)
+                began, pause = clock(), min(0.05 * tries, 0.5)
+                try:
+                    await self._begin(run, begin, left)
+                    break
+                except (OSError, StaleGenerationError, RunCancelledError) as error:
+                    # A host dies: its shards find an owner, or are lost. How long that
+                    # takes does not count, and the scheduler may have yet to hear of it.
+                    left -= clock() - began + pause
+                    if left <= 0:
+                        # A host that answers says itself why it could not.
+                        if not isinstance(error, OSError):
+                            raise
+                        raise _not_begun(entry, error) from error
+            await asyncio.sleep(pause)
         self._tell(
             "run-begun",
             run,

@@ -319,7 +319,7 @@ class Stores(dict[str, StoreEntry]):
             del self._names[entry.name]
         self._release_anchors(holder_of(uid))
         # Callers that wait for an adoption hear of it at once.
-        entry.settled.set()
+        entry.settle([*entry.away])
         self._tell_gone(entry, why)
         hosts = self._hosts
         viewers = filter(hosts.has_worker, entry.viewers)

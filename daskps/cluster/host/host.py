@@ -359,8 +359,7 @@ class ShardHost(ReachableShards):
         for key in [k for k in self.going if store in (None, k[0])]:
             going = self.going.pop(key)
             if going.is_handed_over and store is None:
-                # Nobody may have it elsewhere yet.
-                going.hosted.leave()
+                going.hosted.leave()  # nobody may have it elsewhere yet
             elif going.is_handed_over:
                 going.hosted.close()
         for key in [k for k in self.coming if store in (None, k[0])]:
@@ -407,8 +406,7 @@ class ShardHost(ReachableShards):
     def of(self, store: str) -> list[HostedShard]:
         """Return the shards of a store held here that a message is about, or refuse."""
         meant, mine = _meant.get(), [key for key in self.shards if key[0] == store]
-        keys = [key for key in mine if meant is None or key[1] in meant]
-        found = [self.shards[key] for key in keys]
+        found = [self.shards[k] for k in mine if meant is None or k[1] in meant]
         if not found:
             raise StaleGenerationError(
                 f"worker {self.worker.address} holds no shard of store {store}"

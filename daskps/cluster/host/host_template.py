@@ -108,8 +108,9 @@ class HostTemplate:
         StaleGenerationError
             If one of them is not here.
         """
-        self._found = []
+        # Where one is not here, `let_go` is to see that the last ones have left.
         found = [self._host.get_shard(*key) for key in self._keys]
+        self._found = []
         self._answers.find(found)
         self._tries = self._is_plain
         for hosted, part in zip(found, self.template.call.parts, strict=True):

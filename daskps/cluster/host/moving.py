@@ -213,6 +213,9 @@ async def _last(
 
     def attempt(owner: Shard) -> list[Ticket]:
         nonlocal is_ready
+        if host.going.get((store, shard)) is not going:
+            # It was taken back while this call waited for a round.
+            raise ConsistencyError(f"shard {shard} of store {store} moves no more")
         flip = owner.segment.flip
         is_ready = not owner.run_state.is_bsp or flip == mark.flip + 1
         if is_ready and generation:
@@ -221,7 +224,9 @@ async def _last(
             return hosted.hand_over(error, generation)
         if flip > mark.flip + 1:
             found.append(_taken(owner, mark))
-        return [] if is_ready else owner.hold_rounds(flip + 1)
+        if not owner.run_state.is_bsp:
+            return []
+        return owner.hold_rounds(flip + (not is_ready))
 
     loop = asyncio.get_running_loop()
     end = loop.time() + _WAIT_SECONDS
@@ -356,6 +361,9 @@ async def _near(host: ShardHost, coming: Coming, store: str, *, generation: int)
         is_ready, box = answer["is_ready"], answer["mailbox"]
         if answer["state"] is not None:
             await _install(host, coming, answer["state"])
+        elif generation and not is_ready:
+            # The run may be at its end, which waits for this shard.
+            raise ConsistencyError("no round came that could be the last one")
     return box
 
 
@@ -488,11 +496,13 @@ def _open_round(
     if not state.is_bsp:
         return
     run = state.run
-    if rounds is None or rounds["run"] != run or (packed is None) != rounds["graph"]:
+    goes_on = rounds if rounds and rounds["run"] == run else None
+    if goes_on is None or (packed is None and not goes_on["graph"]):
         state.stop(run, run_record.ended(run, "its open round did not move along"))
         return
     memory = None
-    if packed is not None:
+    # The task graph sends its round again.
+    if not goes_on["graph"]:
         box = bytes_of(packed)
         blocks = host.shared_blocks([HEAD_NBYTES + box.nbytes]) if hosted.block else []
         memory = np.array(box)
@@ -500,7 +510,7 @@ def _open_round(
             block.stamp()
             block.body[: box.nbytes] = box
             hosted.mailbox, memory = (run, block), block.body
-    state.attach_rounds(run, state.n_ranks, loads(rounds["reduce"]), memory)
+    state.attach_rounds(run, state.n_ranks, loads(goes_on["reduce"]), memory)
 
 
 @HOST.handles("move_drop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from daskps.shards.states import Mark
 from daskps.shards.steps import GRADIENT, Item, Step, Ticket
 from tests import inprocess
 from tests.inprocess import Cluster
+from tests.support import until
 
 
 @pytest.fixture
@@ -139,6 +141,34 @@ def test_a_shard_is_let_go_of_under_one_number(two):
         owner.link.run(ask)
         assert ((owner.store.uid, 0) in owner.host.shards) == stays
         assert owner.hosted.is_released != stays
+
+
+def test_a_shard_that_was_taken_back_is_handed_over_to_nobody(two):
+    """Also where that call has waited for a round since before."""
+    owner = Owner(two)
+    owner.shard.begin_run(7, BSP(), 1)
+    mark = owner.ask("move_begin")["mark"]
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(owner.ask, "move_last", since=mark, generation=2)
+        until(lambda: owner.shard.last_flip is not None)
+        owner.ask("move_back", generation=3)
+        owner.rounds(1)
+        with pytest.raises(ConsistencyError, match="moves no more"):
+            last.result()
+    assert owner.host.get_shard(owner.store.uid, 0) is owner.hosted
+    assert not owner.hosted.is_released
+
+
+def test_rounds_are_held_once_the_next_state_can_be_the_last(two):
+    """Else the shard would wait for one that may never come, as a run ends."""
+    owner = Owner(two)
+    owner.shard.begin_run(7, BSP(), 1)
+    mark = owner.ask("move_begin")["mark"]
+    owner.rounds(1)
+    assert owner.ask("move_last", since=mark, generation=0)["is_ready"]
+    owner.rounds(1, first=1)
+    assert owner.shard.rounds_of(7) == 1
+    assert owner.ask("move_last", since=mark, generation=2)["is_ready"]
 
 
 def test_the_last_state_is_one_round(two):

@@ -493,6 +493,9 @@ def test_the_memory_of_a_shard_that_is_gone_is_kept_by_no_template(host, caller)
         caller.call(call)
     gone = weakref.ref(host.shards.pop(("s", 0)))
     assert gone() is not None
+    # Also by the template of a call that came meanwhile.
+    with pytest.raises(RefusedError, match="StaleGenerationError"):
+        caller.call(pull(0))
     caller.calls.let_go()
     gc.collect()
     assert gone() is None
