@@ -77,6 +77,8 @@ class Runs:
         sync, staleness, _ = begin["policy"]
         left, clock = OPEN_SECONDS, asyncio.get_running_loop().time
         for tries in itertools.count(1):
+            # First: a run that is refused waits for nobody.
+            await self.free_entry(uid)
             # No shard is handed over meanwhile.
             async with self._entry(uid).cutting:
                 entry = await self.free_entry(uid)

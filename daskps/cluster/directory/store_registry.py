@@ -318,12 +318,13 @@ class Stores(dict[str, StoreEntry]):
         if self._names.get(entry.name) == uid:
             del self._names[entry.name]
         self._release_anchors(holder_of(uid))
-        # Callers that wait for an adoption hear of it at once.
-        entry.settle([*entry.away])
+        # First: memory of shards without an owner is looked for.
         self._tell_gone(entry, why)
         hosts = self._hosts
         viewers = filter(hosts.has_worker, entry.viewers)
         workers = dict.fromkeys([*entry.hosts, *entry.strays, *viewers])
+        # Callers that wait for an adoption hear of it at once.
+        entry.settle([*entry.away])
         return [hosts.spawn(hosts.control(w, "drop", store=uid)) for w in workers]
 
     def _release_anchors(self, holder: str) -> None:
