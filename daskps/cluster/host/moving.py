@@ -295,7 +295,6 @@ class Coming:
     move: str
     hosted: HostedShard
     source: str
-    rules: Rules
     mark: Mark
 
 
@@ -325,7 +324,7 @@ async def _fill(
         (made,) = make_shards(members, *of, ask=Budget(host).ask, is_filled=False)
         return made
 
-    coming = Coming(move, await host.in_thread(build), source, rules, Mark(0, 0))
+    coming = Coming(move, await host.in_thread(build), source, Mark(0, 0))
     if (store, shard) in host.coming:
         _drop(host, store, shard)
     try:
