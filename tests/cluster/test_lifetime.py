@@ -65,7 +65,10 @@ def clean(client):
     """Fail when a test leaves a shard, an entry or an anchor."""
     before = held(client), entries(client), anchors(client)
     yield client
-    assert until(lambda: (held(client), entries(client), anchors(client)) == before)
+    # At once, and not when garbage is collected.
+    assert until(
+        lambda: (held(client), entries(client), anchors(client)) == before, 30
+    )
 
 
 # -- the ends --------------------------------------------------------------------

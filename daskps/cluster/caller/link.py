@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+import traceback
 from concurrent.futures import InvalidStateError
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -267,9 +268,12 @@ class Link(SyncMethodMixin):
         try:
             async with scope:
                 return await function()
-        except TimeoutError:
+        except TimeoutError as late:
             if not scope.expired():
                 raise
+            if late.__cause__ is not None:
+                # Else futures in them stay with the cluster until garbage is collected.
+                traceback.clear_frames(late.__cause__.__traceback__)
             deadline = Deadline(seconds, what)
             raise deadline.error(silence(silent), changes=False) from None
 
