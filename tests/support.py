@@ -175,6 +175,28 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
         yield client
 
 
+@contextmanager
+def terminal_cluster(file: Path, **env: str) -> Iterator[tuple[Client, list[Any]]]:
+    """A cluster as people start it: its client, and the processes of its workers.
+
+    The first one of three has a nanny. `env` is for the environment.
+    """
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), **env}
+    here = ["--host", "127.0.0.1", "--scheduler-file", str(file)]
+    quiet = ["--dashboard-address", "127.0.0.1:0", *here]
+    with ExitStack() as stack:
+        begun = popen(["dask", "scheduler", "--port", "0", *quiet], env=env)
+        stack.enter_context(begun)
+        workers = [
+            stack.enter_context(popen(["dask", "worker", *quiet, option], env=env))
+            for option in ("--nanny", "--no-nanny", "--no-nanny")
+        ]
+        until(file.exists, PATIENCE)
+        client = stack.enter_context(Client(scheduler_file=str(file)))
+        client.wait_for_workers(3, PATIENCE)
+        yield client, workers
+
+
 def adapter(name: str) -> Any:
     """Import another library; without it a module of tests is skipped.
 

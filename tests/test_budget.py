@@ -138,6 +138,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 10, 11, "drain is a verb of a store"),
     ("cluster", 75, 52, "moves have names, so that late messages change nothing"),
     ("cluster", 15, 11, "drains: what races with a hand-over, or is heard of late"),
+    (
+        "cluster",
+        131,
+        130,
+        "workers that close send shards; Dask may pick them to close",
+    ),
     ("cluster", 3, 3, "futures of a create that timed out go without garbage"),
 ]
 #: Names that stand for what is read or written of rows.

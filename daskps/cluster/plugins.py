@@ -5,6 +5,7 @@ The docstring of :mod:`daskps.cluster` has the words, and the path of a push.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import logging
@@ -37,6 +38,8 @@ from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.protocol.handlers import HOST
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from distributed import Scheduler, Worker
     from distributed.scheduler import WorkerState
 
@@ -55,6 +58,8 @@ SERVING = (
     runs,
     saving,
 )
+#: How Dask begins to name the removals of workers that it retires.
+_RETIRED = "retire-workers", "worker-close-gracefully"
 _UNFINISHED = (Status.closing, Status.closed, Status.failed)
 
 
@@ -140,12 +145,20 @@ class DirectoryPlugin(SchedulerPlugin):
         """Hear of a worker that came."""
         self._directory.worker_came(worker)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Hear of a worker that left."""
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: Any
+    ) -> Awaitable[None] | None:
+        """Hear of a worker that left.
+
+        Dask waits for one that it retires until it has sent its shards to others.
+        """
         upstream.let_run_anywhere(
             scheduler, filter(is_ours, upstream.unrunnable(scheduler))
         )
-        self._directory.worker_left(worker, "died or was removed")
+        is_retired = stimulus_id.startswith(_RETIRED)
+        left = self._directory.worker_left
+        sent = left(worker, "died or was removed", is_retired=is_retired)
+        return asyncio.shield(sent) if is_retired and sent else None
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Hear of a client that left."""
@@ -173,12 +186,8 @@ class DirectoryPlugin(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Keep workers that hold shards where Dask picks whom to close.
-
-        One that is closed by its name has its shards handed over.
-        """
-        busy = self._directory.busy_workers()
-        return [ws for ws in workers if ws.address not in busy]
+        """Have Dask close workers only where others have room for their shards."""
+        return self._directory.drains.may_close(workers)
 
 
 def quicken(worker: Worker) -> None:

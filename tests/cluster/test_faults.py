@@ -82,9 +82,16 @@ def test_call_in_flight_ends_when_its_owner_dies(apart):
 
 
 def test_retired_owner_gives_shard_lost_error(apart):
+    """Where no other worker has room for its shards; else it sends them."""
     s = store(apart)
     waiting = s.pull_async(min_version=10**6)
     until(lambda: s.stats()["shards"][0]["parked"] == 1)
+
+    def fill(dask_scheduler):
+        for ws in dask_scheduler.workers.values():
+            ws.memory_limit = 1
+
+    apart.run_on_scheduler(fill)
     apart.retire_workers([s.placement[0]])
     with pytest.raises(daskps.ShardLostError):
         waiting.result(timeout=30)

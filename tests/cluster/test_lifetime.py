@@ -66,9 +66,7 @@ def clean(client):
     before = held(client), entries(client), anchors(client)
     yield client
     # At once, and not when garbage is collected.
-    assert until(
-        lambda: (held(client), entries(client), anchors(client)) == before, 30
-    )
+    assert until(lambda: (held(client), entries(client), anchors(client)) == before, 30)
 
 
 # -- the ends --------------------------------------------------------------------
@@ -437,11 +435,18 @@ def add_and_pull(handle):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
-async def test_downscaling_keeps_workers_with_shards(c, s, a, b, d):
-    """Dask picks others to close; once the store is gone any worker may go."""
-    made = await daskps.create({"w": W}, servers=[a.address, b.address], client=c)
+async def test_downscaling_keeps_room_for_shards(c, s, a, b, d):
+    """Dask closes workers as long as those that stay have room for their shards; once
+    the store is gone any worker may go."""
+    servers = [a.address, b.address]
+    params = {"w": np.zeros(4), "more": np.zeros(40_000)}
+    placement = {"w": a.address, "more": b.address}
+    made = await daskps.create(
+        params, servers=servers, placement=placement, shards=2, client=c
+    )
+    assert set(s.workers_to_close(n=3)) == {a.address, d.address}
+    s.workers[b.address].memory_limit = made.nbytes + 1
     assert s.workers_to_close(n=3) == [d.address]
-    assert s.workers_to_close(n=1) == [d.address]
     await made.close()
     assert set(s.workers_to_close(n=3)) == {a.address, b.address, d.address}
 

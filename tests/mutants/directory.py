@@ -172,9 +172,9 @@ MUTANTS = (
     ),
     Mutant(
         "shards-of-who-has-just-adopted-them",
-        "daskps.cluster.directory.move:ShardMoves.on_leaving",
-        "return [e.uid for e in self.stores.values() if e.without_owner]",
-        "return [e.uid for e in self.stores.values() if e.away]",
+        "daskps.cluster.directory.drains:Drains.on_leaving",
+        "stores = [e.uid for e in self._stores.values() if e.without_owner]",
+        "stores = [e.uid for e in self._stores.values() if e.away]",
         (
             "tests/cluster/host/test_departure.py::test_who_has_just_adopted_a_shard_lets_go_of_it",
         ),

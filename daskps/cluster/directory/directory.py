@@ -154,22 +154,32 @@ class Directory:
         self.readiness.worker_came(worker)
         self.orphans.worker_came(worker)
 
-    def worker_left(self, worker: str, reason: str) -> None:
+    def worker_left(
+        self, worker: str, reason: str, *, is_retired: bool = False
+    ) -> asyncio.Future[None] | None:
         """Look for new owners of what a worker held, or mark it as lost.
 
         Parameters
         ----------
         worker, reason : str
             Its address, and why it left.
+        is_retired : bool
+            Whether it lives, and waits for what follows.
+
+        Returns
+        -------
+        asyncio.Future or None
+            Done when it has sent shards to others, where it is to send some.
         """
         for entry in self.stores.values():
             entry.viewers.pop(worker, None)
-        self.moves.worker_left(worker, reason)
+        sent = self.drains.worker_left(worker, reason, is_retired=is_retired)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
         self.cuts.left("worker", worker)
         self.recoveries.left("worker", worker)
         self.producers.forget("worker", worker)
+        return sent
 
     def _named(self) -> tuple[set[str], list[Any]] | None:
         """Return what memory is in use; see :class:`Orphans`."""
@@ -209,10 +219,6 @@ class Directory:
         """Forget every store: `client.restart` killed all workers."""
         for uid in list(self.stores):
             self.stores.free(uid, "was lost in client.restart()")
-
-    def busy_workers(self) -> set[str]:
-        """Return the workers that hold shards."""
-        return {w for e in self.stores.values() for w in e.nbytes}
 
 
 class Producers:

@@ -1,8 +1,12 @@
-"""Drains: shards of a store leave a worker that goes on, as somebody asks for it.
+"""Shards that leave a worker which lives: one that is drained, or that closes.
 
 Where another worker of its machine can map the memory, the worker lets go of a shard
-and the other one adopts it, as where a worker closes. Else a copy is made on another
-worker, which becomes the owner when it has all; see :mod:`daskps.cluster.host.moving`.
+and the other one adopts it. Else a copy is made on another worker, which becomes the
+owner when it has all; see :mod:`daskps.cluster.host.moving`.
+
+Dask removes a worker that it retires, or whose connection has ended, before the worker
+closes: its process still answers, and says that it leaves. One that has died never says
+so, and its shards are looked for as :mod:`daskps.cluster.directory.move` does.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
@@ -31,9 +37,11 @@ from daskps.errors import (
 from daskps.layout.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections import Counter
+    from collections.abc import Mapping, Sequence
 
     from distributed import Scheduler
+    from distributed.scheduler import WorkerState
 
     from daskps.cluster.directory.entry import Hosts, StoreEntry
     from daskps.cluster.directory.move import ShardMoves
@@ -46,10 +54,34 @@ _PAUSE_SECONDS = 0.2
 _MOST_TRIES = 3
 #: How long a worker may take to own a shard, and how fast its last state comes at least.
 _OWN_SECONDS, _NBYTES_A_SECOND = 10.0, 5e7
+#: How long a worker that Dask has removed may take to say that it closes, or to answer;
+#: and for how long one that closes waits for an answer before it asks again.
+_SAY_SECONDS = 0.5
+#: How long one that closes may send: a nanny kills it after 4 s.
+_CLOSE_SECONDS = 2.5
+#: The same of one that Dask has retired, and waits for; and how fast it sends at least.
+_RETIRE_SECONDS, _RETIRE_NBYTES_A_SECOND = 10.0, 2e7
+#: The workers that adopt shards of their machine.
+_SERVING = Status.running, Status.paused
+
+
+@dataclass(eq=False)
+class _Departure:
+    """A worker that has left or closes, and the shards that it is to send."""
+
+    reason: str
+    #: Those that nobody of its machine can have, the smallest first.
+    shards: list[tuple[StoreEntry, int]]
+    #: How long it may send.
+    seconds: float
+    #: Set when it is known to live.
+    lives: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Done when all are sent, or others look for them.
+    over: asyncio.Future[None] = field(init=False)
 
 
 class Drains:
-    """The drains under way.
+    """The drains under way, and the workers that close.
 
     Parameters
     ----------
@@ -69,6 +101,9 @@ class Drains:
         self._scheduler, self._hosts, self._runs = scheduler, hosts, moves.runs
         self._stores, self._moves = stores, moves
         self._under_way: set[tuple[str, str]] = set()
+        self._departures: dict[str, _Departure] = {}
+        #: By store and worker: it sends one shard after the other.
+        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     @DIRECTORY.handles("drain")
     async def on_drain(self, uid: str, worker: str) -> dict[str, Any]:
@@ -148,6 +183,123 @@ class Drains:
         while entry.uid in self._stores and entry.away.keys() & set(shards):
             await entry.settled.wait()
 
+    # -- workers that close --------------------------------------------------
+
+    @DIRECTORY.handles("leaving")
+    async def on_leaving(self, worker: str) -> dict[str, Any]:
+        """Hear that a worker closes; return whether it waits, and asks again.
+
+        Else its shards were sent, and others may have those of `stores`: it lets go of
+        them when it knows, and frees what it has of other stores. A shard that it has
+        adopted just now may have no owner yet, as far as the directory knows.
+        """
+        reason = "was closed"
+        if (departure := self._departure(worker, reason)) is not None:
+            departure.lives.set()
+            done, _ = await asyncio.wait({departure.over}, timeout=_SAY_SECONDS)
+            if not done:
+                return {"waits": True, "stores": []}
+        self._moves.worker_left(worker, reason, in_order=True)
+        # Also what was given up is looked for: a worker may have hung for long.
+        self._moves.worker_came()
+        stores = [e.uid for e in self._stores.values() if e.without_owner]
+        return {"waits": False, "stores": stores}
+
+    def worker_left(
+        self, worker: str, reason: str, *, is_retired: bool
+    ) -> asyncio.Future[None] | None:
+        """Hear that Dask has removed a worker; a future is done when it has sent all."""
+        departure = self._departure(worker, reason)
+        if departure is not None and is_retired:
+            nbytes = sum(entry.sizes[i] for entry, i in departure.shards)
+            departure.seconds = _RETIRE_SECONDS + nbytes / _RETIRE_NBYTES_A_SECOND
+            departure.lives.set()
+        self._moves.worker_left(worker, reason)
+        return None if departure is None else departure.over
+
+    def _departure(self, worker: str, reason: str) -> _Departure | None:
+        """Return what a worker sends as it leaves, None where that is nothing."""
+        if worker not in self._departures and (shards := self._alone(worker)):
+            departure = _Departure(reason, shards, _CLOSE_SECONDS)
+            self._departures[worker] = departure
+            for entry, shard in shards:
+                entry.sent_on.add(shard)
+            departure.over = self._hosts.spawn(self._depart(worker, departure))
+        return self._departures.get(worker)
+
+    def _alone(self, worker: str) -> list[tuple[StoreEntry, int]]:
+        """Return the shards that nobody of its machine can have, the smallest first.
+
+        None where nobody runs that they could be sent to: the cluster ends.
+        """
+        workers = self._scheduler.workers
+        others = {w: ws.status for w, ws in workers.items() if w != worker}
+        is_over = self._scheduler.status != Status.running
+        if is_over or Status.running not in others.values():
+            return []
+        hosts = {get_address_host(w) for w, of in others.items() if of in _SERVING}
+        found = []
+        for entry in self._stores.values():
+            if entry.ready and not entry.device:
+                is_near = get_address_host(worker) in hosts
+                mapped = {row[0] for row in entry.segments if is_near}
+                found += [(entry, i) for i in _owned(entry, worker) if i not in mapped]
+        return sorted(found, key=lambda of: of[0].sizes[of[1]])
+
+    async def _depart(self, worker: str, departure: _Departure) -> None:
+        """Have a worker send its shards, if it lives; others look for the rest."""
+        lives, why = departure.lives, f"{departure.reason}; it may yet send them"
+        try:
+            if not lives.is_set():
+                for entry, shard in departure.shards:
+                    entry.set_away([shard], why)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(lives.wait(), _SAY_SECONDS)
+                for entry, shard in departure.shards:
+                    entry.settle([shard])
+            if lives.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(departure.seconds):
+                        for entry, shard in departure.shards:
+                            await self._send_on(entry, shard, worker)
+        finally:
+            del self._departures[worker]
+            for entry, shard in departure.shards:
+                entry.sent_on.discard(shard)
+            in_order = lives.is_set()
+            self._moves.worker_left(worker, departure.reason, in_order=in_order)
+
+    async def _send_on(self, entry: StoreEntry, shard: int, worker: str) -> None:
+        """Send a shard to a worker that has room; else it stays."""
+        for _ in range(_MOST_TRIES):
+            try:
+                (target,) = self._targets(entry, [shard]).values()
+                await self._send(entry, shard, worker, target)
+            except (OSError, DaskPSError) as error:
+                logger.info("%s could not send a shard: %r", worker, error)
+            else:
+                about = {"shards": [shard], "worker": worker, "why": "left"}
+                self._hosts.tell("shards-moved", entry, **about)
+                return
+
+    def may_close(self, workers: Sequence[WorkerState]) -> list[WorkerState]:
+        """Return workers that Dask may close, all at once: others have room for shards.
+
+        Those with most bytes stay.
+        """
+        held = held_bytes(self._stores.values())
+        found, stay = [], dict[str, Any]()
+        for ws in sorted(workers, key=lambda ws: held[ws.address], reverse=True):
+            try:
+                for entry in self._stores.values():
+                    at = {} if entry.device else stay
+                    _deal(entry, _owned(entry, ws.address), held, at)
+            except LayoutError:
+                stay[ws.address] = ws
+            else:
+                found.append(ws)
+        return found
+
     # -- to another machine --------------------------------------------------
 
     async def _send_all(self, entry: StoreEntry, worker: str) -> None:
@@ -171,42 +323,27 @@ class Drains:
         ) from failed
 
     def _targets(self, entry: StoreEntry, shards: Sequence[int]) -> dict[int, str]:
-        """Return a worker for each shard that has room for a copy of it.
-
-        Raises
-        ------
-        LayoutError
-            Where there is none.
-        """
-        held, found = held_bytes(self._stores.values()), dict[int, str]()
-        running = {
-            w: ws.memory_limit
-            for w, ws in self._scheduler.workers.items()
-            if (entry.uid, w) not in self._under_way and ws.status == Status.running
-        }
-        for shard in shards:
-            need, why = entry.sizes[shard], "no other worker runs"
-            for target in sorted(running, key=held.__getitem__):
-                try:
-                    limits = {target: running[target]}
-                    check_memory({target: need}, held, limits, entry.memory_share)
-                except LayoutError as error:
-                    why = str(error)
-                    continue
-                found[shard] = target
-                held[target] += need
-                break
-            else:
-                raise LayoutError(
-                    f"no other worker can have shard {shard} of store {entry.name!r}, "
-                    f"{need:,} bytes: {why}"
-                )
-        return found
+        """Return a worker that runs and has room for each shard, or refuse."""
+        workers = self._scheduler.workers
+        running = {w: ws for w, ws in workers.items() if ws.status == Status.running}
+        for uid, worker in self._under_way:
+            if uid == entry.uid:
+                running.pop(worker, None)
+        return _deal(entry, shards, held_bytes(self._stores.values()), running)
 
     async def _send(
         self, entry: StoreEntry, shard: int, source: str, target: str
     ) -> None:
-        """Have a copy made of a shard, and make its worker the owner."""
+        """Have a copy made of a shard, and make its worker the owner; once only."""
+        turn = self._turns.setdefault((entry.uid, source), asyncio.Lock())
+        # A drain may send the same shards as a worker that closes.
+        async with turn:
+            if shard in _owned(self._stores.entry(entry.uid), source):
+                await self._copy(entry, shard, source, target)
+
+    async def _copy(
+        self, entry: StoreEntry, shard: int, source: str, target: str
+    ) -> None:
         move = uuid.uuid4().hex
         of: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": move}
         need = entry.sizes[shard]
@@ -214,13 +351,7 @@ class Drains:
         entry.strays |= {source, target}
         entry.charge(target, need)
         try:
-            about = {
-                "name": entry.name,
-                "layout": entry.layout,
-                "rules": entry.rules,
-                "cluster": entry.cluster,
-            }
-            about = {"about": about, "source": source}
+            about: dict[str, Any] = {"about": entry.described, "source": source}
             try:
                 await self._hosts.control(target, "move_fill", **of, **about)
                 async with entry.cutting:
@@ -231,7 +362,16 @@ class Drains:
                 raise
         finally:
             entry.charge(target, -need)
+        await self._done(source, of)
+
+    async def _done(self, source: str, of: dict[str, Any]) -> None:
+        """Have a worker free a shard that another one owns now."""
         await insist(self._hosts, source, "move_done", _PAUSE_SECONDS, **of)
+        if not self._hosts.has_worker(source):
+            # It may live: else its memory stays, for somebody who adopts it.
+            with contextlib.suppress(OSError, DaskPSError):
+                done = self._hosts.control(source, "move_done", **of)
+                await asyncio.wait_for(done, _SAY_SECONDS)
 
     async def _hand_over(
         self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
@@ -245,7 +385,7 @@ class Drains:
         about = {**of, "generation": entry.generations[shard] + 1}
         about |= {"rounds": self._runs.rounds_of(entry)}
         about |= {"codecs": self._runs.codecs_of(entry)}
-        entry.set_away([shard], f"{source} hands it over to {target}")
+        entry.set_away([shard], _handing(source, target))
         # One that is stopped keeps nobody waiting for longer.
         seconds = _OWN_SECONDS + entry.sizes[shard] / _NBYTES_A_SECOND
         own = self._hosts.control(target, "move_own", **about)
@@ -264,7 +404,7 @@ class Drains:
         if entry.uid not in self._stores:
             return
         generation = entry.generations[shard] + 1
-        if shard in entry.away and entry.owners[shard] == source:
+        if entry.away.get(shard) == _handing(source, target):
             # The other worker may have become the owner, and could not say so.
             entry.raise_generation(shard)
             about = {**of, "generation": generation + 1}
@@ -292,8 +432,49 @@ class Drains:
         return None
 
 
+def _handing(source: str, target: str) -> str:
+    """Return why a shard is away for a moment."""
+    return f"{source} hands it over to {target}"
+
+
 def _owned(entry: StoreEntry, worker: str) -> list[int]:
     """Return the shards that a worker owns."""
     without = entry.without_owner
     every = enumerate(entry.owners)
     return [i for i, owner in every if owner == worker and i not in without]
+
+
+def _deal(
+    entry: StoreEntry,
+    shards: Sequence[int],
+    held: Counter[str],
+    workers: Mapping[str, WorkerState],
+) -> dict[int, str]:
+    """Return a worker for each shard that has room for it beside what all have.
+
+    Adds that to what it has.
+
+    Raises
+    ------
+    LayoutError
+        Where there is none.
+    """
+    found = dict[int, str]()
+    for shard in shards:
+        need, why = entry.sizes[shard], "no other worker runs"
+        for target in sorted(workers, key=held.__getitem__):
+            try:
+                limits = {target: workers[target].memory_limit}
+                check_memory({target: need}, held, limits, entry.memory_share)
+            except LayoutError as error:
+                why = str(error)
+                continue
+            found[shard] = target
+            held[target] += need
+            break
+        else:
+            raise LayoutError(
+                f"no other worker can have shard {shard} of store {entry.name!r}, "
+                f"{need:,} bytes: {why}"
+            )
+    return found

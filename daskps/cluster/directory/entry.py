@@ -140,6 +140,8 @@ class StoreEntry:
     #: Shards whose worker is gone and whose next owner is being looked for: why it
     #: left, and what the shard waits for.
     away: dict[int, str] = field(default_factory=dict)
+    #: Shards that a worker which closes is to send to others.
+    sent_on: set[int] = field(default_factory=set)
     #: Workers that have a view of it, and the bytes of those that they have made.
     viewers: dict[str, int] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
@@ -184,6 +186,16 @@ class StoreEntry:
             "owners": list(self.owners),
             "generations": list(self.generations),
             "segments": list(self.segments),
+        }
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its description, for a host that is to own a shard."""
+        return {
+            "name": self.name,
+            "layout": self.layout,
+            "rules": self.rules,
+            "cluster": self.cluster,
         }
 
     @property

@@ -88,19 +88,6 @@ class ShardMoves:
         #: In the order in which they began: that of a set would be that of addresses.
         self._open: list[Move] = []
 
-    @DIRECTORY.handles("leaving")
-    def on_leaving(self, worker: str) -> list[str]:
-        """Hear that a worker closes, and return of which stores others may have shards.
-
-        It lets go of those when it knows, and frees what it has of other stores. A
-        shard that it has adopted just now may have no owner yet, as far as the
-        directory knows.
-        """
-        self.worker_left(worker, "was closed", in_order=True)
-        # Also what was given up is looked for: a worker may have hung for long.
-        self.worker_came()
-        return [e.uid for e in self.stores.values() if e.without_owner]
-
     @DIRECTORY.handles("awaits")
     def awaits_shards(self, worker: str) -> bool:
         """Return whether shards of workers that died may have an owner again.
@@ -151,7 +138,7 @@ class ShardMoves:
         """Do the same for one store."""
         held = {i for i, w in enumerate(entry.owners) if w == worker}
         entry.uncharge(held)
-        if not (shards := sorted(held - entry.without_owner)):
+        if not (shards := sorted(held - entry.without_owner - entry.sent_on)):
             return
         shared = {row[0] for row in entry.segments}
         running = self.scheduler.status == Status.running
@@ -325,15 +312,9 @@ class Move:
         or will be asked to until it has.
         """
         entry, runs = self.entry, self._runs
-        about = {
-            "name": entry.name,
-            "layout": entry.layout,
-            "rules": entry.rules,
-            "cluster": entry.cluster,
-        }
         rounds = runs.rounds_of(entry)
         rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
-        more: dict[str, Any] = {"store": entry.uid, "about": about}
+        more: dict[str, Any] = {"store": entry.uid, "about": entry.described}
         more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
         # Until it has answered it may have done so: it is told when the store ends, and
         # has no room for others.

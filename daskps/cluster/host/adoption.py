@@ -415,12 +415,19 @@ async def _let_go(
 
 
 async def _ask(host: ShardHost) -> list[str] | None:
-    """Return the stores whose shards others may have; None if there is no answer."""
-    if not host.worker.is_connected():
-        # The directory itself sees that the connection ends.
+    """Return the stores whose shards others may have; None if there is no answer.
+
+    Meanwhile others have what nobody of this machine can.
+    """
+    is_connected = host.worker.is_connected()
+    if not is_connected and await _tell(host, "awaits", _LATE_SECONDS) is None:
+        # A scheduler that has ended is not waited for.
         return None
-    found: list[str] | None = await _tell(host, "leaving", TELL_SECONDS)
-    return found
+    while (found := await _tell(host, "leaving", TELL_SECONDS)) is not None:
+        if not found["waits"]:
+            wanted: list[str] = found["stores"]
+            return wanted
+    return None
 
 
 async def _tell(host: ShardHost, method: str, seconds: float, **kwargs: Any) -> Any:

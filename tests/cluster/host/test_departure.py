@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from unittest.mock import ANY
 
 import numpy as np
 import pytest
-from distributed import Client
 
 import daskps
 from daskps import config, optim
@@ -36,7 +35,7 @@ from daskps.shards.shard import Shard
 from daskps.shards.steps import READ, Step, Ticket
 from tests.cluster.hosted import LAYOUT, shared_shard
 from tests.seams import registry_of
-from tests.support import PATIENCE, gen_cluster, local_cluster, popen, until
+from tests.support import PATIENCE, gen_cluster, local_cluster, terminal_cluster, until
 
 N_PUSHES = 10_000
 
@@ -131,14 +130,15 @@ def test_a_shard_that_could_not_be_taken_over_is_released(tmp_path, monkeypatch)
 
 def test_who_has_just_adopted_a_shard_lets_go_of_it():
     """Its answer is on its way yet: the directory knows the shard as nobody's."""
-    scheduler: Any = SimpleNamespace(handlers={})
+    scheduler: Any = SimpleNamespace(handlers={}, workers={}, status=None)
     made, idle = Directory(scheduler), ("tcp://dead", "tcp://other")
     more: Any = ("C", False, {}, idle, {}, 1.0, b"", {})
     for uid in ("away", "lost", "whole"):
         made.stores[uid] = StoreEntry(uid, uid, *more)
     made.stores["away"].set_away([0], "left")
     made.stores["lost"].lost[0] = ("tcp://dead", "died")
-    assert made.moves.on_leaving("tcp://heir") == ["away", "lost"]
+    said = asyncio.run(made.drains.on_leaving("tcp://heir"))
+    assert said == {"waits": False, "stores": ["away", "lost"]}
 
 
 @pytest.mark.parametrize(
@@ -498,22 +498,8 @@ def has(store, n):
 
 @pytest.fixture
 def terminals(tmp_path):
-    """A cluster as people start it: its client, and the processes of its workers."""
-    file, env = tmp_path / "scheduler.json", {**os.environ, "PYTHONPATH": os.getcwd()}
-    here = ["--host", "127.0.0.1", "--scheduler-file", str(file)]
-    quiet = ["--dashboard-address", "127.0.0.1:0", *here]
-    with ExitStack() as stack:
-        stack.enter_context(
-            popen(["dask", "scheduler", "--port", "0", *quiet], env=env)
-        )
-        workers = [
-            stack.enter_context(popen(["dask", "worker", *quiet, *options], env=env))
-            for options in (["--nanny"], ["--no-nanny"], ["--no-nanny"])
-        ]
-        until(file.exists, PATIENCE)
-        client = stack.enter_context(Client(scheduler_file=str(file)))
-        client.wait_for_workers(3, PATIENCE)
-        yield client, workers
+    with terminal_cluster(tmp_path / "scheduler.json") as made:
+        yield made
 
 
 def test_sigterm_under_pushes(terminals):

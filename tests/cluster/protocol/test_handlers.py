@@ -39,8 +39,8 @@ TO_THE_DIRECTORY = {
     "directory.store_registry": "create commit grew viewing await_store find list delete "
     "close",
     "directory.recoveries": "recover recovering recovery_failed",
-    "directory.drains": "drain",
-    "directory.move": "leaving awaits removed memory-lost",
+    "directory.drains": "drain leaving",
+    "directory.move": "awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
     "watch verdict note receipts",
