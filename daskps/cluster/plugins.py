@@ -19,6 +19,7 @@ from daskps.cluster import upstream
 from daskps.cluster.directory.directory import Directory
 from daskps.cluster.host import (
     adoption,
+    copies,
     cuts,
     installation,
     moving,
@@ -48,6 +49,7 @@ _EXTENSION = "daskps-directory"
 #: Modules that serve messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
+    copies,
     owner_steps,
     store_messages,
     cuts,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
+_MOST_COPIES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The name of a store and its place, as its user says them."""
@@ -42,6 +45,7 @@ class Wanted:
     #: Where it is to be restored from once a shard of it is lost.
     recover_from: CheckpointTarget | None = None
     device: Any = None
+    copies: Any = 1
 
     @property
     def n_shards(self) -> int | None:
@@ -57,10 +61,14 @@ class Wanted:
     ) -> Blueprint:
         """Return what a store of these arrays and tables is made of."""
         device, names = checked(self.device), [*values.shapes, *values.tables]
+        copies = whole(self.copies, "copies", least=1)
+        if copies > _MOST_COPIES:
+            raise ValueError(f"copies must be 1 or {_MOST_COPIES}, not {copies}")
         if device:
-            _check_on_device(device, values.tables)
+            _check_on_device(device, values.tables, copies)
         return Blueprint(
             device=device,
+            copies=copies,
             name=None if self.name is None else checked_name(self.name),
             shapes=values.shapes,
             tables=values.tables,
@@ -77,8 +85,15 @@ class Wanted:
         )
 
 
-def _check_on_device(device: str, tables: Mapping[str, TableShape]) -> None:
+def _check_on_device(
+    device: str, tables: Mapping[str, TableShape], copies: int
+) -> None:
     """Refuse what no shard on a device takes."""
+    if copies > 1:
+        raise LayoutError(
+            f"shards on device={device!r} have no second copy: they go with their process; "
+            f"create the store without copies=, and with recover_from="
+        )
     for name, table in tables.items():
         if len(table) > 3:
             raise LayoutError(

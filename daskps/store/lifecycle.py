@@ -106,6 +106,7 @@ def create(  # noqa: PLR0913 - the public contract
     servers: str | Sequence[str] = "auto",
     placement: Mapping[str, str | Sequence[str]] | None = None,
     device: str | None = None,
+    copies: int = 1,
     recover_from: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -144,6 +145,11 @@ def create(  # noqa: PLR0913 - the public contract
         The device of each owner's process that weights and optimizer state are on, see
         the page on devices; host memory by default. Only workers that have it own
         shards then, and what is there is lost with its process.
+    copies : {1, 2}
+        With 2 each shard has a second copy on another worker, of another machine where
+        there is one. All that was answered is on both then: where a machine is lost, the
+        copies become the owners, with every push that had returned. Calls go to the
+        owners as messages, and wait for the copies.
     recover_from : str or path-like, optional
         The URL that the store is saved to, see :meth:`ParameterStore.save`. Where a
         shard is lost the store is restored from its last checkpoint there: each caller
@@ -172,7 +178,8 @@ def create(  # noqa: PLR0913 - the public contract
         For values no store can hold, patterns that do not fit, a placement on a worker
         that owns no shard, too little memory.
     NotEnoughWorkersError
-        If no worker, or not all that were named, can be found.
+        If no worker, or not all that were named, can be found; with two copies, if only
+        one runs.
     ShardLostError
         If a worker dies that was to hold a shard; nothing of the store stays.
     CheckpointError
@@ -197,7 +204,7 @@ def create(  # noqa: PLR0913 - the public contract
         raise ValueError(
             "storage_options are for the filesystem of recover_from; pass that too"
         )
-    where = Wanted(shards, servers, placement, name, overwrite, target, device)
+    where = Wanted(shards, servers, placement, name, overwrite, target, device, copies)
     plan = blueprint(params, optimizer=optimizer, where=where, seed=seed)
     link = current_link(client)
 
@@ -220,6 +227,7 @@ def restore(  # noqa: PLR0913 - the public contract
     servers: str | Sequence[str] = "auto",
     placement: Mapping[str, str | Sequence[str]] | None = None,
     device: str | None = None,
+    copies: int = 1,
     optimizer: Any = None,
     init: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -259,6 +267,8 @@ def restore(  # noqa: PLR0913 - the public contract
         As in :func:`create`; it may be another one than that of the saved store.
     device : {"cuda", "cuda:1", "fake"}, optional
         As in :func:`create`, wherever the saved store was.
+    copies : {1, 2}
+        As in :func:`create`.
     optimizer : daskps.optim.Rule or mapping of str to Rule, optional
         In place of the rules that were saved; their slots must be the same. Rules and
         schedules of your own have to be passed. With `names`, `rename`, `dtype` or new
@@ -327,7 +337,9 @@ def restore(  # noqa: PLR0913 - the public contract
 
     async def make() -> ParameterStore:
         source = await asyncio.to_thread(listing.find, at, options)
-        where = Wanted(shards, servers, placement, name, overwrite, target, device)
+        where = Wanted(
+            shards, servers, placement, name, overwrite, target, device, copies
+        )
         part = WantedPart(names, rename, dtype)
         rules: dict[str, Any] = {"optimizer": optimizer, "init": init}
         plan = restored(source, where=where, part=part, **rules)

@@ -108,8 +108,8 @@ MUTANTS = (
     ),
     Mutant(
         "adopter-is-told-once-of-a-runs-end",
-        "daskps.cluster.directory.move:Move.ask_to_adopt",
-        "self._hosts.spawn(self._end_run(by, run))",
+        "daskps.cluster.directory.move:ShardMoves.settle_runs",
+        "self.hosts.spawn(self._end_run(entry, by, run))",
         "pass",
         (
             "tests/cluster/directory/test_departures.py::"

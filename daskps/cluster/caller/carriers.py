@@ -58,8 +58,8 @@ class Carriers:
         settings = config.load()
         self.rank, self.bsp = rank, bsp
         self._link, self._meta, self._joined = link, meta, joined
-        self._in_process = settings.process_carrier
-        self._on_machine = settings.machine_carrier
+        self._in_process = settings.process_carrier and meta.copies == 1
+        self._on_machine = settings.machine_carrier and meta.copies == 1
         self._mapped: dict[str, MappedShards | None] = {}
         #: By worker the reason why its shards cannot be mapped.
         self._closed: dict[str, str] = {}

@@ -94,6 +94,8 @@ class Blueprint:
     replaces: Replaced | None = None
     #: The device of each owner that its shards are on; "" for host memory.
     device: str = ""
+    #: How many copies of each shard there are to be.
+    copies: int = 1
 
     @property
     def lineage(self) -> str:
@@ -179,6 +181,7 @@ async def _create(
             "machine": settings.machine_carrier and not plan.device,
             "device": plan.device,
             "device_share": settings.device_memory_share,
+            "copies": plan.copies,
             "wait_seconds": wait if seconds is None else min(wait, 0.9 * seconds),
         },
     )
@@ -194,8 +197,7 @@ async def _create(
     # These tasks need nothing of the rules and the blocks of memory.
     slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
     await _load_collections(client, slim, plan.collections)
-    futures = _anchor(client, meta)
-    await gather(*(upstream.result(future) for future in futures))
+    futures = await _anchored(link, meta, plan)
     await link.directory(
         "commit",
         uid=uid,
@@ -412,12 +414,14 @@ def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) ->
     link.run(lambda: load(link, meta, {index: start}, {index: flat}))
 
 
-def _anchor(client: Client, meta: StoreMap) -> list[Any]:
-    """Submit one anchor per shard, on its owner; none has a side effect."""
+async def _anchored(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
+    """Have copies made, and submit one anchor per shard, on its owner; it does nothing."""
+    if plan.copies > 1 and plan.replaces is None:
+        await link.directory("copies", uid=meta.uid)
     nbytes = max(1, min(_ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
     label = label_of(meta.name, meta.uid)
-    return [
-        client.submit(
+    futures = [
+        link.client.submit(
             Anchor,
             meta.name,
             shard,
@@ -429,6 +433,8 @@ def _anchor(client: Client, meta: StoreMap) -> list[Any]:
         )
         for shard, owner in enumerate(meta.owners)
     ]
+    await gather(*(upstream.result(future) for future in futures))
+    return futures
 
 
 async def _try_out(

@@ -202,6 +202,7 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
         source=found,
         replaces=creation.Replaced(uid, turn["token"], said),
         device=lost.device,
+        copies=lost.copies,
     )
     seconds = config.deadline()
     if seconds is not None:

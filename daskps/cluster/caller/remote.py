@@ -115,7 +115,8 @@ class RemoteShards:
         self.counters = Counters()
         #: Sockets to the hosts, for calls from threads; None where the configuration
         #: allows none.
-        self.sockets = pool_of(link) if config.load().socket_carrier else None
+        may_use = config.load().socket_carrier and meta.copies == 1
+        self.sockets = pool_of(link) if may_use else None
         self._routes = SocketRoutes(meta)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         #: By shard that was away at the last look: the event that it waits for.

@@ -115,6 +115,9 @@ class StoreMap:
         self.cluster: str = wire["cluster"]
         #: The device of each owner that its shards are on; "" for host memory.
         self.device: str = wire.get("device", "")
+        #: How many copies of each shard there are to be. Of two the owner answers alone,
+        #: once the other one has what it tells: all calls go to it, as messages.
+        self.copies: int = wire.get("copies", 1)
         #: Routes of calls, by the arrays that they bring and the shards that they go
         #: to.
         self.routes: Prepared[Any, Any] = Prepared(self)

@@ -12,6 +12,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
 from daskps.cluster import upstream
+from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.cuts import Cuts
 from daskps.cluster.directory.drains import Drains
 from daskps.cluster.directory.entry import Hosts, StoreEntry
@@ -71,7 +72,8 @@ class Directory:
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
-        self.drains = Drains(scheduler, self.hosts, self.stores, self.moves)
+        self.copies = SecondCopies(self.moves)
+        self.drains = Drains(self.stores, self.moves, self.copies)
         self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
@@ -136,6 +138,7 @@ class Directory:
         if entry.segments and (kept := self._keep()):
             self._kept[entry.uid] = kept
         self.readiness.store_made(entry)
+        self.copies.look(entry)
 
     def _store_gone(self, entry: StoreEntry, why: str) -> None:
         """End what goes on with a store that is gone; look for what nobody can free."""
@@ -173,6 +176,7 @@ class Directory:
         """
         for entry in self.stores.values():
             entry.viewers.pop(worker, None)
+        self.copies.worker_left(worker)
         sent = self.drains.worker_left(worker, reason, is_retired=is_retired)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)

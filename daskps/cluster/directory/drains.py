@@ -17,7 +17,6 @@ import logging
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
@@ -25,7 +24,7 @@ from distributed.core import Status
 from daskps.cluster.directory.candidates import Candidates
 from daskps.cluster.directory.entry import insist
 from daskps.cluster.directory.move import time_now
-from daskps.cluster.directory.placement import held_bytes
+from daskps.cluster.directory.placement import find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.errors import (
     ConsistencyError,
@@ -34,16 +33,14 @@ from daskps.errors import (
     NotEnoughWorkersError,
     ShardBusyError,
 )
-from daskps.layout.placement import check_memory
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from distributed import Scheduler
     from distributed.scheduler import WorkerState
 
-    from daskps.cluster.directory.entry import Hosts, StoreEntry
+    from daskps.cluster.directory.copies import SecondCopies
+    from daskps.cluster.directory.entry import StoreEntry
     from daskps.cluster.directory.move import ShardMoves
     from daskps.cluster.directory.store_registry import Stores
 
@@ -54,15 +51,14 @@ _PAUSE_SECONDS = 0.2
 _MOST_TRIES = 3
 #: How long a worker may take to own a shard, and how fast its last state comes at least.
 _OWN_SECONDS, _NBYTES_A_SECOND = 10.0, 5e7
-#: How long a worker that Dask has removed may take to say that it closes, or to answer;
-#: and for how long one that closes waits for an answer before it asks again.
+#: How long a worker that Dask has removed may take to say that it closes.
 _SAY_SECONDS = 0.5
+#: How long such a worker may take to answer, and waits for an answer before it asks again.
+_ANSWER_SECONDS = 0.5
 #: How long one that closes may send: a nanny kills it after 4 s.
 _CLOSE_SECONDS = 2.5
 #: The same of one that Dask has retired, and waits for; and how fast it sends at least.
 _RETIRE_SECONDS, _RETIRE_NBYTES_A_SECOND = 10.0, 2e7
-#: The workers that adopt shards of their machine.
-_SERVING = Status.running, Status.paused
 
 
 @dataclass(eq=False)
@@ -85,25 +81,20 @@ class Drains:
 
     Parameters
     ----------
-    scheduler : Scheduler
-        Knows the workers.
-    hosts : Hosts
-        The way to them.
     stores : Stores
         All stores.
     moves : ShardMoves
         Finds new owners on a machine.
+    copies : SecondCopies
+        Those that stay where they are.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, hosts: Hosts, stores: Stores, moves: ShardMoves
-    ) -> None:
-        self._scheduler, self._hosts, self._runs = scheduler, hosts, moves.runs
-        self._stores, self._moves = stores, moves
+    def __init__(self, stores: Stores, moves: ShardMoves, copies: SecondCopies) -> None:
+        self._scheduler, self._hosts = moves.scheduler, moves.hosts
+        self._stores, self._moves, self._runs = stores, moves, moves.runs
+        self._copies = copies
         self._under_way: set[tuple[str, str]] = set()
         self._departures: dict[str, _Departure] = {}
-        #: By store and worker: it sends one shard after the other.
-        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     @DIRECTORY.handles("drain")
     async def on_drain(self, uid: str, worker: str) -> dict[str, Any]:
@@ -196,7 +187,7 @@ class Drains:
         reason = "was closed"
         if (departure := self._departure(worker, reason)) is not None:
             departure.lives.set()
-            done, _ = await asyncio.wait({departure.over}, timeout=_SAY_SECONDS)
+            done, _ = await asyncio.wait({departure.over}, timeout=_ANSWER_SECONDS)
             if not done:
                 return {"waits": True, "stores": []}
         self._moves.worker_left(worker, reason, in_order=True)
@@ -237,12 +228,12 @@ class Drains:
         is_over = self._scheduler.status != Status.running
         if is_over or Status.running not in others.values():
             return []
-        hosts = {get_address_host(w) for w, of in others.items() if of in _SERVING}
-        found = []
+        found, is_near = [], self._moves.has_near(worker)
         for entry in self._stores.values():
             if entry.ready and not entry.device:
-                is_near = get_address_host(worker) in hosts
                 mapped = {row[0] for row in entry.segments if is_near}
+                # A copy takes over at once.
+                mapped |= entry.copies.keys()
                 found += [(entry, i) for i in _owned(entry, worker) if i not in mapped]
         return sorted(found, key=lambda of: of[0].sizes[of[1]])
 
@@ -293,7 +284,7 @@ class Drains:
             try:
                 for entry in self._stores.values():
                     at = {} if entry.device else stay
-                    _deal(entry, _owned(entry, ws.address), held, at)
+                    find_room(entry, _owned(entry, ws.address), held, at)
             except LayoutError:
                 stay[ws.address] = ws
             else:
@@ -329,16 +320,17 @@ class Drains:
         for uid, worker in self._under_way:
             if uid == entry.uid:
                 running.pop(worker, None)
-        return _deal(entry, shards, held_bytes(self._stores.values()), running)
+        return find_room(entry, shards, held_bytes(self._stores.values()), running)
 
     async def _send(
         self, entry: StoreEntry, shard: int, source: str, target: str
     ) -> None:
         """Have a copy made of a shard, and make its worker the owner; once only."""
-        turn = self._turns.setdefault((entry.uid, source), asyncio.Lock())
         # A drain may send the same shards as a worker that closes.
-        async with turn:
+        async with self._moves.turn(entry, source):
             if shard in _owned(self._stores.entry(entry.uid), source):
+                # The target may be where it is; and it follows this owner alone.
+                await asyncio.wait({self._copies.strike(entry, shard, "moves")})
                 await self._copy(entry, shard, source, target)
 
     async def _copy(
@@ -371,7 +363,7 @@ class Drains:
             # It may live: else its memory stays, for somebody who adopts it.
             with contextlib.suppress(OSError, DaskPSError):
                 done = self._hosts.control(source, "move_done", **of)
-                await asyncio.wait_for(done, _SAY_SECONDS)
+                await asyncio.wait_for(done, _ANSWER_SECONDS)
 
     async def _hand_over(
         self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
@@ -383,8 +375,7 @@ class Drains:
                 f"shard {shard} has left {source}, or {target} is drained"
             )
         about = {**of, "generation": entry.generations[shard] + 1}
-        about |= {"rounds": self._runs.rounds_of(entry)}
-        about |= {"codecs": self._runs.codecs_of(entry)}
+        about |= {"runs": self._runs.for_owner(entry)}
         entry.set_away([shard], _handing(source, target))
         # One that is stopped keeps nobody waiting for longer.
         seconds = _OWN_SECONDS + entry.sizes[shard] / _NBYTES_A_SECOND
@@ -393,8 +384,7 @@ class Drains:
         self._stores.entry(entry.uid)
         if not self._hosts.has_worker(target):
             raise ConsistencyError(f"worker {target} has left with shard {shard}")
-        entry.install(target, [row])
-        self._runs.mailbox_moved(entry, row)
+        self._moves.install(entry, target, [row])
 
     async def _undo(
         self, entry: StoreEntry, of: dict[str, Any], source: str, target: str
@@ -409,7 +399,7 @@ class Drains:
             entry.raise_generation(shard)
             about = {**of, "generation": generation + 1}
             if (row := await self._taken_back(entry, source, about)) is not None:
-                entry.install(source, [row])
+                self._moves.install(entry, source, [row])
             elif entry.uid in self._stores:
                 entry.settle([shard])
                 self._moves.left(entry, source, "died as it handed over a shard")
@@ -442,39 +432,3 @@ def _owned(entry: StoreEntry, worker: str) -> list[int]:
     without = entry.without_owner
     every = enumerate(entry.owners)
     return [i for i, owner in every if owner == worker and i not in without]
-
-
-def _deal(
-    entry: StoreEntry,
-    shards: Sequence[int],
-    held: Counter[str],
-    workers: Mapping[str, WorkerState],
-) -> dict[int, str]:
-    """Return a worker for each shard that has room for it beside what all have.
-
-    Adds that to what it has.
-
-    Raises
-    ------
-    LayoutError
-        Where there is none.
-    """
-    found = dict[int, str]()
-    for shard in shards:
-        need, why = entry.sizes[shard], "no other worker runs"
-        for target in sorted(workers, key=held.__getitem__):
-            try:
-                limits = {target: workers[target].memory_limit}
-                check_memory({target: need}, held, limits, entry.memory_share)
-            except LayoutError as error:
-                why = str(error)
-                continue
-            found[shard] = target
-            held[target] += need
-            break
-        else:
-            raise LayoutError(
-                f"no other worker can have shard {shard} of store {entry.name!r}, "
-                f"{need:,} bytes: {why}"
-            )
-    return found

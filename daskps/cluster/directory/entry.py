@@ -103,6 +103,18 @@ class _Lease:
         over.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The second copy of a shard."""
+
+    worker: str
+    #: By which its host, and the shard's owner, tell it from earlier ones.
+    move: str
+    nbytes: int
+    #: Whether it can take over.
+    counts: bool = False
+
+
 @dataclass
 class StoreEntry:
     """One store as the directory knows it."""
@@ -140,6 +152,9 @@ class StoreEntry:
     #: Shards whose worker is gone and whose next owner is being looked for: why it
     #: left, and what the shard waits for.
     away: dict[int, str] = field(default_factory=dict)
+    #: How many copies of each shard it is to have, and the second ones that there are.
+    n_copies: int = 1
+    copies: dict[int, Copy] = field(default_factory=dict)
     #: Shards that a worker which closes is to send to others.
     sent_on: set[int] = field(default_factory=set)
     #: Workers that have a view of it, and the bytes of those that they have made.
@@ -335,6 +350,7 @@ class StoreEntry:
             "optimizers": list(self.optimizers.items()),
             "cluster": self.cluster,
             "device": self.device,
+            "copies": self.n_copies,
         }
 
 

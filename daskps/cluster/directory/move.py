@@ -20,8 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
+from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps import config
@@ -33,7 +36,7 @@ from daskps.errors import DaskPSError, ProtocolError, ShardLostError
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long an adopter may take to end a run, and when one that has not is asked again.
 END_SECONDS, LATER_SECONDS = 5.0, 1.0
+#: The workers that adopt shards of their machine.
+SERVING = Status.running, Status.paused
 #: Ends the message about a shard that no other process of its machine can map.
 _WAS_PRIVATE = (
     "; its memory was private, so that nobody could adopt it: daskps.carriers.machine is "
@@ -59,6 +64,25 @@ _WAS_ON_DEVICE = (
 def time_now() -> float:
     """Return the time, in seconds of the event loop."""
     return asyncio.get_running_loop().time()
+
+
+class Standby(Protocol):
+    """The second copies of shards."""
+
+    def promote(
+        self,
+        entry: StoreEntry,
+        shards: list[int],
+        left_by: tuple[str, str],
+        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+    ) -> list[int]:
+        """Make copies the owners of shards; return the shards that have none."""
+
+    def moved(self, entry: StoreEntry, shards: Sequence[int]) -> None:
+        """Hear that shards have another owner, or their owner again."""
+
+    def depose(self, entry: StoreEntry, shard: int, worker: str) -> None:
+        """Tell a worker that another one is the owner of a shard."""
 
 
 class ShardMoves:
@@ -87,6 +111,24 @@ class ShardMoves:
         self.stores = stores
         #: In the order in which they began: that of a set would be that of addresses.
         self._open: list[Move] = []
+        #: By store and worker: it sends one shard after the other.
+        self._turns = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
+        self.standby: Standby
+
+    def turn(self, entry: StoreEntry, worker: str) -> asyncio.Lock:
+        """Return the turn of a worker to send shards of a store."""
+        return self._turns.setdefault((entry.uid, worker), asyncio.Lock())
+
+    def install(
+        self, entry: StoreEntry, by: str, rows: Sequence[dict[str, Any]]
+    ) -> list[int]:
+        """Make a worker the owner of shards; nobody looks for them any more."""
+        shards = entry.install(by, rows)
+        for row in rows:
+            self.runs.mailbox_moved(entry, row)
+        self._give_up(entry, shards)
+        self.standby.moved(entry, shards)
+        return shards
 
     @DIRECTORY.handles("awaits")
     def awaits_shards(self, worker: str) -> bool:
@@ -140,14 +182,38 @@ class ShardMoves:
         entry.uncharge(held)
         if not (shards := sorted(held - entry.without_owner - entry.sent_on)):
             return
+        running = entry.ready and self.scheduler.status == Status.running
+        if running and not self.has_near(worker):
+            look = partial(self._look_for, in_order=in_order)
+            shards = self.standby.promote(entry, shards, (worker, reason), look)
+        if shards:
+            self._look_for(entry, shards, (worker, reason), in_order=in_order)
+
+    def _look_for(
+        self,
+        entry: StoreEntry,
+        shards: list[int],
+        left_by: tuple[str, str],
+        *,
+        in_order: bool,
+    ) -> None:
+        """Look for new owners of shards, or mark them as lost."""
+        worker, reason = left_by
         shared = {row[0] for row in entry.segments}
-        running = self.scheduler.status == Status.running
-        if entry.ready and running and shared.issuperset(shards):
-            self.begin(entry, (worker, reason), shards, in_order=in_order)
+        running = entry.ready and self.scheduler.status == Status.running
+        if running and shared.issuperset(shards):
+            self.begin(entry, left_by, shards, in_order=in_order)
         else:
             told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
-            why = reason + told * (entry.ready and running)
-            self.lose(entry, shards, (worker, why))
+            self.lose(entry, shards, (worker, reason + told * running))
+
+    def has_near(self, worker: str) -> bool:
+        """Return whether a worker serves that seems to be on a machine."""
+        machine = get_address_host(worker)
+        return any(
+            get_address_host(w) == machine and w != worker and ws.status in SERVING
+            for w, ws in self.scheduler.workers.items()
+        )
 
     def begin(
         self,
@@ -166,6 +232,48 @@ class ShardMoves:
         work = self.hosts.spawn(move.run())
         work.add_done_callback(lambda _: self._open.remove(move))
         return move
+
+    async def settle_runs(
+        self,
+        entry: StoreEntry,
+        by_from: tuple[str, str],
+        taken: Sequence[Mapping[str, Any]],
+        rounds: Mapping[str, Any] | None,
+    ) -> None:
+        """End runs that cannot go on with a new owner, and there those that are over.
+
+        That is now, or as soon as it can. `taken` are its rows, `rounds` the run in
+        rounds that it was to continue.
+        """
+        by, worker = by_from
+        if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
+            self.runs.fence_all(entry, rounds_error(worker), lambda run: run.bsp)
+        for run in {a["run"] for a in taken}:
+            if not await self._try_end_run(entry, by, run):
+                self.hosts.spawn(self._end_run(entry, by, run))
+
+    async def _try_end_run(self, entry: StoreEntry, by: str, run: int) -> bool:
+        """Have a new owner end a run that has ended while nobody held its shards."""
+        if not run or (how := self.runs.how_over(run)) is None:
+            return True
+        about = {"store": entry.uid, "run": run, **how}
+        try:
+            asked = self.hosts.control(by, "end_run", **about)
+            await asyncio.wait_for(asked, END_SECONDS)
+        except (OSError, DaskPSError) as error:
+            logger.info("daskps: %s keeps run %d: %r", by, run, error)
+            return False
+        return True
+
+    async def _end_run(self, entry: StoreEntry, by: str, run: int) -> None:
+        """Ask a new owner to end a run until it has, however long that takes.
+
+        Else its shards would stay in a run that is over, and take no other step.
+        """
+        while entry.uid in self.stores and self.hosts.has_worker(by):
+            await asyncio.sleep(LATER_SECONDS)
+            if await self._try_end_run(entry, by, run):
+                return
 
     def worker_came(self) -> None:
         """Hear that a worker came, which may find what others did not."""
@@ -189,8 +297,14 @@ class ShardMoves:
         *,
         level: int = logging.WARNING,
     ) -> None:
-        """Mark shards as lost with a worker that left for a reason, and tell everybody."""
+        """Mark shards as lost with a worker that left for a reason, and tell everybody.
+
+        But those of which there are copies, which become the owners.
+        """
         worker, reason = left_by
+        lose = partial(self.lose, level=level)
+        if not (shards := self.standby.promote(entry, shards, left_by, lose)):
+            return
         entry.settle(shards)
         entry.lost |= dict.fromkeys(shards, left_by)
         self.hosts.tell(
@@ -316,6 +430,9 @@ class Move:
         rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
         more: dict[str, Any] = {"store": entry.uid, "about": entry.described}
         more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
+        # It answers nobody before they have what it tells.
+        copies = [(i, entry.copies[i].move) for i in shards if i in entry.copies]
+        more["copies"] = copies
         # Until it has answered it may have done so: it is told when the store ends, and
         # has no room for others.
         entry.strays.add(by)
@@ -326,11 +443,7 @@ class Move:
             if not any(answer.get("silent") for answer in found):
                 entry.strays.discard(by)
             taken = [answer for answer in found if "name" in answer]
-            if rounds and any(a["stopped"] or a["run"] != rounds["run"] for a in taken):
-                runs.fence_all(entry, rounds_error(self.worker), lambda run: run.bsp)
-            for run in {a["run"] for a in taken}:
-                if not await self._try_end_run(by, run):
-                    self._hosts.spawn(self._end_run(by, run))
+            await self._moves.settle_runs(entry, (by, self.worker), taken, rounds)
             return found
         finally:
             entry.charge(by, -need)
@@ -352,29 +465,6 @@ class Move:
             said = {"why": f"{by}: {error!r}", "silent": isinstance(error, OSError)}
         return [{"shard": i, "sight": Sight.UNKNOWN, **said} for i in shards]
 
-    async def _try_end_run(self, by: str, run: int) -> bool:
-        """Have an adopter end a run that has ended while nobody held its shards."""
-        if not run or (how := self._runs.how_over(run)) is None:
-            return True
-        about = {"store": self.entry.uid, "run": run, **how}
-        try:
-            asked = self._hosts.control(by, "end_run", **about)
-            await asyncio.wait_for(asked, END_SECONDS)
-        except (OSError, DaskPSError) as error:
-            logger.info("daskps: %s keeps run %d: %r", by, run, error)
-            return False
-        return True
-
-    async def _end_run(self, by: str, run: int) -> None:
-        """Ask an adopter to end a run until it has, however long that takes.
-
-        Else its shards would stay in a run that is over, and take no other step.
-        """
-        while self.entry.uid in self._moves.stores and self._hosts.has_worker(by):
-            await asyncio.sleep(LATER_SECONDS)
-            if await self._try_end_run(by, run):
-                return
-
     # -- answers -------------------------------------------------------------
 
     def _wait_for(self, shard: int, why: str) -> None:
@@ -394,10 +484,11 @@ class Move:
         if not hosts.has_worker(by):
             # The adopter has died: others are asked, and find what it has renamed.
             return
-        shards = entry.install(by, taken)
-        for row in taken:
-            self._left.pop(row["shard"], None)
-            self._runs.mailbox_moved(entry, row)
+        late = [row["shard"] for row in taken if row["shard"] not in self._left]
+        for shard in late:
+            self._moves.standby.depose(entry, shard, by)
+        taken = [row for row in taken if row["shard"] not in late]
+        shards = self._moves.install(entry, by, taken)
         hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
         logger.info(
             "daskps: %s adopted %s of store %r from %s",

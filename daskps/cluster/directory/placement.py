@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distributed import Scheduler
+    from distributed.scheduler import WorkerState
 
 #: Seconds between two looks for workers that may still be starting.
 _LOOK_SECONDS = 0.02
@@ -77,6 +78,8 @@ class StoreRequest:
     #: The device of each owner's process that the shards are on; "" for host memory.
     device: str = ""
     device_share: float = 1.0
+    #: How many copies of each shard there are to be: 1, or 2.
+    copies: int = 1
 
 
 def reserve(
@@ -154,6 +157,7 @@ def reserve(
         cluster=scheduler.id if wanted.machine else "",
         device=wanted.device,
         of_devices=of_devices,
+        n_copies=wanted.copies,
     )
 
 
@@ -320,3 +324,39 @@ def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:
         held.update(entry.nbytes)
         held.update(entry.viewers)
     return held
+
+
+def find_room(
+    entry: StoreEntry,
+    shards: Sequence[int],
+    held: Counter[str],
+    workers: Mapping[str, WorkerState],
+) -> dict[int, str]:
+    """Return a worker for each shard that has room for it beside what all have.
+
+    Adds that to what it has.
+
+    Raises
+    ------
+    LayoutError
+        Where there is none.
+    """
+    found = dict[int, str]()
+    for shard in shards:
+        need, why = entry.sizes[shard], "no other worker runs"
+        for target in sorted(workers, key=held.__getitem__):
+            try:
+                limits = {target: workers[target].memory_limit}
+                check_memory({target: need}, held, limits, entry.memory_share)
+            except LayoutError as error:
+                why = str(error)
+                continue
+            found[shard] = target
+            held[target] += need
+            break
+        else:
+            raise LayoutError(
+                f"no other worker can have shard {shard} of store {entry.name!r}, "
+                f"{need:,} bytes: {why}"
+            )
+    return found

@@ -420,6 +420,10 @@ class Runs:
         if row["mailbox"] and (run := self.open.get(row["run"])):
             run.mailbox_moved(row["shard"], row["mailbox"])
 
+    def for_owner(self, entry: StoreEntry) -> dict[str, Any]:
+        """Return the same, and the codecs of all runs, for the next owner of a shard."""
+        return {"rounds": self.rounds_of(entry), "codecs": self.codecs_of(entry)}
+
     def codecs_of(self, entry: StoreEntry) -> list[tuple[str, bytes]]:
         """Return how gradients travel in the runs of a store, for an adopter."""
         return [run.codec for run in self._of(entry) if run.codec[0]]

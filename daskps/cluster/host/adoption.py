@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.growth import Budget, grow_by
-from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.hosted import Backing, HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
 from daskps.cluster.machine.folder import CarrierClosed
@@ -63,6 +63,7 @@ async def adopt(
     rows: Sequence[Sequence[Any]],
     rounds: Mapping[str, Any] | None,
     codecs: Sequence[tuple[str, bytes]],
+    copies: Sequence[tuple[int, str]] = (),
 ) -> list[dict[str, Any]]:
     """Take shards of a dead worker over, together with their shared memory.
 
@@ -71,7 +72,8 @@ async def adopt(
     `about` is the store: its name, layout, rules and cluster.
     `rows` are shard, name, bytes and nonce of the memory, and the new generation.
     `rounds` is the run in rounds to continue: its number, mailboxes as rows of
-    the same kind, and pickled function that reduces; `codecs` are those of all runs.
+    the same kind, and pickled function that reduces; `codecs` are those of all runs,
+    `copies` the shards that have a second copy, and its number.
     Returns for each shard the row for the directory, or "why" it was not taken, and
     the state of its memory.
     """
@@ -84,7 +86,7 @@ async def adopt(
     for codec in codecs:
         await host.in_thread(partial(encoding.learn, *codec))
     adopter = _Adopter(members, where, about, rounds)
-    adopter.ask = Budget(host).ask
+    adopter.ask, adopter.copies = Budget(host).ask, dict(copies)
     hosted_shards = await host.in_thread(partial(adopter.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:
@@ -188,6 +190,8 @@ class _Adopter:
         self._members, self._where = members, where
         #: Raises where the host has no more memory for a table that grows.
         self.ask: Callable[[int], None] = _anything
+        #: The second copies that answers have to wait for.
+        self.copies: Mapping[int, str] = {}
         #: The run to continue, and the addresses of its mailboxes by shard.
         self._rounds = rounds
         self._mailboxes = {
@@ -259,6 +263,8 @@ class _Adopter:
                 rules = self._rules
                 mine = Shard(segment, rules, generation, cache_dir=rules.cache_dir)
                 mailbox = self._open_round(mine, shard, is_released)
+                if shard in self.copies:
+                    mine.last_flip = 0
                 mine.take_over()
             except BaseException:
                 # Else its owner lives, but serves no caller.
@@ -269,6 +275,8 @@ class _Adopter:
             lock.release()
         hosted = HostedShard(self._name, self._layout, shard, mine, block=block)
         hosted.mailbox = mailbox
+        if shard in self.copies:
+            hosted.backing = Backing(self.copies[shard])
         return hosted
 
     def _warm(self) -> None:

@@ -17,7 +17,7 @@ from daskps.cluster.host.calls import CallTickets, Templates, answers_of
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
-from daskps.cluster.host.hosted import LOCK_SECONDS, ReachableShards
+from daskps.cluster.host.hosted import LOCK_SECONDS, ReachableShards, free_moving
 from daskps.cluster.host.snapshot_copies import Copies
 from daskps.cluster.machine.leases import BufferPool, limit_of
 from daskps.cluster.machine.membership import HERE, Machine
@@ -63,7 +63,8 @@ T = TypeVar("T")
 _meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
-
+#: Messages that are answered before a copy has what they change: it waits for them.
+_AT_ONCE = "move_", "copy_", "adopt", "end_run"
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
@@ -184,10 +185,13 @@ class ShardHost(ReachableShards):
         """Serve a call from the event loop; waits without blocking it."""
         self.n_calls += 1
         tickets = CallTickets(self.look_soon)
+        found = [self.shards.get((call.store, part.shard)) for part in call.parts]
         try:
-            return await self._serve(call, tickets)
+            answers = await self._serve(call, tickets)
         finally:
             tickets.forget()
+        await self.all_backed(found)
+        return answers
 
     async def _serve(self, call: Call, tickets: CallTickets) -> list[Answer]:
         loop = asyncio.get_running_loop()
@@ -354,17 +358,6 @@ class ShardHost(ReachableShards):
         self.views.pop(store, None)
         ViewFiles(store, self._members).drop()
 
-    def free_moving(self, store: str | None = None) -> None:
-        """Free the shards, of one store or all, that are on their way."""
-        for key in [k for k in self.going if store in (None, k[0])]:
-            going = self.going.pop(key)
-            if going.is_handed_over and store is None:
-                going.hosted.leave()  # nobody may have it elsewhere yet
-            elif going.is_handed_over:
-                going.hosted.close()
-        for key in [k for k in self.coming if store in (None, k[0])]:
-            self.coming.pop(key).hosted.close()
-
     def shared_blocks(self, sizes: Sequence[int]) -> list[Block]:
         """Return memory that other processes can map; none if there is not enough."""
         return [] if self._members is None else self._members.make_all(sizes)
@@ -383,7 +376,13 @@ class ShardHost(ReachableShards):
                 return refusal(self._not_here(store, shard))
         token = _meant.set(None if holds is None else meant)
         try:
-            return await self._handlers.serve(str(method), kwargs, lambda _: self)
+            reply = await self._handlers.serve(str(method), kwargs, lambda _: self)
+            if not str(method).startswith(_AT_ONCE):
+                mine = [h for k, h in self.shards.items() if k[0] == store]
+                await self.all_backed(mine)
+            return reply
+        except StaleGenerationError as error:
+            return refusal(error)
         finally:
             _meant.reset(token)
 
@@ -479,7 +478,7 @@ class ShardHost(ReachableShards):
             self.sockets.close()
         for key in list(self.shards):
             self._lose(key, reason)
-        self.free_moving()
+        free_moving(self.going, self.coming)
         members, self._members = self._members, None
         removed = [] if members is None else members.leave(keeps=keeps)
         self.snapshots.clear()

@@ -12,6 +12,7 @@ it leaves the inbox, and the host calls :meth:`HostedShard.look` until it is ser
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -19,11 +20,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.errors import ShardBusyError
+from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
@@ -31,7 +33,6 @@ from daskps.shards.steps import ASK, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     from daskps.cluster.machine.blocks import Block
@@ -42,6 +43,27 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Backing:
+    """The second copy of a shard, on another worker, as the owner knows it."""
+
+    move: str
+    #: The flip up to which it has the shard.
+    flip: int = -1
+    #: Set where an answer waits for it, and when it has come further.
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Whether the shard has another owner, or none.
+    is_over: bool = False
+
+    def end(self) -> None:
+        """Refuse the answers that wait."""
+        self.is_over = True
+        self.news.set()
+
+
 #: How long a thread waits for another process to release a shard.
 LOCK_SECONDS = 20.0
 
@@ -83,6 +105,8 @@ class HostedShard:
         self.began = (0, 0)
         #: The move that has brought it here from another machine, "" for none.
         self.came_by = ""
+        #: Its second copy: answers wait until that has what they tell.
+        self.backing: Backing | None = None
         self.is_shared = block is not None
         #: Bytes of the shard that the host has last told the directory.
         self.told_nbytes = shard.segment.held_nbytes
@@ -182,6 +206,24 @@ class HostedShard:
         self.shard.resume(generation)
         self._released = None
 
+    async def backed(self) -> None:
+        """Wait until its second copy has what it has now; at once where there is none.
+
+        Raises
+        ------
+        StaleGenerationError
+            Where it has another owner meanwhile.
+        """
+        flip = self.shard.segment.flip
+        while (backing := self.backing) is not None and backing.flip < flip:
+            backing.wanted.set()
+            await backing.news.wait()
+            if backing.is_over:
+                raise StaleGenerationError(
+                    f"shard {self.index} of store {self.name!r} is here no more; ask the "
+                    f"directory where it lives"
+                )
+
     @property
     def is_released(self) -> bool:
         """Whether another process may own the shard by now."""
@@ -189,6 +231,8 @@ class HostedShard:
 
     def close(self) -> None:
         """Tell processes that map the shard's memory that it is gone, and free it."""
+        if self.backing is not None:
+            self.backing.end()
         set_gate(self.shard.segment, CLOSED)
         self.free_mailbox()
         if self.block is not None:
@@ -399,6 +443,20 @@ class HostedShard:
             self.serve()
 
 
+def free_moving(
+    going: dict[Any, Any], coming: dict[Any, Any], store: str | None = None
+) -> None:
+    """Free the shards, of one store or all, that move away and that come; and copies."""
+    for key in [k for k in going if store in (None, k[0])]:
+        of = going.pop(key)
+        if of.is_handed_over and store is None:
+            of.hosted.leave()  # nobody may have it elsewhere yet
+        elif of.is_handed_over:
+            of.hosted.close()
+    for key in [k for k in coming if store in (None, k[0])]:
+        coming.pop(key).close()
+
+
 class ReachableShards(ABC):
     """Shards of one worker, in its process or mapped into another one.
 
@@ -416,6 +474,13 @@ class ReachableShards(ABC):
     def __init__(self, empty: Empty, patience: float) -> None:
         self.shards: dict[tuple[str, int], HostedShard] = {}
         self.empty, self.patience = empty, patience
+
+    @staticmethod
+    async def all_backed(shards: Sequence[HostedShard | None]) -> None:
+        """Wait until the second copies of shards have what these have now."""
+        for hosted in shards:
+            if hosted is not None and hosted.backing is not None:
+                await hosted.backed()
 
     @abstractmethod
     def is_live(self) -> bool:

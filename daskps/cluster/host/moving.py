@@ -1,18 +1,26 @@
-"""Moves of shards from host to host, where the memory cannot be taken over.
+"""The owner of a shard of which there is a copy on another host: it moves, or stays.
 
-The worker that a shard moves to has a copy of it made: the parts of the shard as they
-are read while it goes on, then *states*, all that has changed since, until little is
-missing. Then the owner stops: the last state goes with the deliveries of an open round,
-and the new owner has all. Until the directory names that one the former owner can take
-the shard back.
+A shard *moves* where its memory cannot be taken over. The worker that it moves to has a
+copy of it made: the parts of the shard as they are read while it goes on, then
+*states*, all that has changed since, until little is missing. Then the owner stops: the
+last state goes with the deliveries of an open round, and the new owner has all. Until
+the directory names that one the former owner can take the shard back.
+
+A *second copy* is filled in the same way, and asks for states for as long as it lives.
+To ask for the next one says that it has the one before. An answer of the owner leaves
+when the copy has all that it tells
+(:meth:`~daskps.cluster.host.hosted.HostedShard.backed`), or when the directory has
+struck the copy off.
 
 In a run in rounds the last state is one round, so that the new owner can go back by
-one, as the former one could.
+one, as the former one could; and no round is applied before the copy has the last one.
+The other end is :mod:`daskps.cluster.host.copies`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -21,35 +29,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.adoption import row_of
-from daskps.cluster.host.growth import Budget
-from daskps.cluster.host.rules import Rules
-from daskps.cluster.host.store_messages import make_shards
-from daskps.cluster.machine.blocks import HEAD_NBYTES
-from daskps.cluster.protocol import encoding
+from daskps.cluster.host.hosted import Backing
 from daskps.cluster.protocol.handlers import HOST
-from daskps.cluster.protocol.packing import bytes_of, pack_array, unpack_array
-from daskps.cluster.protocol.states import pack_state, unpack_state
-from daskps.cluster.protocol.wellformed import layout_of
-from daskps.cluster.upstream import loads
-from daskps.epochs import Epochs
+from daskps.cluster.protocol.packing import pack_array
+from daskps.cluster.protocol.states import pack_state
 from daskps.errors import (
     ConsistencyError,
-    DaskPSError,
     ProtocolError,
     StaleGenerationError,
     StoreClosedError,
 )
-from daskps.layout.chunks import WHOLE
-from daskps.layout.spans import CANDIDATES, COUNTS, IDS, Span
-from daskps.shards import run_record, states
-from daskps.shards.arrays.payload import NUMPY
-from daskps.shards.frozen import LiveShard, spans_of
-from daskps.shards.installation import Counted, Installation
-from daskps.shards.memory.format import GENERATION
+from daskps.layout.spans import Span
+from daskps.shards import states
+from daskps.shards.frozen import LiveShard
+from daskps.shards.installation import Counted
 from daskps.shards.states import Mark, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -58,17 +55,15 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
-#: Bytes of a part that is read at a time, and parts of a message.
-_PART_NBYTES, _PARTS = 2**22, 8
-#: States before the last one: until so few bytes have changed, or so many were sent.
-_LITTLE_NBYTES, _MOST_STATES = 2**20, 4
 #: How long an owner waits for the round that is its last, before it says that it waits.
 _WAIT_SECONDS, _PAUSE_SECONDS = 1.0, 0.002
 #: How long rounds are held for a directory that never comes back to it.
 _HOLD_SECONDS = 5.0
+#: How long a second copy waits for a state where no answer does.
+_IDLE_SECONDS = 1.0
 
 
-# -- the owner -------------------------------------------------------------------------
+# -- a shard that moves ----------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -110,7 +105,7 @@ def _going(host: ShardHost, store: str, shard: int, move: str) -> Going:
     return going
 
 
-def _check_open(host: ShardHost, name: str, store: str, move: str) -> None:
+def check_open(host: ShardHost, name: str, store: str, move: str) -> None:
     """Refuse what was sent before a store was freed or a move was given up."""
     if store in host.dropped:
         raise StoreClosedError(f"store {name!r} was freed while it moved")
@@ -139,10 +134,9 @@ async def _begin(
         return mark, LiveShard(segment), Counted.of(segment, segment.flip)
 
     mark, live, counted = await host.under(hosted, begin)
-    _check_open(host, hosted.name, store, move)
+    check_open(host, hosted.name, store, move)
     host.going[store, shard] = Going(move, hosted, live)
-    rows = [*zip(live.n_rows, live.n_candidates, strict=True)]
-    return {"mark": tuple(mark), "rows": rows, "came": counted.came}
+    return {"mark": tuple(mark), "rows": live.counts, "came": counted.came}
 
 
 @HOST.handles("move_read")
@@ -172,11 +166,12 @@ async def _state(
 ) -> dict[str, Any]:
     """Return all that has changed since a moment."""
     going = _going(host, store, shard, move)
-    take = partial(_taken, since=Mark(*since))
+    take = partial(taken, since=Mark(*since))
     return pack_state(await host.under(going.hosted, take))
 
 
-def _taken(shard: Shard, since: Mark, *, last: bool = False) -> State:
+def taken(shard: Shard, since: Mark, *, last: bool = False) -> State:
+    """Return all that has changed since a moment, or refuse."""
     state = states.take(shard.segment, since, last=last)
     if state is None:
         raise ConsistencyError(
@@ -219,11 +214,11 @@ async def _last(
         flip = owner.segment.flip
         is_ready = not owner.run_state.is_bsp or flip == mark.flip + 1
         if is_ready and generation:
-            found.append(_taken(owner, mark, last=True))
+            found.append(taken(owner, mark, last=True))
             going.is_handed_over = True
             return hosted.hand_over(error, generation)
         if flip > mark.flip + 1:
-            found.append(_taken(owner, mark))
+            found.append(taken(owner, mark))
         if not owner.run_state.is_bsp:
             return []
         return owner.hold_rounds(flip + (not is_ready))
@@ -285,245 +280,66 @@ async def _done(host: ShardHost, *, store: str, shard: int, move: str) -> None:
         host.sockets.let_go()
 
 
-# -- the new owner ---------------------------------------------------------------------
+# -- a shard with a second copy --------------------------------------------------------
 
 
-@dataclass(eq=False)
-class Coming:
-    """A shard that moves here: its copy, and the moment that it has."""
+@HOST.handles("copy_on")
+async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
+    """Have answers wait for a copy from now on; for none with ""."""
+    hosted = host.get_shard(store, shard)
+    before = hosted.backing
+    if (before.move if before else "") == move:
+        return
 
-    move: str
-    hosted: HostedShard
-    source: str
-    mark: Mark
+    def change(owner: Shard) -> list[Ticket]:
+        hosted.backing = Backing(move) if move else None
+        return owner.hold_rounds(0 if move else None)
 
-
-@HOST.handles("move_fill")
-async def _fill(
-    host: ShardHost,
-    *,
-    store: str,
-    about: Mapping[str, Any],
-    shard: int,
-    move: str,
-    source: str,
-) -> None:
-    """Have a copy of a shard made here, and bring it near.
-
-    `about` is the store: its name, layout, rules and cluster.
-    """
-    layout, where = layout_of(about["layout"]), host.worker.address
-    if host.leaves():
-        raise ConsistencyError(f"worker {where} is leaving too")
-    rules = Rules(layout, about["rules"])
-
-    def build() -> HostedShard:
-        members = host.members(about["cluster"])
-        rules.warm(durable=members is not None)
-        of = about["name"], [shard], [rules], [NUMPY]
-        (made,) = make_shards(members, *of, ask=Budget(host).ask, is_filled=False)
-        return made
-
-    coming = Coming(move, await host.in_thread(build), source, Mark(0, 0))
-    if (store, shard) in host.coming:
-        _drop(host, store, shard)
-    try:
-        _check_open(host, about["name"], store, move)
-    except DaskPSError:
-        coming.hosted.close()
-        raise
-    host.coming[store, shard] = coming
-    begun = await _ask(host, coming, "move_begin", store)
-    await _copied(host, coming, store, begun)
-    coming.mark = Mark(*begun["mark"])
-    before = coming.hosted.nbytes
-    for _ in range(_MOST_STATES):
-        packed = await _ask(host, coming, "move_state", store, since=coming.mark)
-        nbytes = (await _install(host, coming, packed)).nbytes
-        # Pushes wait while a state is copied: no more of them where they stay as large.
-        if nbytes <= _LITTLE_NBYTES or nbytes > before // 2:
-            break
-        before = nbytes
-    await _near(host, coming, store, generation=0)
-    _check_open(host, about["name"], store, move)
+    await host.under(hosted, change)
+    host.going.pop((store, shard), None)
+    if before is not None:
+        before.news.set()
 
 
-async def _near(host: ShardHost, coming: Coming, store: str, *, generation: int) -> Any:
-    """Install states until the next one may be the last, or with a generation that too.
-
-    Returns the deliveries of an open round, if any.
-    """
-    is_ready, box = False, None
-    while not is_ready:
-        about = {"since": coming.mark, "generation": generation}
-        answer = await _ask(host, coming, "move_last", store, **about)
-        is_ready, box = answer["is_ready"], answer["mailbox"]
-        if answer["state"] is not None:
-            await _install(host, coming, answer["state"])
-        elif generation and not is_ready:
-            # The run may be at its end, which waits for this shard.
-            raise ConsistencyError("no round came that could be the last one")
-    return box
-
-
-async def _ask(
-    host: ShardHost, coming: Coming, method: str, store: str, **more: Any
-) -> Any:
-    of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
-    try:
-        return await host.worker.ask(coming.source, method, **of, **more)
-    except OSError as error:
-        raise ConsistencyError(
-            f"worker {coming.source} cannot be reached any more: {error}"
-        ) from error
-
-
-async def _copied(
-    host: ShardHost, coming: Coming, store: str, begun: Mapping[str, Any]
-) -> None:
-    """Fill a copy with the parts of its shard as they are read."""
-    segment = coming.hosted.shard.segment
-    into, spans = Installation(segment), spans_of(segment, WHOLE)
-
-    async def read(some: Sequence[tuple[Span, str]]) -> list[Array]:
-        asked = [tuple(span) for span, _ in some]
-        packed = await _ask(host, coming, "move_read", store, spans=asked)
-        return [unpack_array(p, d) for p, (_, d) in zip(packed, some, strict=True)]
-
-    rows = iter(begun["rows"])
-    for position, table in enumerate(segment.tables, len(segment.pieces)):
-        if table.unbounded is None:
-            continue
-        n, k = next(rows)
-        wanted = [(IDS, n), (CANDIDATES, k), (COUNTS, k)]
-        which = [(Span(area, position, 0, m), "int64") for area, m in wanted]
-        ids, *counted = await read(which)
-        begin = partial(into.begin_table, position, ids, np.array(counted))
-        await host.in_thread(begin)
-        for area, array in table.by_area.items():
-            if area != IDS:
-                span = Span(area, position, 0, n * array.shape[1])
-                spans.append((span, array.dtype.name))
-    clocks = [0] * len(segment.tables)
-    Counted(0, {}, clocks, begun["came"], Epochs()).put(segment)
-    parts = [*_parts(spans)]
-    for at in range(0, len(parts), _PARTS):
-        some = parts[at : at + _PARTS]
-        values = await read(some)
-        for (span, _), array in zip(some, values, strict=True):
-            await host.in_thread(partial(into.put, span, array.reshape(-1)))
-
-
-def _parts(spans: Sequence[tuple[Span, str]]) -> Iterator[tuple[Span, str]]:
-    """Give spans in parts of a few MB."""
-    for span, dtype in spans:
-        n = max(1, _PART_NBYTES // np.dtype(dtype).itemsize)
-        for start in range(span.start, span.stop, n):
-            stop = min(start + n, span.stop)
-            yield span._replace(start=start, stop=stop), dtype
-
-
-async def _install(host: ShardHost, coming: Coming, packed: Any) -> State:
-    """Bring a copy to a state."""
-    shard, state = coming.hosted.shard, unpack_state(packed)
-
-    def install() -> None:
-        if state.since != coming.mark:
-            raise ProtocolError(f"a state since {state.since}, not {coming.mark}")
-        states.install(shard.segment, state)
-        if shard.run_state.is_bsp:
-            # Its round may have to be taken back.
-            shard.segment.double_slots()
-
-    await host.in_thread(install)
-    coming.mark = state.now
-    return state
-
-
-@HOST.handles("move_own")
-async def _own(
-    host: ShardHost,
-    *,
-    store: str,
-    shard: int,
-    move: str,
-    generation: int,
-    rounds: Mapping[str, Any] | None,
-    codecs: Sequence[tuple[str, bytes]],
+@HOST.handles("copy_next")
+async def _next(
+    host: ShardHost, *, store: str, shard: int, move: str, since: Sequence[int]
 ) -> dict[str, Any]:
-    """Take a shard over from its owner, of which there is a copy here; return its row.
+    """Hear that a copy has a shard up to a moment; return the next state.
 
-    `rounds` is the run in rounds to continue, `codecs` those of all runs, as of
-    `adopt`.
+    Once there is one that an answer waits for, or after a while.
     """
-    coming: Coming | None = host.coming.get((store, shard))
-    if coming is None or coming.move != move:
-        raise ConsistencyError(
-            f"worker {host.worker.address} has no copy of shard {shard} of {store}"
-        )
-    for codec in codecs:
-        await host.in_thread(partial(encoding.learn, *codec))
-    box = await _near(host, coming, store, generation=generation)
-    hosted = coming.hosted
-    mine = hosted.shard
-    mine.generation = mine.segment.header[GENERATION] = generation
-    await host.in_thread(partial(_open_round, host, hosted, rounds, box))
-    mine.take_over()
-    _check_open(host, hosted.name, store, move)
-    is_whole = host.coming.pop((store, shard), None) is coming
-    if host.leaves():
-        if is_whole:
-            hosted.close()
-        raise ConsistencyError(f"worker {host.worker.address} is leaving too")
-    hosted.came_by = move
-    host.shards[store, shard] = hosted
-    where, name = host.worker.address, hosted.name
-    logger.info(
-        "%s has shard %d of store %r from %s", where, shard, name, coming.source
-    )
-    return row_of(hosted)
+    hosted, mark = host.get_shard(store, shard), Mark(*since)
+    backing = hosted.backing
+    is_first = backing is not None and backing.flip < 0
+
+    def hear(owner: Shard) -> list[Ticket]:
+        if backing is None or hosted.backing is not backing or backing.move != move:
+            raise ConsistencyError(f"shard {shard} of {store} has no such copy")
+        backing.flip = mark.flip
+        return owner.hold_rounds(mark.flip + 1)
+
+    await host.under(hosted, hear)
+    assert backing is not None
+    news, backing.news = backing.news, asyncio.Event()
+    backing.wanted.clear()
+    news.set()
+    if hosted.shard.segment.flip <= mark.flip and not is_first:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(backing.wanted.wait(), _IDLE_SECONDS)
+    return pack_state(await host.under(hosted, partial(taken, since=mark)))
 
 
-def _open_round(
-    host: ShardHost,
-    hosted: HostedShard,
-    rounds: Mapping[str, Any] | None,
-    packed: Any,
-) -> None:
-    """Go on with the deliveries of an open round; else hold the run."""
-    state = hosted.shard.run_state
-    if not state.is_bsp:
-        return
-    run = state.run
-    goes_on = rounds if rounds and rounds["run"] == run else None
-    if goes_on is None or (packed is None and not goes_on["graph"]):
-        state.stop(run, run_record.ended(run, "its open round did not move along"))
-        return
-    memory = None
-    # The task graph sends its round again.
-    if not goes_on["graph"]:
-        box = bytes_of(packed)
-        blocks = host.shared_blocks([HEAD_NBYTES + box.nbytes]) if hosted.block else []
-        memory = np.array(box)
-        for block in blocks:
-            block.stamp()
-            block.body[: box.nbytes] = box
-            hosted.mailbox, memory = (run, block), block.body
-    state.attach_rounds(run, state.n_ranks, loads(goes_on["reduce"]), memory)
-
-
-@HOST.handles("move_drop")
-async def _drop_message(host: ShardHost, *, store: str, shard: int, move: str) -> None:
-    """Free a shard that does not move here after all, also where it has by now."""
-    host.dropped.append(move)
-    coming = host.coming.get((store, shard))
-    if coming is not None and coming.move == move:
-        _drop(host, store, shard)
+@HOST.handles("copy_deposed")
+async def _deposed(host: ShardHost, *, store: str, shard: int, generation: int) -> None:
+    """Hear that a copy has become the owner of a shard that is here."""
     hosted = host.shards.get((store, shard))
-    if hosted is not None and hosted.came_by == move:
-        del host.shards[store, shard]
-        host.drop(hosted)
-
-
-def _drop(host: ShardHost, store: str, shard: int) -> None:
-    host.coming.pop((store, shard)).hosted.close()
+    if hosted is None or hosted.shard.generation >= generation:
+        return
+    error = StaleGenerationError(
+        f"a copy of shard {shard} of store {hosted.name!r} has taken its place; ask the "
+        f"directory where it lives"
+    )
+    await host.under(hosted, lambda _: hosted.hand_over(error, generation))
+    host.shards.pop((store, shard), None)
+    hosted.close()

@@ -16,7 +16,7 @@ import numpy as np
 
 from daskps.backend import find
 from daskps.cluster.host.growth import Budget, new_segment
-from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.hosted import HostedShard, free_moving
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.messages import identity
@@ -321,7 +321,7 @@ async def _drop(host: ShardHost, store: str) -> int:
         host.sockets.let_go()
     host.snapshots.drop(store)
     host.drop_view(store)
-    host.free_moving(store)
+    free_moving(host.going, host.coming, store)
     if dropped:
         nbytes = sum(hosted.nbytes for hosted in dropped)
         logger.info(

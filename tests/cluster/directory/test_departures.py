@@ -12,6 +12,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
+from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.move import END_SECONDS, ShardMoves
 from daskps.errors import ProtocolError, ShardLostError
@@ -65,6 +66,7 @@ class Cluster:
         self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
         self.moves = ShardMoves(scheduler, hosts, runs, self.stores)
+        SecondCopies(self.moves)
 
     status = Status.running
 

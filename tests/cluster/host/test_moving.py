@@ -213,8 +213,9 @@ def test_what_is_no_part_of_a_move_is_refused(two):
     owner = Owner(two)
     with pytest.raises(ConsistencyError, match="does not move away"):
         owner.ask("move_state", since=(0, 0))
+    runs: Any = {"rounds": None, "codecs": []}
     with pytest.raises(ConsistencyError, match="has no copy of shard 0"):
-        owner.ask("move_own", generation=2, rounds=None, codecs=[])
+        owner.ask("move_own", generation=2, runs=runs)
     mark = owner.ask("move_begin")["mark"]
     with pytest.raises(ProtocolError, match="no such part"):
         owner.ask("move_read", spans=[("weights", 3, 0, 4)])

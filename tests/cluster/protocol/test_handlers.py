@@ -25,8 +25,9 @@ TO_HOSTS = {
     "host.questions": "row_changes table_ids measure",
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",
     "host.installation": "install warm",
-    "host.moving": "move_begin move_read move_state move_last move_back move_done move_fill "
-    "move_own move_drop",
+    "host.copies": "move_fill move_own move_drop copy_follow",
+    "host.moving": "move_begin move_read move_state move_last move_back move_done copy_on "
+    "copy_next copy_deposed",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
@@ -39,6 +40,7 @@ TO_THE_DIRECTORY = {
     "directory.store_registry": "create commit grew viewing await_store find list delete "
     "close",
     "directory.recoveries": "recover recovering recovery_failed",
+    "directory.copies": "copies copy-ended",
     "directory.drains": "drain leaving",
     "directory.move": "awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",

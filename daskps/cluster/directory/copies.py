@@ -1,0 +1,282 @@
+"""Second copies of shards: where they are, and what follows where one goes.
+
+The directory alone says which copy an owner waits for: it strikes one off before the
+owner goes on without it, so of a shard without an owner the copy that it names has all
+that was ever answered. :mod:`daskps.cluster.host.moving` has the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distributed.comm.addressing import get_address_host
+from distributed.core import Status
+
+from daskps.cluster.directory.entry import Copy, insist
+from daskps.cluster.directory.placement import find_room, held_bytes
+from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.errors import ConsistencyError, DaskPSError, NotEnoughWorkersError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from daskps.cluster.directory.entry import StoreEntry
+    from daskps.cluster.directory.move import ShardMoves
+
+logger = logging.getLogger(__name__)
+#: Between two tries to make a copy, or to tell a host of one.
+_AGAIN_SECONDS, _PAUSE_SECONDS = 1.0, 0.2
+#: How long a copy may take to become the owner, and a former owner to hear of it.
+_OWN_SECONDS, _TELL_SECONDS = 10.0, 1.0
+
+
+class SecondCopies:
+    """The second copies of all stores that have any.
+
+    Parameters
+    ----------
+    moves : ShardMoves
+        Knows the workers, the hosts and the stores.
+    """
+
+    def __init__(self, moves: ShardMoves) -> None:
+        self._moves, self._hosts, self._stores = moves, moves.hosts, moves.stores
+        moves.standby = self
+        #: Stores whose copies are being made.
+        self._making = set[str]()
+
+    @DIRECTORY.handles("copies")
+    async def on_copies(self, uid: str) -> None:
+        """Make the copies of a new store; its answers wait for them from then on."""
+        entry = self._stores[uid]
+        try:
+            await self._make_all(entry)
+        except (OSError, ConsistencyError):
+            entry.check_found(range(len(entry.owners)))
+            raise
+
+    @DIRECTORY.handles("copy-ended")
+    def on_ended(self, store: str, shard: int, move: str) -> None:
+        """Hear that a copy could not follow its shard, and make another one."""
+        if (entry := self._stores.get(store)) is not None:
+            copy = entry.copies.get(shard)
+            if copy is not None and copy.move == move:
+                self.strike(entry, shard, "could not follow")
+
+    def worker_left(self, worker: str) -> None:
+        """Hear that a worker has left, maybe with copies."""
+        for entry in self._stores.values():
+            for shard, copy in [*entry.copies.items()]:
+                if copy.worker == worker:
+                    self.strike(entry, shard, "left")
+
+    # -- made ----------------------------------------------------------------------
+
+    def look(self, entry: StoreEntry) -> None:
+        """Make the copies that a store lacks, as soon as that can be."""
+        if entry.n_copies > 1 and entry.ready and entry.uid not in self._making:
+            self._making.add(entry.uid)
+            self._hosts.spawn(self._keep_making(entry))
+
+    async def _keep_making(self, entry: StoreEntry) -> None:
+        try:
+            while entry.uid in self._stores and len(entry.copies) < len(entry.owners):
+                try:
+                    await self._make_all(entry)
+                except (OSError, DaskPSError) as error:
+                    logger.info("a copy has yet to be made: %r", error)
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            self._making.discard(entry.uid)
+
+    async def _make_all(self, entry: StoreEntry) -> None:
+        """Make the copies that a store lacks of shards with an owner.
+
+        Raises
+        ------
+        NotEnoughWorkersError, LayoutError
+            Where no other worker runs, or has room.
+        """
+        began, made, together = asyncio.get_running_loop().time(), [], []
+        for shard, owner in enumerate(entry.owners):
+            if shard not in entry.copies and shard not in entry.without_owner:
+                worker = self._target(entry, shard, owner)
+                async with self._moves.turn(entry, owner):
+                    if entry.owners[shard] == owner:
+                        await self._make(entry, shard, owner, worker)
+                        made.append(shard)
+                        if get_address_host(worker) == get_address_host(owner):
+                            together.append(shard)
+        if made:
+            seconds = asyncio.get_running_loop().time() - began
+            about = {"seconds": seconds, "nbytes": sum(entry.sizes[i] for i in made)}
+            self._hosts.tell("copies-made", entry, shards=made, **about)
+        if together:
+            self._hosts.tell("copies-together", entry, shards=together)
+
+    def _target(self, entry: StoreEntry, shard: int, owner: str) -> str:
+        """Return a worker for a copy, of another machine where there is one."""
+        workers = self._moves.scheduler.workers
+        others = {
+            w: ws
+            for w, ws in workers.items()
+            if w != owner and ws.status == Status.running
+        }
+        if not others:
+            raise NotEnoughWorkersError(
+                f"no worker but {owner} can have a second copy of shard {shard} of store "
+                f"{entry.name!r}; start another worker, or create the store with copies=1"
+            )
+        machine = get_address_host(owner)
+        apart = {w: ws for w, ws in others.items() if get_address_host(w) != machine}
+        held = held_bytes(self._stores.values())
+        return find_room(entry, [shard], held, apart or others)[shard]
+
+    async def _make(
+        self, entry: StoreEntry, shard: int, owner: str, worker: str
+    ) -> None:
+        """Have a copy made on a worker; its owner waits for it from then on."""
+        copy = Copy(worker, uuid.uuid4().hex, entry.sizes[shard])
+        of = {"store": entry.uid, "shard": shard, "move": copy.move}
+        entry.strays |= {owner, worker}
+        entry.charge(worker, copy.nbytes)
+        entry.copies[shard] = copy
+        try:
+            about = {"about": entry.described, "source": owner, "stays": True}
+            await self._hosts.control(worker, "move_fill", **of, **about)
+            await self._hosts.control(owner, "copy_on", **of)
+            await self._hosts.control(worker, "copy_follow", **of, source=owner)
+            if entry.copies.get(shard) is copy:
+                entry.copies[shard] = replace(copy, counts=True)
+        except BaseException:
+            await asyncio.wait({self.strike(entry, shard, "could not be made")})
+            raise
+
+    # -- gone ----------------------------------------------------------------------
+
+    def strike(self, entry: StoreEntry, shard: int, why: str) -> asyncio.Future[None]:
+        """Strike the copy of a shard off, if there is one; its owner goes on alone.
+
+        What this returns is done when the hosts have heard of it.
+        """
+        copy = self._forget(entry, shard)
+        if copy is not None:
+            self._hosts.tell("copies-lost", entry, shards=[shard], why=why)
+        return self._hosts.spawn(self._struck(entry, shard, copy))
+
+    async def _struck(self, entry: StoreEntry, shard: int, copy: Copy | None) -> None:
+        if copy is not None:
+            if shard not in entry.without_owner:
+                await self._set(entry, shard)
+            self._drop(entry, shard, copy)
+            self.look(entry)
+
+    def _drop(self, entry: StoreEntry, shard: int, copy: Copy) -> None:
+        """Have a host free a copy that nobody waits for."""
+        of: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": copy.move}
+        drop = insist(self._hosts, copy.worker, "move_drop", _PAUSE_SECONDS, **of)
+        self._hosts.spawn(drop)
+
+    def _forget(self, entry: StoreEntry, shard: int) -> Copy | None:
+        if (copy := entry.copies.pop(shard, None)) is not None:
+            entry.charge(copy.worker, -copy.nbytes)
+        return copy
+
+    async def _set(self, entry: StoreEntry, shard: int) -> None:
+        """Have the owner of a shard wait for the copy that it has, or for none."""
+        owner = entry.owners[shard]
+        while self._hosts.has_worker(owner) and entry.owners[shard] == owner:
+            copy = entry.copies.get(shard)
+            of = {"store": entry.uid, "shard": shard, "move": copy.move if copy else ""}
+            try:
+                await self._hosts.control(owner, "copy_on", **of)
+                if copy is not None:
+                    more = {**of, "source": owner}
+                    await self._hosts.control(copy.worker, "copy_follow", **more)
+            except OSError as error:
+                logger.info("%s has yet to hear of a copy: %r", owner, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except DaskPSError:
+                return  # it has another owner by now
+            else:
+                return
+
+    # -- owners that change --------------------------------------------------------
+
+    def moved(self, entry: StoreEntry, shards: Sequence[int]) -> None:
+        """Hear that shards have another owner, or their owner again."""
+        for shard in shards if entry.n_copies > 1 else ():
+            copy = entry.copies.get(shard)
+            if copy is not None and copy.worker == entry.owners[shard]:
+                self.strike(entry, shard, "is where its owner is")
+            else:
+                self._hosts.spawn(self._set(entry, shard))
+        self.look(entry)
+
+    def promote(
+        self,
+        entry: StoreEntry,
+        shards: Sequence[int],
+        left_by: tuple[str, str],
+        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+    ) -> list[int]:
+        """Make copies the owners of shards whose worker has gone.
+
+        Returns the shards without any. `otherwise` is called for those whose copy
+        cannot take over.
+        """
+        if kept := [shard for shard in shards if shard in entry.copies]:
+            entry.set_away(kept, f"{left_by[1]}; its second copy takes over")
+        for shard in kept:
+            self._hosts.spawn(self._promote(entry, shard, left_by, otherwise))
+        return [shard for shard in shards if shard not in kept]
+
+    async def _promote(
+        self,
+        entry: StoreEntry,
+        shard: int,
+        left_by: tuple[str, str],
+        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+    ) -> None:
+        copy, worker = self._forget(entry, shard), left_by[0]
+        if copy is None:
+            return
+        # Adopters that were asked before, or are later, have others than this number.
+        entry.raise_generation(shard)
+        entry.raise_generation(shard)
+        generation = entry.generations[shard]
+        runs = self._moves.runs.for_owner(entry)
+        about: dict[str, Any] = {"move": copy.move, "generation": generation}
+        about |= {"runs": runs, "alone": True}
+        of = {"store": entry.uid, "shard": shard}
+        try:
+            own = self._hosts.control(copy.worker, "move_own", **of, **about)
+            row = await asyncio.wait_for(own, _OWN_SECONDS)
+            hands = copy.worker, worker
+            await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
+        except (OSError, DaskPSError) as error:
+            logger.warning("a copy could not take over shard %d: %r", shard, error)
+            self._drop(entry, shard, copy)
+            if entry.uid in self._stores and shard in entry.away:
+                entry.settle([shard])
+                otherwise(entry, [shard], left_by)
+            return
+        if shard not in entry.away or entry.uid not in self._stores:
+            # Somebody has adopted it meanwhile, with all that it had.
+            self._drop(entry, shard, copy)
+            return
+        self._moves.install(entry, copy.worker, [row])
+        self.depose(entry, shard, worker)
+        about = {"shards": [shard], "worker": worker, "by": copy.worker}
+        self._hosts.tell("shards-promoted", entry, **about)
+
+    def depose(self, entry: StoreEntry, shard: int, worker: str) -> None:
+        """Tell a worker, which may live, that another one is the owner of a shard."""
+        of = {"store": entry.uid, "shard": shard}
+        about = {**of, "generation": entry.generations[shard]}
+        told = self._hosts.control(worker, "copy_deposed", **about)
+        self._hosts.spawn(asyncio.wait_for(told, _TELL_SECONDS))

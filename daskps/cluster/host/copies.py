@@ -1,0 +1,380 @@
+"""Copies of shards of other hosts: those that move here, and those that stay copies.
+
+A copy is filled with the parts of its shard as they are read, and with *states*. One
+that moves here has the last one when its owner stops. A *second copy* follows: it asks
+for one state after the other, and becomes the owner where its owner's worker has gone.
+The other end is :mod:`daskps.cluster.host.moving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskps.cluster.host.adoption import row_of
+from daskps.cluster.host.growth import Budget
+from daskps.cluster.host.moving import check_open
+from daskps.cluster.host.rules import Rules
+from daskps.cluster.host.store_messages import make_shards
+from daskps.cluster.machine.blocks import HEAD_NBYTES
+from daskps.cluster.protocol import encoding
+from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.packing import bytes_of, unpack_array
+from daskps.cluster.protocol.states import unpack_state
+from daskps.cluster.protocol.wellformed import layout_of
+from daskps.cluster.upstream import loads
+from daskps.epochs import Epochs
+from daskps.errors import (
+    ConsistencyError,
+    DaskPSError,
+    ProtocolError,
+    StaleGenerationError,
+)
+from daskps.layout.chunks import WHOLE
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS, Span
+from daskps.shards import run_record, states
+from daskps.shards.arrays.payload import NUMPY
+from daskps.shards.frozen import spans_of
+from daskps.shards.installation import Counted, Installation
+from daskps.shards.memory.format import GENERATION
+from daskps.shards.states import Mark, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from daskps.cluster.host.host import ShardHost
+    from daskps.cluster.host.hosted import HostedShard
+    from daskps.typing import Array
+
+logger = logging.getLogger(__name__)
+#: Bytes of a part that is read at a time, and parts of a message.
+_PART_NBYTES, _PARTS = 2**22, 8
+#: States before the last one: until so few bytes have changed, or so many were sent.
+_LITTLE_NBYTES, _MOST_STATES = 2**20, 4
+#: How soon a second copy asks its owner again that could not answer.
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(eq=False)
+class Coming:
+    """A shard that moves here: its copy, and the moment that it has."""
+
+    move: str
+    hosted: HostedShard
+    source: str
+    mark: Mark
+    #: Of a second copy: the task that follows the owner, its install under way, and
+    #: set once the owner waits for it.
+    following: asyncio.Future[None] | None = None
+    installing: asyncio.Future[State] | None = None
+    counts: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stop(self) -> None:
+        """Follow no more; an install under way ends first."""
+        if self.following is not None:
+            self.following.cancel()
+        if self.installing is not None:
+            await asyncio.wait({self.installing})
+
+    def close(self) -> None:
+        """Free its memory, once no install writes there."""
+        if self.following is not None:
+            self.following.cancel()
+        if self.installing is None or self.installing.done():
+            self.hosted.close()
+        else:
+            self.installing.add_done_callback(lambda _: self.hosted.close())
+
+
+@HOST.handles("move_fill")
+async def _fill(
+    host: ShardHost,
+    *,
+    store: str,
+    about: Mapping[str, Any],
+    shard: int,
+    move: str,
+    source: str,
+    stays: bool = False,
+) -> None:
+    """Have a copy of a shard made here, and bring it near.
+
+    `about` is the store: its name, layout, rules and cluster. One that `stays` a copy
+    need not be near its last state.
+    """
+    layout, where = layout_of(about["layout"]), host.worker.address
+    if host.leaves():
+        raise ConsistencyError(f"worker {where} is leaving too")
+    rules = Rules(layout, about["rules"])
+
+    def build() -> HostedShard:
+        members = host.members(about["cluster"])
+        rules.warm(durable=members is not None)
+        of = about["name"], [shard], [rules], [NUMPY]
+        (made,) = make_shards(members, *of, ask=Budget(host).ask, is_filled=False)
+        return made
+
+    coming = Coming(move, await host.in_thread(build), source, Mark(0, 0))
+    if (store, shard) in host.coming:
+        _drop(host, store, shard)
+    try:
+        check_open(host, about["name"], store, move)
+    except DaskPSError:
+        coming.close()
+        raise
+    host.coming[store, shard] = coming
+    begun = await _ask(host, coming, "move_begin", store)
+    await _copied(host, coming, store, begun)
+    coming.mark = Mark(*begun["mark"])
+    before = coming.hosted.nbytes
+    for _ in range(_MOST_STATES):
+        packed = await _ask(host, coming, "move_state", store, since=coming.mark)
+        nbytes = (await _install(host, coming, packed)).nbytes
+        # Pushes wait while a state is copied: no more of them where they stay as large.
+        if nbytes <= _LITTLE_NBYTES or nbytes > before // 2:
+            break
+        before = nbytes
+    if not stays:
+        await _near(host, coming, store, generation=0)
+    check_open(host, about["name"], store, move)
+
+
+async def _near(host: ShardHost, coming: Coming, store: str, *, generation: int) -> Any:
+    """Install states until the next one may be the last, or with a generation that too.
+
+    Returns the deliveries of an open round, if any.
+    """
+    is_ready, box = False, None
+    while not is_ready:
+        about = {"since": coming.mark, "generation": generation}
+        answer = await _ask(host, coming, "move_last", store, **about)
+        is_ready, box = answer["is_ready"], answer["mailbox"]
+        if answer["state"] is not None:
+            await _install(host, coming, answer["state"])
+        elif generation and not is_ready:
+            # The run may be at its end, which waits for this shard.
+            raise ConsistencyError("no round came that could be the last one")
+    return box
+
+
+async def _ask(
+    host: ShardHost, coming: Coming, method: str, store: str, **more: Any
+) -> Any:
+    of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
+    try:
+        return await host.worker.ask(coming.source, method, **of, **more)
+    except OSError as error:
+        raise ConsistencyError(
+            f"worker {coming.source} cannot be reached any more: {error}"
+        ) from error
+
+
+async def _copied(
+    host: ShardHost, coming: Coming, store: str, begun: Mapping[str, Any]
+) -> None:
+    """Fill a copy with the parts of its shard as they are read."""
+    segment = coming.hosted.shard.segment
+    into, spans = Installation(segment), spans_of(segment, WHOLE)
+
+    async def read(some: Sequence[tuple[Span, str]]) -> list[Array]:
+        asked = [tuple(span) for span, _ in some]
+        packed = await _ask(host, coming, "move_read", store, spans=asked)
+        return [unpack_array(p, d) for p, (_, d) in zip(packed, some, strict=True)]
+
+    counts = begun["rows"]
+    half = len(counts) // 2
+    rows = zip(counts[:half], counts[half:], strict=True)
+    for position, table in enumerate(segment.tables, len(segment.pieces)):
+        if table.unbounded is None:
+            continue
+        n, k = next(rows)
+        wanted = [(IDS, n), (CANDIDATES, k), (COUNTS, k)]
+        which = [(Span(area, position, 0, m), "int64") for area, m in wanted]
+        ids, *counted = await read(which)
+        begin = partial(into.begin_table, position, ids, np.array(counted))
+        await host.in_thread(begin)
+        for area, array in table.by_area.items():
+            if area != IDS:
+                span = Span(area, position, 0, n * array.shape[1])
+                spans.append((span, array.dtype.name))
+    clocks = [0] * len(segment.tables)
+    Counted(0, {}, clocks, begun["came"], Epochs()).put(segment)
+    parts = [*_parts(spans)]
+    for at in range(0, len(parts), _PARTS):
+        some = parts[at : at + _PARTS]
+        values = await read(some)
+        for (span, _), array in zip(some, values, strict=True):
+            await host.in_thread(partial(into.put, span, array.reshape(-1)))
+
+
+def _parts(spans: Sequence[tuple[Span, str]]) -> Iterator[tuple[Span, str]]:
+    """Give spans in parts of a few MB."""
+    for span, dtype in spans:
+        n = max(1, _PART_NBYTES // np.dtype(dtype).itemsize)
+        for start in range(span.start, span.stop, n):
+            stop = min(start + n, span.stop)
+            yield span._replace(start=start, stop=stop), dtype
+
+
+async def _install(host: ShardHost, coming: Coming, packed: Any) -> State:
+    """Bring a copy to a state."""
+    shard, state = coming.hosted.shard, unpack_state(packed)
+
+    def install() -> None:
+        if state.since != coming.mark:
+            raise ProtocolError(f"a state since {state.since}, not {coming.mark}")
+        states.install(shard.segment, state)
+        if shard.run_state.is_bsp:
+            # Its round may have to be taken back.
+            shard.segment.double_slots()
+
+    await host.in_thread(install)
+    coming.mark = state.now
+    return state
+
+
+@HOST.handles("move_own")
+async def _own(
+    host: ShardHost,
+    *,
+    store: str,
+    shard: int,
+    move: str,
+    generation: int,
+    runs: Mapping[str, Any],
+    alone: bool = False,
+) -> dict[str, Any]:
+    """Take a shard over from its owner, of which there is a copy here; return its row.
+
+    `runs` has the run in rounds to continue, and the codecs of all runs, as of `adopt`.
+    With `alone` its owner has gone, and has waited for the copy.
+    """
+    coming, box = _copy_of(host, store, shard, move), None
+    for codec in runs["codecs"]:
+        await host.in_thread(partial(encoding.learn, *codec))
+    if not alone:
+        box = await _near(host, coming, store, generation=generation)
+    elif coming.counts.is_set():
+        await coming.stop()
+    else:
+        raise ConsistencyError(f"the copy of shard {shard} of {store} is not complete")
+    hosted = coming.hosted
+    mine = hosted.shard
+    mine.generation = mine.segment.header[GENERATION] = generation
+    await host.in_thread(partial(_open_round, host, hosted, runs["rounds"], box))
+    mine.take_over()
+    check_open(host, hosted.name, store, move)
+    is_whole = host.coming.pop((store, shard), None) is coming
+    if host.leaves():
+        if is_whole:
+            coming.close()
+        raise ConsistencyError(f"worker {host.worker.address} is leaving too")
+    hosted.came_by = move
+    host.shards[store, shard] = hosted
+    where, name = host.worker.address, hosted.name
+    logger.info(
+        "%s has shard %d of store %r from %s", where, shard, name, coming.source
+    )
+    return row_of(hosted)
+
+
+def _copy_of(host: ShardHost, store: str, shard: int, move: str) -> Coming:
+    """Return a copy that is here, or refuse."""
+    coming: Coming | None = host.coming.get((store, shard))
+    if coming is None or coming.move != move:
+        raise ConsistencyError(
+            f"worker {host.worker.address} has no copy of shard {shard} of {store}"
+        )
+    return coming
+
+
+def _open_round(
+    host: ShardHost,
+    hosted: HostedShard,
+    rounds: Mapping[str, Any] | None,
+    packed: Any,
+) -> None:
+    """Go on with the deliveries of an open round; else hold the run."""
+    state = hosted.shard.run_state
+    if not state.is_bsp:
+        return
+    run = state.run
+    goes_on = rounds if rounds and rounds["run"] == run else None
+    if goes_on is None or (packed is None and not goes_on["graph"]):
+        state.stop(run, run_record.ended(run, "its open round did not move along"))
+        return
+    memory = None
+    # The task graph sends its round again.
+    if not goes_on["graph"]:
+        box = bytes_of(packed)
+        blocks = host.shared_blocks([HEAD_NBYTES + box.nbytes]) if hosted.block else []
+        memory = np.array(box)
+        for block in blocks:
+            block.stamp()
+            block.body[: box.nbytes] = box
+            hosted.mailbox, memory = (run, block), block.body
+    state.attach_rounds(run, state.n_ranks, loads(goes_on["reduce"]), memory)
+
+
+@HOST.handles("copy_follow")
+async def _follow(
+    host: ShardHost, *, store: str, shard: int, move: str, source: str
+) -> None:
+    """Have a copy follow a shard, whose owner is `source`; return once it counts."""
+    coming = _copy_of(host, store, shard, move)
+    await coming.stop()
+    coming.source = source
+    coming.following = asyncio.ensure_future(_ask_on(host, coming, store))
+    counts = asyncio.ensure_future(coming.counts.wait())
+    await asyncio.wait({counts, coming.following}, return_when=asyncio.FIRST_COMPLETED)
+    counts.cancel()
+    if not coming.counts.is_set():
+        raise ConsistencyError(f"the copy of shard {shard} of {store} lost its owner")
+
+
+async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
+    """Install one state after the other; end where the copy has to be made anew."""
+    of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
+    while True:
+        try:
+            since = tuple(coming.mark)
+            ask = host.worker.ask(coming.source, "copy_next", **of, since=since)
+            packed = await ask
+            coming.installing = asyncio.ensure_future(_install(host, coming, packed))
+            await asyncio.shield(coming.installing)
+        except (OSError, StaleGenerationError):
+            # The owner has gone: the directory says which one is the next.
+            await asyncio.sleep(_PAUSE_SECONDS)
+        except DaskPSError as error:
+            logger.info("a copy on %s ends: %r", host.worker.address, error)
+            with contextlib.suppress(OSError, DaskPSError):
+                await host.worker.directory("copy-ended", **of)
+            return
+        else:
+            coming.counts.set()
+
+
+# -- the end ---------------------------------------------------------------------------
+
+
+@HOST.handles("move_drop")
+async def _drop_message(host: ShardHost, *, store: str, shard: int, move: str) -> None:
+    """Free a shard that does not move here after all, also where it has by now."""
+    host.dropped.append(move)
+    coming = host.coming.get((store, shard))
+    if coming is not None and coming.move == move:
+        _drop(host, store, shard)
+    hosted = host.shards.get((store, shard))
+    if hosted is not None and hosted.came_by == move:
+        del host.shards[store, shard]
+        host.drop(hosted)
+
+
+def _drop(host: ShardHost, store: str, shard: int) -> None:
+    host.coming.pop((store, shard)).close()

@@ -1,0 +1,359 @@
+"""Stores with two copies of each shard: what was answered survives a worker's machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from daskps.cluster.caller.link import using
+from tests import inprocess
+from tests.cluster import killing_owners
+from tests.cluster.test_drain import (
+    Held,
+    all_of,
+    drain_first,
+    pushed,
+    same,
+    specs,
+)
+from tests.inprocess import Cluster
+from tests.support import local_cluster, until
+
+N = 40
+
+
+@pytest.fixture
+def apart() -> Iterator[Any]:
+    """Four workers as between machines: what a worker holds goes with it."""
+    way = {"daskps.carriers.machine": False}
+    with dask.config.set(way), local_cluster(n_workers=4, threads=2) as client:
+        yield client
+
+
+@pytest.fixture
+def three() -> Iterator[Cluster]:
+    with inprocess.cluster(3) as made:
+        yield made
+
+
+def events_of(client: Any, action: str) -> list[dict[str, Any]]:
+    return [e for _, e in client.get_events("daskps") if e["action"] == action]
+
+
+def copies_of(client: Any, store: Any) -> dict[int, str]:
+    """Return the worker of each second copy that can take over."""
+
+    def found(dask_scheduler: Any) -> dict[int, str]:
+        entry = dask_scheduler.extensions["daskps-directory"].stores[store.uid]
+        return {i: copy.worker for i, copy in entry.copies.items() if copy.counts}
+
+    copies: dict[int, str] = client.run_on_scheduler(found)
+    return copies
+
+
+def has_all(client: Any, store: Any) -> bool:
+    return len(copies_of(client, store)) == len(store.placement)
+
+
+def kill(client: Any, worker: str) -> None:
+    [pid] = client.run(os.getpid, workers=[worker]).values()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: worker not in client.nthreads())
+
+
+def kill_owner(client: Any, store: Any) -> None:
+    """Kill the owner of the first shard once all shards have two copies."""
+    until(partial(has_all, client, store))
+    kill(client, store.placement[0])
+    store.pull()
+
+
+def kill_copy(client: Any, store: Any) -> None:
+    until(partial(has_all, client, store))
+    kill(client, copies_of(client, store)[0])
+
+
+def test_acknowledged_pushes_count_once(apart):
+    """Owners die, and workers with copies, and what takes their place dies too."""
+    params = {"w": np.zeros((killing_owners.N_SHARDS, 2, killing_owners.HALF))}
+    servers = list(apart.nthreads())[:2]
+    about: dict[str, Any] = {"servers": servers, "shards": killing_owners.N_SHARDS}
+    with daskps.create(params, copies=2, client=apart, **about) as store:
+        acts = [partial(kill_owner, apart, store), partial(kill_copy, apart, store)]
+        found = killing_owners.disturb(store, acts * 2)
+    assert found.wrong == []
+    assert events_of(apart, "shards-lost") == []
+
+
+def test_everything_is_in_the_copy_to_the_last_bit(apart):
+    """Weights, optimizer state, rows with theirs, candidates, numbers of pushes."""
+    rule = optim.Adam(0.01)
+    with (
+        daskps.create(specs(), optimizer=rule, client=apart, copies=2) as store,
+        daskps.create(specs(), optimizer=rule, client=apart, copies=2) as other,
+    ):
+        for k in range(N):
+            if k in (13, 27):
+                until(partial(has_all, apart, store))
+                until(partial(has_all, apart, other))
+                before = all_of(store)
+                kill(apart, store.placement[0])
+                same(all_of(store), before)
+            pushed(store, k)
+            pushed(other, k)
+        same(all_of(store), all_of(other))
+        assert store.versions == other.versions
+        assert store.version == N
+
+
+# -- who waits for whom ----------------------------------------------------------------
+
+
+def one_shard(cluster: Cluster) -> tuple[Any, str, str]:
+    """Make a store of a shard with two copies; return it, its owner and the other one."""
+    store = daskps.create({"w": np.zeros(6)}, shards=1, copies=2)
+    (owner,) = store.placement
+    entry = cluster.directory.stores[store.uid]
+    return store, owner, entry.copies[0].worker
+
+
+def push_beside(store: Any) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def push() -> None:
+        try:
+            found.append(store.add({"w": np.ones(6)}))
+        except daskps.DaskPSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    return thread, found
+
+
+def shards_at(cluster: Cluster, worker: str) -> list[Any]:
+    return [
+        hosted
+        for host in cluster.hosts
+        if host.worker.address == worker
+        for hosted in host.shards.values()
+    ]
+
+
+def test_an_answer_waits_for_the_copy(three):
+    store, owner, _ = one_shard(three)
+    store.add({"w": np.ones(6)})
+    held = Held(three, owner, "copy_next")
+    assert held.reached.wait(60)
+    thread, found = push_beside(store)
+    (hosted,) = shards_at(three, owner)
+    until(lambda: hosted.shard.segment.current.version == 2)
+    assert found == []
+    held.go_on()
+    thread.join()
+    assert found == [2]
+
+
+def test_what_the_copy_lacks_is_sent_again(three):
+    """The owner has applied it, and dies before it could answer."""
+    store, owner, other = one_shard(three)
+    held = Held(three, owner, "copy_next")
+    assert held.reached.wait(60)
+    thread, found = push_beside(store)
+    (hosted,) = shards_at(three, owner)
+    until(lambda: hosted.shard.segment.current.version == 1)
+    three.end(owner)
+    held.go_on(OSError("nobody is there"))
+    thread.join()
+    assert found == [1]
+    assert store.placement == (other,)
+    assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+def test_an_owner_goes_on_alone_where_its_copy_dies(three):
+    store, owner, other = one_shard(three)
+    held = Held(three, owner, "copy_next")
+    assert held.reached.wait(60)
+    thread, found = push_beside(store)
+    three.end(other)
+    held.go_on(OSError("nobody is there"))
+    thread.join()
+    assert found == [1]
+    # Another one is made, on the worker that is left.
+    entry = three.directory.stores[store.uid]
+    until(lambda: 0 in entry.copies and entry.copies[0].worker not in (owner, other))
+
+
+def test_a_copy_that_is_not_complete_does_not_take_over(three):
+    """What was answered before it was may not be in it."""
+    held = [Held(three, worker, "copy_next") for worker in three.scheduler.workers]
+    made: list[Any] = []
+
+    def create() -> None:
+        with using(three.link):
+            try:
+                made.append(daskps.create({"w": np.zeros(6)}, shards=1, copies=2))
+            except daskps.DaskPSError as error:
+                made.append(error)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    until(lambda: any(one.reached.is_set() for one in held))
+    (entry,) = three.directory.stores.values()
+    three.end(entry.owners[0])
+    for one in held:
+        one.go_on(OSError("nobody is there"))
+    thread.join()
+    assert isinstance(made[0], daskps.ShardLostError)
+
+
+def test_drains_go_on_with_two_copies(three):
+    store, owner, _ = one_shard(three)
+    entry = three.directory.stores[store.uid]
+    store.add({"w": np.ones(6)})
+    drain_first(store)
+    until(lambda: 0 in entry.copies and entry.copies[0].counts)
+    assert entry.copies[0].worker != store.placement[0] != owner
+    store.add({"w": np.ones(6)})
+    three.end(store.placement[0])
+    assert store.pull()["w"].tolist() == [2.0] * 6
+
+
+# -- bad input -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("copies", "error"),
+    [(0, ValueError), (3, ValueError), (True, TypeError), ("2", TypeError)],
+)
+def test_other_numbers_are_refused(three, copies, error):
+    with pytest.raises(error, match="copies"):
+        daskps.create({"w": np.zeros(6)}, copies=copies)
+    assert not three.directory.stores
+
+
+def test_one_worker_is_not_enough():
+    with inprocess.cluster(1) as one:
+        with pytest.raises(daskps.NotEnoughWorkersError, match="second copy"):
+            daskps.create({"w": np.zeros(6)}, copies=2)
+        until(lambda: not one.directory.stores)
+
+
+def test_no_room_for_the_copy_is_said(three):
+    [first, *others] = three.scheduler.workers
+    for other in others:
+        three.scheduler.workers[other].memory_limit = 1000
+    with pytest.raises(daskps.LayoutError, match="no other worker"):
+        daskps.create({"w": np.zeros(600)}, servers=[first], copies=2)
+    until(lambda: not three.directory.stores)
+
+
+def test_shards_on_a_device_have_no_second_copy(three):
+    with pytest.raises(daskps.LayoutError, match="second copy"):
+        daskps.create({"w": np.zeros(6)}, copies=2, device="fake")
+
+
+# -- runs, and what else there is ------------------------------------------------------
+
+
+def loop(trainer: Any, turns: list[Any]) -> float:
+    for _ in range(trainer.clock, 100):
+        trainer.pull()
+        trainer.push({"w": np.ones(24)})
+    return float(trainer.pull()["w"].sum())
+
+
+def kill_after(client: Any, store: Any, version: int) -> None:
+    until(lambda: store.version >= version)
+    until(partial(has_all, client, store))
+    kill(client, store.placement[0])
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+def test_runs_go_on(apart, sync):
+    """Trainers on the worker start again, and each of their steps counts once."""
+    servers = list(apart.nthreads())[:2]
+    params = {"w": np.zeros(24)}
+    about: dict[str, Any] = {"servers": servers, "client": apart, "copies": 2}
+    rule = optim.SGD(1.0)
+    with daskps.create(params, shards=2, optimizer=rule, **about) as store:
+        run = partial(daskps.run, store, loop, [0, 1], sync=sync, resumable=True)
+        thread = threading.Thread(target=run)
+        thread.start()
+        kill_after(apart, store, 20)
+        thread.join()
+        assert store.pull()["w"].tolist() == [-200.0] * 24
+        assert store.version == 200
+
+
+def test_a_run_in_rounds_ends_with_its_open_round(apart):
+    """It is said, and the store takes the next run."""
+    servers = list(apart.nthreads())[:1]
+    about: dict[str, Any] = {"servers": servers, "client": apart, "copies": 2}
+    with daskps.create({"w": np.zeros(24)}, optimizer=optim.SGD(1.0), **about) as store:
+        errors: list[Any] = []
+
+        def run() -> None:
+            try:
+                daskps.run(store, loop, [0, 1], sync="bsp", resumable=True)
+            except daskps.RunCancelledError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        kill_after(apart, store, 20)
+        thread.join()
+        assert "open round" in str(errors[0])
+        rounds = store.version
+        assert set(store.pull()["w"].tolist()) == {-float(rounds)}
+        daskps.run(store, loop, [0, 1], sync="bsp")
+        assert set(store.pull()["w"].tolist()) == {-float(rounds) - 100.0}
+
+
+def test_a_neighbour_adopts_first_and_keeps_the_copy():
+    """Where memory is shared; the copy follows the next owner."""
+    with local_cluster(n_workers=4, threads=1) as client:
+        servers = list(client.nthreads())[:1]
+        about: dict[str, Any] = {"servers": servers, "client": client, "copies": 2}
+        with daskps.create({"w": np.zeros(24)}, **about) as store:
+            n = 0
+            for _ in range(2):
+                kill_owner(client, store)
+                for _ in range(20):
+                    store.add({"w": np.ones(24)})
+                    n += 1
+            assert store.pull()["w"].tolist() == [float(n)] * 24
+        assert [e["shards"] for e in events_of(client, "shards-adopted")] == [(0,)] * 2
+        assert events_of(client, "shards-promoted") == []
+
+
+def test_checkpoints_and_snapshots_have_what_was_answered(apart, tmp_path):
+    about: dict[str, Any] = {"client": apart, "copies": 2}
+    with daskps.create({"w": np.zeros(24)}, **about) as store:
+        store.add({"w": np.ones(24)})
+        store.save(tmp_path)
+        snapshot = store.snapshot()["w"]
+        store.add({"w": np.ones(24)})
+        assert snapshot.compute().tolist() == [1.0] * 24
+        with daskps.restore(tmp_path, **about) as again:
+            kill_owner(apart, again)
+            assert again.pull()["w"].tolist() == [1.0] * 24
+
+
+def test_a_worker_that_closes_leaves_its_copies_to_others(apart):
+    with daskps.create({"w": np.zeros(24)}, client=apart, copies=2) as store:
+        for k in range(3):
+            until(partial(has_all, apart, store))
+            apart.retire_workers([copies_of(apart, store)[0]])
+            store.add({"w": np.ones(24)})
+            assert store.pull()["w"].tolist() == [k + 1.0] * 24
