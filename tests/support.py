@@ -175,26 +175,33 @@ def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterat
         yield client
 
 
+#: Options and environment of the workers of `terminal_cluster`: one has a nanny.
+THREE: Any = (["--nanny"], {}), (["--no-nanny"], {}), (["--no-nanny"], {})
+
+
 @contextmanager
-def terminal_cluster(file: Path, **env: str) -> Iterator[tuple[Client, list[Any]]]:
+def terminal_cluster(
+    file: Path, workers: Any = THREE, **env: str
+) -> Iterator[tuple[Client, list[Any]]]:
     """A cluster as people start it: its client, and the processes of its workers.
 
-    The first one of three has a nanny. `env` is for the environment.
+    `workers` are options and environment of each, `env` is for all.
     """
     env = {**os.environ, "PYTHONPATH": os.getcwd(), **env}
-    here = ["--host", "127.0.0.1", "--scheduler-file", str(file)]
-    quiet = ["--dashboard-address", "127.0.0.1:0", *here]
+    quiet = ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
+    here = ["--host", "127.0.0.1"]
     with ExitStack() as stack:
-        begun = popen(["dask", "scheduler", "--port", "0", *quiet], env=env)
+        begun = popen(["dask", "scheduler", "--port", "0", *here, *quiet], env=env)
         stack.enter_context(begun)
-        workers = [
-            stack.enter_context(popen(["dask", "worker", *quiet, option], env=env))
-            for option in ("--nanny", "--no-nanny", "--no-nanny")
+        started = [
+            popen(["dask", "worker", *quiet, *here, *options], env={**env, **more})
+            for options, more in workers
         ]
+        processes = [stack.enter_context(process) for process in started]
         until(file.exists, PATIENCE)
         client = stack.enter_context(Client(scheduler_file=str(file)))
-        client.wait_for_workers(3, PATIENCE)
-        yield client, workers
+        client.wait_for_workers(len(processes), PATIENCE)
+        yield client, processes
 
 
 def adapter(name: str) -> Any:

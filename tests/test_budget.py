@@ -144,7 +144,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         130,
         "workers that close send shards; Dask may pick them to close",
     ),
-    ("cluster", 470, 419, "second copies of shards, which take over from their owners"),
+    ("cluster", 483, 430, "second copies of shards, which take over from their owners"),
     ("store", 17, 7, "copies= of create and restore"),
     ("cluster", 3, 3, "futures of a create that timed out go without garbage"),
 ]

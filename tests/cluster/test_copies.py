@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from tests.cluster.test_drain import (
     specs,
 )
 from tests.inprocess import Cluster
-from tests.support import local_cluster, until
+from tests.support import local_cluster, terminal_cluster, until
 
 N = 40
 
@@ -114,6 +115,55 @@ def test_everything_is_in_the_copy_to_the_last_bit(apart):
         same(all_of(store), all_of(other))
         assert store.versions == other.versions
         assert store.version == N
+
+
+# -- a machine that dies, with its memory ----------------------------------------------
+
+
+MACHINES = ("127.0.0.1", "127.0.0.2")
+
+
+@pytest.fixture
+def machines(tmp_path: Any) -> Iterator[tuple[Any, dict[str, list[Any]], Any]]:
+    """Two workers on each of two machines, which share memory within; their processes."""
+    folders = {host: tmp_path / host for host in MACHINES}
+    workers = []
+    for host, folder in folders.items():
+        folder.mkdir(mode=0o700)
+        shared = {"DASK_DASKPS__SHARED_MEMORY_DIRECTORY": str(folder)}
+        workers += [(["--host", host, "--no-nanny"], shared)] * 2
+    file = tmp_path / "scheduler.json"
+    with terminal_cluster(file, workers) as (client, processes):
+        of = dict(zip(MACHINES, (processes[:2], processes[2:]), strict=True))
+        yield client, of, folders
+
+
+def end_machine(client: Any, store: Any, machines: Any, folders: Any) -> None:
+    until(partial(has_all, client, store))
+    copies, owners = copies_of(client, store), store.placement
+    assert all(
+        copies[i].split(":")[1] != at.split(":")[1] for i, at in enumerate(owners)
+    )
+    host = owners[0].split(":")[1].strip("/")
+    for process in machines[host]:
+        process.kill()
+    shutil.rmtree(folders[host])
+    until(lambda: len(client.nthreads()) == 2)
+    store.pull()
+
+
+def test_pushes_survive_a_machine(machines):
+    client, processes, folders = machines
+    params = {"w": np.zeros((killing_owners.N_SHARDS, 2, killing_owners.HALF))}
+    about: dict[str, Any] = {"shards": killing_owners.N_SHARDS, "client": client}
+    with daskps.create(params, copies=2, **about) as store:
+        act = partial(end_machine, client, store, processes, folders)
+        found = killing_owners.disturb(store, [act])
+        assert found.wrong == []
+        # On one machine it goes on, and says so.
+        until(partial(has_all, client, store))
+        assert events_of(client, "copies-together") != []
+    assert events_of(client, "shards-lost") == []
 
 
 # -- who waits for whom ----------------------------------------------------------------

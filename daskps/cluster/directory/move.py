@@ -9,10 +9,8 @@ decides what is due (both in `candidates`); they are data, and send nothing. Als
 lost shard somebody is asked now and then. A shard's generation rises with its owner, so
 what was meant for the former one is refused and sent again.
 
-Copies of shards and rebalancing will be moves, too: they differ in the worker that is
-asked, and in what it is asked for, where it now maps memory that is there. The rest
-stays as it is: after the answer `_install` names the owner, raises the generation with
-it, and tells the mailboxes of runs.
+Where nobody else of a machine serves, second copies of shards become the owners first,
+see :mod:`daskps.cluster.directory.copies`.
 """
 
 from __future__ import annotations
@@ -173,6 +171,8 @@ class ShardMoves:
         """
         for entry in self.stores.values():
             self.left(entry, worker, reason, in_order=in_order)
+        for move in [*self._open]:
+            move.promote()
 
     def left(
         self, entry: StoreEntry, worker: str, reason: str, *, in_order: bool = False
@@ -182,12 +182,27 @@ class ShardMoves:
         entry.uncharge(held)
         if not (shards := sorted(held - entry.without_owner - entry.sent_on)):
             return
+        left_by = worker, reason
+        if shards := self.promote(entry, shards, left_by, in_order=in_order):
+            self._look_for(entry, shards, left_by, in_order=in_order)
+
+    def promote(
+        self,
+        entry: StoreEntry,
+        shards: list[int],
+        left_by: tuple[str, str],
+        *,
+        in_order: bool,
+    ) -> list[int]:
+        """Make second copies the owners where nobody else of a machine serves.
+
+        Returns the shards for which others are to be looked for.
+        """
         running = entry.ready and self.scheduler.status == Status.running
-        if running and not self.has_near(worker):
-            look = partial(self._look_for, in_order=in_order)
-            shards = self.standby.promote(entry, shards, (worker, reason), look)
-        if shards:
-            self._look_for(entry, shards, (worker, reason), in_order=in_order)
+        if not running or self.has_near(left_by[0]):
+            return shards
+        look = partial(self._look_for, in_order=in_order)
+        return self.standby.promote(entry, shards, left_by, look)
 
     def _look_for(
         self,
@@ -209,11 +224,9 @@ class ShardMoves:
 
     def has_near(self, worker: str) -> bool:
         """Return whether a worker serves that seems to be on a machine."""
-        machine = get_address_host(worker)
-        return any(
-            get_address_host(w) == machine and w != worker and ws.status in SERVING
-            for w, ws in self.scheduler.workers.items()
-        )
+        found = self.scheduler.workers.items()
+        others = [w for w, ws in found if w != worker and ws.status in SERVING]
+        return get_address_host(worker) in map(get_address_host, others)
 
     def begin(
         self,
@@ -383,6 +396,12 @@ class Move:
             self._left.pop(shard, None)
         self.look_now()
 
+    def promote(self) -> None:
+        """Leave shards to their second copies once nobody else can have them."""
+        about = self.entry, [*self._left], (self.worker, self._reason)
+        rest = self._moves.promote(*about, in_order=self.in_order)
+        self.give_up(self._left.keys() - rest)
+
     def _is_known(self) -> bool:
         return self._moves.stores.get(self.entry.uid) is self.entry
 
@@ -484,10 +503,10 @@ class Move:
         if not hosts.has_worker(by):
             # The adopter has died: others are asked, and find what it has renamed.
             return
-        late = [row["shard"] for row in taken if row["shard"] not in self._left]
-        for shard in late:
-            self._moves.standby.depose(entry, shard, by)
-        taken = [row for row in taken if row["shard"] not in late]
+        for row in [row for row in taken if row["shard"] not in self._left]:
+            # A second copy has taken its place meanwhile.
+            self._moves.standby.depose(entry, row["shard"], by)
+            taken.remove(row)
         shards = self._moves.install(entry, by, taken)
         hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
         logger.info(
