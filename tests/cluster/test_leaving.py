@@ -227,3 +227,18 @@ def test_nobody_is_asked_where_all_close(three):
     close(three, first).result(60)
     with pytest.raises(daskps.ShardLostError):
         store.pull()
+
+
+def test_a_shard_that_was_sent_may_be_lost_where_it_is(three):
+    """While the one that has sent it sends others, which are not lost with it."""
+    store, first, (target, other) = two_shards(three)
+    held = Held(three, other, "move_fill")
+    closing = close(three, first)
+    until(held.reached.is_set)
+    three.scheduler.workers[other].status = Status.closing
+    three.end(target)
+    held.go_on()
+    closing.result(60)
+    with pytest.raises(daskps.ShardLostError, match=f"0 .*{target} died"):
+        store.pull(timeout=10)
+    assert three.directory.stores[store.uid].lost.keys() == {0}

@@ -214,7 +214,7 @@ class Drains:
             departure = _Departure(reason, shards, _CLOSE_SECONDS)
             self._departures[worker] = departure
             for entry, shard in shards:
-                entry.sent_on.add(shard)
+                entry.sent_on.add((shard, worker))
             departure.over = self._hosts.spawn(self._depart(worker, departure))
         return self._departures.get(worker)
 
@@ -256,7 +256,7 @@ class Drains:
         finally:
             del self._departures[worker]
             for entry, shard in departure.shards:
-                entry.sent_on.discard(shard)
+                entry.sent_on.discard((shard, worker))
             in_order = lives.is_set()
             self._moves.worker_left(worker, departure.reason, in_order=in_order)
 

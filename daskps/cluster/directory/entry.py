@@ -155,8 +155,8 @@ class StoreEntry:
     #: How many copies of each shard it is to have, and the second ones that there are.
     n_copies: int = 1
     copies: dict[int, Copy] = field(default_factory=dict)
-    #: Shards that a worker which closes is to send to others.
-    sent_on: set[int] = field(default_factory=set)
+    #: Shards that a worker which closes is to send to others, each with that worker.
+    sent_on: set[tuple[int, str]] = field(default_factory=set)
     #: Workers that have a view of it, and the bytes of those that they have made.
     viewers: dict[str, int] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.

@@ -180,7 +180,8 @@ class ShardMoves:
         """Do the same for one store."""
         held = {i for i, w in enumerate(entry.owners) if w == worker}
         entry.uncharge(held)
-        if not (shards := sorted(held - entry.without_owner - entry.sent_on)):
+        sent_on = {i for i, by in entry.sent_on if by == worker}
+        if not (shards := sorted(held - entry.without_owner - sent_on)):
             return
         left_by = worker, reason
         if shards := self.promote(entry, shards, left_by, in_order=in_order):
