@@ -193,6 +193,44 @@ def test_a_worker_that_stays_is_asked_again(three):
     assert store.pull()["w"].tolist() == [1.0] * 6
 
 
+def retire(cluster: Any, worker: str) -> Future[None]:
+    """Have Dask remove a worker that it retires, and wait for it."""
+
+    async def remove() -> None:
+        del cluster.scheduler.workers[worker]
+        await cluster.directory.worker_left(worker, "retired", is_retired=True)
+
+    return asyncio.run_coroutine_threadsafe(remove(), cluster.loop.asyncio_loop)
+
+
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_what_nobody_has_taken_over_is_sent_again(three, is_retired):
+    """It has stopped at its owner by then, which has it back meanwhile."""
+    store, first, others = two_shards(three)
+    for other in others:
+        held = Held(three, other, "move_own", times=1)
+        held.go_on(OSError("the answer is lost"), does_it=True)
+    if is_retired:
+        retire(three, first).result(60)
+    else:
+        close(three, first).result(60)
+    store.add({"w": np.ones(6)})
+    assert first not in store.placement
+    assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("method", ["move_fill", "move_own"])
+def test_a_worker_that_is_stopped_keeps_nobody_waiting(three, method, monkeypatch):
+    monkeypatch.setattr(drains, "_CLOSE_SECONDS", 0.2)
+    store, first, others = two_shards(three)
+    silent = [Held(three, at, name) for at in others for name in (method, "move_drop")]
+    close(three, first).result(20)
+    with pytest.raises(daskps.ShardLostError):
+        store.pull()
+    for one in silent:
+        one.go_on()
+
+
 def test_what_is_not_through_in_time_is_lost_by_name(three, monkeypatch):
     monkeypatch.setattr(drains, "_CLOSE_SECONDS", 0.2)
     store, first, others = two_shards(three)

@@ -249,10 +249,10 @@ class Drains:
                 for entry, shard in departure.shards:
                     entry.settle([shard])
             if lives.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(departure.seconds):
-                        for entry, shard in departure.shards:
-                            await self._send_on(entry, shard, worker)
+                sending = self._hosts.spawn(self._send_on(departure.shards, worker))
+                await asyncio.wait({sending}, timeout=departure.seconds)
+                # To undo a move may take longer, where somebody is stopped.
+                sending.cancel()
         finally:
             del self._departures[worker]
             for entry, shard in departure.shards:
@@ -260,18 +260,21 @@ class Drains:
             in_order = lives.is_set()
             self._moves.worker_left(worker, departure.reason, in_order=in_order)
 
-    async def _send_on(self, entry: StoreEntry, shard: int, worker: str) -> None:
-        """Send a shard to a worker that has room; else it stays."""
-        for _ in range(_MOST_TRIES):
-            try:
-                (target,) = self._targets(entry, [shard]).values()
-                await self._send(entry, shard, worker, target)
-            except (OSError, DaskPSError) as error:
-                logger.info("%s could not send a shard: %r", worker, error)
-            else:
-                about = {"shards": [shard], "worker": worker, "why": "left"}
-                self._hosts.tell("shards-moved", entry, **about)
-                return
+    async def _send_on(
+        self, shards: Sequence[tuple[StoreEntry, int]], worker: str
+    ) -> None:
+        """Send shards, each to a worker that has room; else it stays."""
+        for entry, shard in shards:
+            for _ in range(_MOST_TRIES):
+                try:
+                    (target,) = self._targets(entry, [shard]).values()
+                    await self._send(entry, shard, worker, target)
+                except (OSError, DaskPSError) as error:
+                    logger.info("%s could not send a shard: %r", worker, error)
+                else:
+                    about = {"shards": [shard], "worker": worker, "why": "left"}
+                    self._hosts.tell("shards-moved", entry, **about)
+                    break
 
     def may_close(self, workers: Sequence[WorkerState]) -> list[WorkerState]:
         """Return workers that Dask may close, all at once: others have room for shards.
@@ -405,16 +408,20 @@ class Drains:
                 self._moves.left(entry, source, "died as it handed over a shard")
         else:
             await self._taken_back(entry, source, {**of, "generation": generation})
-        with contextlib.suppress(DaskPSError):
-            await insist(self._hosts, target, "move_drop", _PAUSE_SECONDS, **of)
+        about = {"pause": _PAUSE_SECONDS, **of}
+        dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
+        await asyncio.wait({dropping}, timeout=_SAY_SECONDS)
 
     async def _taken_back(
         self, entry: StoreEntry, source: str, about: dict[str, Any]
     ) -> Any:
         """Have a worker own a shard again; return its row, None if it has left."""
-        while self._hosts.has_worker(source) and entry.uid in self._stores:
+        while entry.uid in self._stores and (
+            self._hosts.has_worker(source) or source in self._departures
+        ):
             try:
-                return await self._hosts.control(source, "move_back", **about)
+                back = self._hosts.control(source, "move_back", **about)
+                return await asyncio.wait_for(back, _OWN_SECONDS)
             except (OSError, DaskPSError) as error:
                 # Another process may have locked it.
                 logger.info("%s has yet to take a shard back: %r", source, error)

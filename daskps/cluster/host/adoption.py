@@ -369,6 +369,8 @@ async def leave(host: ShardHost, reason: str) -> None:
             where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
             wanted = await _ask(host)
+            # From here on none comes back that could not be sent.
+            host.lets_go = True
             keys = [k for k in host.shards if wanted is None or k[0] in wanted]
             await _let_go(host, keys)
         # Also if the stream to the scheduler has ended: at SIGTERM Dask ends it first.

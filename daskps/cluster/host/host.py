@@ -133,7 +133,7 @@ class ShardHost(ReachableShards):
         self._leaving: list[HostedShard] = []
         #: Sockets given to callers, if callers may have any.
         self.sockets: OpenSockets | None = None
-        self.is_leaving = False
+        self.is_leaving = self.lets_go = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"

@@ -253,7 +253,7 @@ async def _back(
     going = host.going.get((store, shard))
     if going is not None and going.move == move:
         hosted = going.hosted
-        if going.is_handed_over and host.leaves():
+        if going.is_handed_over and host.lets_go:
             # As it has let go of all others: somebody of its machine adopts it.
             hosted.leave()
         elif going.is_handed_over:

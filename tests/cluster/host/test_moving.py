@@ -123,9 +123,9 @@ def test_a_host_that_leaves_takes_no_shard_back(two):
     owner = Owner(two)
     mark = owner.ask("move_begin")["mark"]
     owner.ask("move_last", since=mark, generation=2)
-    owner.host.is_leaving = True
+    owner.host.lets_go = True
     assert owner.ask("move_back", generation=3) is None
-    owner.host.is_leaving = False
+    owner.host.lets_go = False
     assert not owner.host.going
     assert owner.hosted.is_released
 
