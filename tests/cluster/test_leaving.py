@@ -280,3 +280,21 @@ def test_a_shard_that_was_sent_may_be_lost_where_it_is(three):
     with pytest.raises(daskps.ShardLostError, match=f"0 .*{target} died"):
         store.pull(timeout=10)
     assert three.directory.stores[store.uid].lost.keys() == {0}
+
+
+def test_what_a_drain_cannot_hand_over_is_sent_again(three):
+    """Nobody owns the shard at the moment at which its worker closes."""
+    store, first, others = two_shards(three)
+    held = [Held(three, other, "move_own", times=1) for other in others]
+    thread, found = drain_beside(store)
+    until(lambda: any(one.reached.is_set() for one in held))
+    closing = close(three, first)
+    until(lambda: three.directory.stores[store.uid].sent_on)
+    for one in held:
+        one.go_on(OSError("the answer is lost"), does_it=True)
+    thread.join()
+    closing.result(60)
+    assert found
+    store.add({"w": np.ones(6)})
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert first not in store.placement

@@ -234,7 +234,9 @@ class Drains:
                 mapped = {row[0] for row in entry.segments if is_near}
                 # A copy takes over at once.
                 mapped |= entry.copies.keys()
-                found += [(entry, i) for i in _owned(entry, worker) if i not in mapped]
+                # A drain may have stopped one, which it may have to give back.
+                mine = _owned(entry, worker) + _handed_over(entry, worker)
+                found += [(entry, i) for i in mine if i not in mapped]
         return sorted(found, key=lambda of: of[0].sizes[of[1]])
 
     async def _depart(self, worker: str, departure: _Departure) -> None:
@@ -242,11 +244,12 @@ class Drains:
         lives, why = departure.lives, f"{departure.reason}; it may yet send them"
         try:
             if not lives.is_set():
-                for entry, shard in departure.shards:
+                waits = [(e, i) for e, i in departure.shards if i not in e.away]
+                for entry, shard in waits:
                     entry.set_away([shard], why)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(lives.wait(), _SAY_SECONDS)
-                for entry, shard in departure.shards:
+                for entry, shard in waits:
                     entry.settle([shard])
             if lives.is_set():
                 sending = self._hosts.spawn(self._send_on(departure.shards, worker))
@@ -432,6 +435,11 @@ class Drains:
 def _handing(source: str, target: str) -> str:
     """Return why a shard is away for a moment."""
     return f"{source} hands it over to {target}"
+
+
+def _handed_over(entry: StoreEntry, worker: str) -> list[int]:
+    """Return the shards that a worker hands over to others just now."""
+    return [i for i, why in entry.away.items() if why.startswith(_handing(worker, ""))]
 
 
 def _owned(entry: StoreEntry, worker: str) -> list[int]:

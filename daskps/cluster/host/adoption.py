@@ -365,7 +365,7 @@ async def leave(host: ShardHost, reason: str) -> None:
     """
     host.is_leaving, keeps = True, False
     try:
-        if host.shards:
+        if host.shards or host.going:
             where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
             wanted = await _ask(host)
