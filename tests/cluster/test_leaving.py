@@ -231,6 +231,16 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting(three, method, monkeypatc
         one.go_on()
 
 
+def test_shards_go_past_a_worker_that_is_stopped(three):
+    store, first, (stopped, other) = two_shards(three)
+    silent = [Held(three, stopped, of) for of in ("look", "move_fill", "move_drop")]
+    close(three, first).result(20)
+    store.add({"w": np.ones(6)})
+    assert {*store.placement} == {other}
+    for one in silent:
+        one.go_on()
+
+
 def test_what_is_not_through_in_time_is_lost_by_name(three, monkeypatch):
     monkeypatch.setattr(drains, "_CLOSE_SECONDS", 0.2)
     store, first, others = two_shards(three)

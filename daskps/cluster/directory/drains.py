@@ -35,7 +35,7 @@ from daskps.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from distributed.scheduler import WorkerState
 
@@ -266,13 +266,18 @@ class Drains:
     async def _send_on(
         self, shards: Sequence[tuple[StoreEntry, int]], worker: str
     ) -> None:
-        """Send shards, each to a worker that has room; else it stays."""
+        """Send shards, each to a worker that has room and answers; else it stays."""
+        failed = set[str]()
         for entry, shard in shards:
             for _ in range(_MOST_TRIES):
+                target, nothing = "", {"cluster": entry.cluster, "rows": []}
                 try:
-                    (target,) = self._targets(entry, [shard]).values()
+                    (target,) = self._targets(entry, [shard], last=failed).values()
+                    answer = self._hosts.control(target, "look", **nothing)
+                    await asyncio.wait_for(answer, _SAY_SECONDS)
                     await self._send(entry, shard, worker, target)
                 except (OSError, DaskPSError) as error:
+                    failed.add(target)
                     logger.info("%s could not send a shard: %r", worker, error)
                 else:
                     about = {"shards": [shard], "worker": worker, "why": "left"}
@@ -319,14 +324,17 @@ class Drains:
             f"tries to move them: {failed}; drain it again"
         ) from failed
 
-    def _targets(self, entry: StoreEntry, shards: Sequence[int]) -> dict[int, str]:
+    def _targets(
+        self, entry: StoreEntry, shards: Sequence[int], last: Container[str] = ()
+    ) -> dict[int, str]:
         """Return a worker that runs and has room for each shard, or refuse."""
         workers = self._scheduler.workers
         running = {w: ws for w, ws in workers.items() if ws.status == Status.running}
         for uid, worker in self._under_way:
             if uid == entry.uid:
                 running.pop(worker, None)
-        return find_room(entry, shards, held_bytes(self._stores.values()), running)
+        held = held_bytes(self._stores.values())
+        return find_room(entry, shards, held, running, last=last)
 
     async def _send(
         self, entry: StoreEntry, shard: int, source: str, target: str

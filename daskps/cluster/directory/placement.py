@@ -25,7 +25,7 @@ from daskps.limits import check_parameters, check_placed, check_shards
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
     from distributed.scheduler import WorkerState
@@ -331,10 +331,12 @@ def find_room(
     shards: Sequence[int],
     held: Counter[str],
     workers: Mapping[str, WorkerState],
+    *,
+    last: Container[str] = (),
 ) -> dict[int, str]:
     """Return a worker for each shard that has room for it beside what all have.
 
-    Adds that to what it has.
+    Adds that to what it has. Those of `last` are chosen where no other one has room.
 
     Raises
     ------
@@ -344,7 +346,7 @@ def find_room(
     found = dict[int, str]()
     for shard in shards:
         need, why = entry.sizes[shard], "no other worker runs"
-        for target in sorted(workers, key=held.__getitem__):
+        for target in sorted(workers, key=lambda w: (w in last, held[w])):
             try:
                 limits = {target: workers[target].memory_limit}
                 check_memory({target: need}, held, limits, entry.memory_share)
