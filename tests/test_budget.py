@@ -147,7 +147,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 483, 430, "second copies of shards, which take over from their owners"),
     ("store", 17, 7, "copies= of create and restore"),
     ("cluster", 3, 3, "futures of a create that timed out go without garbage"),
-    ("cluster", 22, 15, "workers that close, with others that fail meanwhile"),
+    ("cluster", 31, 25, "workers that close, with others that fail meanwhile"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

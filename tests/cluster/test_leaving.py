@@ -241,6 +241,22 @@ def test_shards_go_past_a_worker_that_is_stopped(three):
         one.go_on()
 
 
+def test_all_that_shards_will_be_sent_to_are_made_ready_at_once(three):
+    """Also those whose turn is later; nobody waits for it."""
+    store, first, others = two_shards(three)
+    loading = [Held(three, other, "warm") for other in others]
+    filled = [Held(three, other, "move_fill") for other in others]
+    closing = close(three, first)
+    until(lambda: all(one.reached.is_set() for one in loading))
+    for one in filled:
+        one.go_on(does_it=True)
+    closing.result(60)
+    store.pull()
+    for one in loading:
+        one.go_on()
+    assert {*store.placement} == {*others}
+
+
 def test_what_is_not_through_in_time_is_lost_by_name(three, monkeypatch):
     monkeypatch.setattr(drains, "_CLOSE_SECONDS", 0.2)
     store, first, others = two_shards(three)

@@ -268,6 +268,7 @@ class Drains:
     ) -> None:
         """Send shards, each to a worker that has room and answers; else it stays."""
         failed = set[str]()
+        self._have_ready(shards)
         for entry, shard in shards:
             for _ in range(_MOST_TRIES):
                 target, nothing = "", {"cluster": entry.cluster, "rows": []}
@@ -283,6 +284,16 @@ class Drains:
                     about = {"shards": [shard], "worker": worker, "why": "left"}
                     self._hosts.tell("shards-moved", entry, **about)
                     break
+
+    def _have_ready(self, shards: Sequence[tuple[StoreEntry, int]]) -> None:
+        """Have workers load the loops of shards to come; that takes new ones seconds."""
+        for entry in {entry.uid: entry for entry, _ in shards}.values():
+            with contextlib.suppress(LayoutError):
+                found = self._targets(entry, [i for of, i in shards if of is entry])
+                about: Any = {"layout": entry.layout, "rules": entry.rules}
+                for target in dict.fromkeys(found.values()):
+                    if target not in entry.owners:
+                        self._hosts.spawn(self._hosts.control(target, "warm", **about))
 
     def may_close(self, workers: Sequence[WorkerState]) -> list[WorkerState]:
         """Return workers that Dask may close, all at once: others have room for shards.
