@@ -195,6 +195,7 @@ class Config:
     device_memory_share: float = _setting(
         "device-memory-share", _share, "a number above 0, at most 1"
     )
+    rebalance: bool = _setting("rebalance", _flag, _FLAG)
     correct_memory: bool = _setting("correct-memory", _flag, _FLAG)
     process_carrier: bool = _setting("carriers.process", _flag, _FLAG)
     machine_carrier: bool = _setting("carriers.machine", _flag, _FLAG)

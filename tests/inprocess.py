@@ -122,15 +122,7 @@ class Hub:
         self.tasks, self.host_info = dict[Any, Any](), dict[str, Any]()
         self.clients: dict[str, Any] = {}
         self.events: list[tuple[str, Any]] = []
-        self.workers = {
-            name: SimpleNamespace(
-                address=name,
-                memory_limit=None,
-                resources={},
-                status=Status.running,
-            )
-            for name in names
-        }
+        self.workers = {name: about(name) for name in names}
 
     @property
     def running(self) -> list[Any]:
@@ -146,6 +138,13 @@ class Hub:
         self.clients[client] = SimpleNamespace(wants_what=[])
 
     def client_releases_keys(self, **names: Any) -> None: ...
+
+
+def about(name: str) -> Any:
+    """Return what the scheduler knows of a worker that has come."""
+    return SimpleNamespace(
+        address=name, memory_limit=None, resources={}, status=Status.running
+    )
 
 
 class Site:
@@ -358,14 +357,17 @@ class Cluster:
         scheduler.handlers = self.hub.handlers
         self.directory = Directory(scheduler)
         for name in names:
-            self.doors[name] = Door()
-            site: Any = Site(self, name)
-            host = HOSTS[name] = ShardHost(site, HOST)
-            self.hosts.append(host)
-            self._links[name] = WayIn(site, is_worker=True)
+            self._add(name)
         self.client = Site(self, f"client-{next(_numbers)}")
         scheduler.clients[self.client.id] = SimpleNamespace(wants_what=[])
         self.link = WayIn(self.client, is_worker=False)
+
+    def _add(self, name: str) -> None:
+        self.doors[name] = Door()
+        site: Any = Site(self, name)
+        host = HOSTS[name] = ShardHost(site, HOST)
+        self.hosts.append(host)
+        self._links[name] = WayIn(site, is_worker=True)
 
     async def identity(self) -> dict[str, Any]:
         """Return what the scheduler says of its workers."""
@@ -407,6 +409,19 @@ class Cluster:
             self.directory.worker_left(worker, "died")
 
         asyncio.run_coroutine_threadsafe(die(), self.loop.asyncio_loop).result()
+
+    def join(self) -> str:
+        """Have another worker come; return its name."""
+
+        async def come() -> str:
+            name = new_address()
+            self._add(name)
+            self.scheduler.workers[name] = about(name)
+            self.directory.worker_came(name)
+            return name
+
+        coming = asyncio.run_coroutine_threadsafe(come(), self.loop.asyncio_loop)
+        return coming.result()
 
     def future_of(self, client: Site, key: Any) -> Result:
         """Return the future of a shard's anchor."""

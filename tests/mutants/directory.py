@@ -227,4 +227,27 @@ MUTANTS = (
             "tests/training/test_barrier.py::test_all_read_what_was_added_before_a_barrier",
         ),
     ),
+    Mutant(
+        "shards-swap-places",
+        "daskps.cluster.directory.rebalance:Rebalance._movable",
+        "is_better = held[target] + need < has and held[target] + need <= most",
+        "is_better = held[target] < has and held[target] + need <= most",
+        ("tests/cluster/test_rebalance.py::test_shards_do_not_swap_places",),
+    ),
+    Mutant(
+        "shards-that-have-moved-move-again",
+        "daskps.cluster.directory.rebalance:Rebalance._movable",
+        "if may and is_better and (uid, shard) not in self._lately:",
+        "if may and is_better:",
+        ("tests/cluster/test_rebalance.py::test_no_shard_moves_twice_in_a_minute",),
+    ),
+    Mutant(
+        "worker-that-came-again-has-two-plans",
+        "daskps.cluster.directory.rebalance:Rebalance._fill",
+        "while tries and self._scheduler.workers.get(target) is joined:",
+        "while tries and target in self._scheduler.workers:",
+        (
+            "tests/cluster/test_rebalance.py::test_a_worker_that_leaves_in_time_gets_nothing",
+        ),
+    ),
 )

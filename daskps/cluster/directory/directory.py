@@ -19,6 +19,7 @@ from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.machines import Orphans, Readiness
 from daskps.cluster.directory.move import ShardMoves
 from daskps.cluster.directory.placement import check_protocol
+from daskps.cluster.directory.rebalance import Rebalance
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.store_registry import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
@@ -74,6 +75,7 @@ class Directory:
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
         self.copies = SecondCopies(self.moves)
         self.drains = Drains(self.stores, self.moves, self.copies)
+        self.rebalance = Rebalance(self.moves, self.drains.send)
         self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
         self.orphans = Orphans(scheduler, self.hosts, self._named)
@@ -152,10 +154,11 @@ class Directory:
             self.orphans.worker_left(worker)
 
     def worker_came(self, worker: str) -> None:
-        """Ask a new worker what it can do for shards that are away or may be."""
+        """Ask a new worker what it can do for shards; it may come to have some."""
         self.moves.worker_came()
         self.readiness.worker_came(worker)
         self.orphans.worker_came(worker)
+        self.rebalance.worker_came(worker)
 
     def worker_left(
         self, worker: str, reason: str, *, is_retired: bool = False

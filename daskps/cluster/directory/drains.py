@@ -111,6 +111,7 @@ class Drains:
                 f"for that call"
             )
         self._under_way.add((uid, worker))
+        entry.drained.add(worker)
         try:
             shards = await self._drain(entry, worker)
         finally:
@@ -276,7 +277,7 @@ class Drains:
                     (target,) = self._targets(entry, [shard], last=failed).values()
                     answer = self._hosts.control(target, "look", **nothing)
                     await asyncio.wait_for(answer, _SAY_SECONDS)
-                    await self._send(entry, shard, worker, target)
+                    await self.send(entry, shard, worker, target)
                 except (OSError, DaskPSError) as error:
                     failed.add(target)
                     logger.info("%s could not send a shard: %r", worker, error)
@@ -322,7 +323,7 @@ class Drains:
             left = _owned(self._stores.entry(entry.uid), worker)
             try:
                 for shard, target in self._targets(entry, left).items():
-                    await self._send(entry, shard, worker, target)
+                    await self.send(entry, shard, worker, target)
             except (OSError, ConsistencyError) as error:
                 # That worker has died, or more has changed than it could follow.
                 logger.info("a shard stays on %s for now: %r", worker, error)
@@ -347,7 +348,7 @@ class Drains:
         held = held_bytes(self._stores.values())
         return find_room(entry, shards, held, running, last=last)
 
-    async def _send(
+    async def send(
         self, entry: StoreEntry, shard: int, source: str, target: str
     ) -> None:
         """Have a copy made of a shard, and make its worker the owner; once only."""

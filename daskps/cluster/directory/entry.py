@@ -157,6 +157,8 @@ class StoreEntry:
     copies: dict[int, Copy] = field(default_factory=dict)
     #: Shards that a worker which closes is to send to others, each with that worker.
     sent_on: set[tuple[int, str]] = field(default_factory=set)
+    #: Workers that somebody has drained of it: no shard moves there unasked.
+    drained: set[str] = field(default_factory=set)
     #: Workers that have a view of it, and the bytes of those that they have made.
     viewers: dict[str, int] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.

@@ -247,7 +247,7 @@ async def find_servers(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:
-        found = _eligible(scheduler, servers)
+        found = eligible(scheduler, servers)
         missing = set() if isinstance(servers, str) else set(servers) - set(found)
         if found and not missing:
             return found
@@ -265,7 +265,8 @@ async def find_servers(
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
+def eligible(scheduler: Scheduler, servers: str | Sequence[str]) -> list[str]:
+    """Return the running workers that ``servers=`` stands for."""
     running = {ws.address: ws for ws in scheduler.running}
     ordered = [address for address in scheduler.workers if address in running]
     if not isinstance(servers, str):
