@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -211,6 +212,31 @@ def test_what_is_no_worker_is_refused(three):
             with pytest.raises(kind, match="worker"):
                 store.drain(worker)
         assert store.placement == before
+
+
+def test_a_question_is_about_shards_where_they_were_when_it_was_planned(three):
+    """Another call hears that one has moved before this one is sent."""
+    first, second, third = three.scheduler.workers
+    params = {"w": np.zeros(6)}
+    with daskps.create(params, shards=3, servers=[first, second]) as store:
+        shards = seams.shards_of(store)
+        meta, before = shards.meta, shards.meta.where
+
+        def hear() -> None:
+            meta.where = replace(before, owners=(first, third, second))
+
+        def plan() -> dict[str, Any]:
+            asyncio.get_running_loop().call_soon(hear)
+            return {worker: {} for worker in (first, second)}
+
+        asked = shards.control_each("versions", plan)
+        loop = three.loop.asyncio_loop
+        answers = asyncio.run_coroutine_threadsafe(asked, loop).result()
+        assert meta.where is not before
+        meta.where = before
+        assert sorted(row for rows in answers for row in rows) == [
+            (shard, 0) for shard in range(3)
+        ]
 
 
 def test_the_only_worker_keeps_its_shards():

@@ -283,7 +283,9 @@ class ShardClient:
         try:
             async with scope:
                 while True:
-                    planned = plan()
+                    # At one moment: another call may hear that shards have moved.
+                    about, hosts = plan().items(), self.meta.hosts
+                    planned = {w: {"holds": hosts.get(w, []), **of} for w, of in about}
                     try:
                         return await gather(
                             *(self._tell(w, method, of) for w, of in planned.items())
@@ -300,11 +302,9 @@ class ShardClient:
             raise deadline.error(away, changes=False) from error
 
     async def _tell(self, worker: str, method: str, of: Mapping[str, Any]) -> Any:
-        shards = self.meta.hosts.get(worker, ())
-        async with self.remote.liveness.over(worker, shards):
-            # Else a host that has let go of some would answer for the rest of them.
-            about = {"store": self.meta.uid, "holds": [*shards], **of}
-            return await self.link.control(worker, method, **about)
+        # Else a host that has let go of some would answer for the rest of them.
+        async with self.remote.liveness.over(worker, of["holds"]):
+            return await self.link.control(worker, method, store=self.meta.uid, **of)
 
 
 def _is_simple(request: Request) -> bool:
