@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,7 +24,7 @@ from daskps.cluster.directory.rebalance import Rebalance
 from daskps.cluster.host.node import HOSTS
 from tests import inprocess, virtual
 from tests.cluster import killing_owners
-from tests.cluster.test_drain import Held, all_of, pushed, same, specs
+from tests.cluster.test_drain import Held, all_of, has_reached, pushed, same, specs
 from tests.support import local_cluster, until
 
 
@@ -189,8 +190,10 @@ def test_at_most_half_more_than_an_equal_share():
 
 @pytest.mark.parametrize("shards", [{0: "a"}, {0: "a", 1: "b"}])
 def test_shards_do_not_swap_places(shards):
+    """Nor where a small one beside makes a little difference."""
     plans = Plans("a", "b")
     plans.store("s", shards)
+    plans.store("t", {0: "a"}, size=1).asked_servers = ["a"]
     pass_time(plans, (0.0, partial(plans.come, "c")))
     assert plans.moved == []
 
@@ -323,6 +326,47 @@ def test_all_of_a_shard_comes_along():
             assert {*other.placement} == {*servers}
         moves = [event for _, event in made.scheduler.events if "why" in event]
         assert [(e["why"], e["worker"]) for e in moves] == [("balanced", *servers)] * 4
+
+
+N_ROUNDS = 300
+
+
+def rounds(trainer: Any, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    for _ in range(N_ROUNDS):
+        trainer.push({"w": trainer.pull()["w"] * 0.01 + rng.standard_normal(400)})
+    return float(trainer.pull()["w"].sum())
+
+
+def trained(directory: Any, *, grows: bool) -> tuple[Any, ...]:
+    """Train a store, and save it meanwhile; return what the run leads to."""
+    params, rule = {"w": np.zeros(400)}, optim.Adam(0.01)
+    with (
+        inprocess.cluster(2) as made,
+        daskps.create(params, shards=4, optimizer=rule) as store,
+    ):
+        results: list[Any] = []
+        run = partial(daskps.run, store, rounds, [0, 1])
+        thread = threading.Thread(target=lambda: results.append(run()))
+        thread.start()
+        until(partial(has_reached, store, 10))
+        saving = store.save(directory, wait=False)
+        assert store.version < N_ROUNDS
+        if grows:
+            joined = made.join()
+            until(partial(has_so_many, store, joined, 1))
+        thread.join()
+        saving.result(60)
+        with daskps.restore(directory) as again:
+            assert 10 <= again.version <= N_ROUNDS
+        return results, store.version, store.pull()["w"].tolist()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_runs_and_saves_go_on(tmp_path):
+    """To the bits of a run that nobody has joined."""
+    plain = trained(tmp_path / "plain", grows=False)
+    assert trained(tmp_path / "grown", grows=True) == plain
 
 
 @pytest.mark.usefixtures("at_once")

@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "shards-swap-places",
         "daskps.cluster.directory.rebalance:Rebalance._movable",
-        "is_better = held[target] + need < has and held[target] + need <= most",
-        "is_better = held[target] < has and held[target] + need <= most",
+        "is_better = 1.5 * need <= has - held[target] and held[target] + need <= most",
+        "is_better = need <= has - held[target] and held[target] + need <= most",
         ("tests/cluster/test_rebalance.py::test_shards_do_not_swap_places",),
     ),
     Mutant(

@@ -1,8 +1,8 @@
 """Shards that move to workers which join, where the setting ``daskps.rebalance`` says so.
 
 A worker that has stayed for a while takes shards from those with most bytes, one after
-the other, as long as it then has fewer than the other one had. Each is copied, as by a
-drain; see :mod:`daskps.cluster.directory.drains`.
+the other, as long as that brings it much nearer to the other one. Each is copied, as by
+a drain; see :mod:`daskps.cluster.directory.drains`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Rebalance:
         stay, mine = entry.without_owner | entry.sent_on, Counter(entry.nbytes)
         for shard, source in enumerate(entry.owners):
             need, has, may = entry.sizes[shard], held[source], shard not in stay
-            # Fewer than the other one has: else they would merely swap places.
-            is_better = held[target] + need < has and held[target] + need <= most
+            # A smaller gap than before, by a good deal: else they merely swap places.
+            is_better = 1.5 * need <= has - held[target] and held[target] + need <= most
             if may and is_better and (uid, shard) not in self._lately:
                 with suppress(LayoutError):
                     check_memory({target: need}, taken, limits, entry.memory_share)
