@@ -276,7 +276,7 @@ class Drains:
                 try:
                     (target,) = self._targets(entry, [shard], last=failed).values()
                     answer = self._hosts.control(target, "look", **nothing)
-                    await asyncio.wait_for(answer, _SAY_SECONDS)
+                    await asyncio.wait_for(answer, _ANSWER_SECONDS)
                     await self.send(entry, shard, worker, target)
                 except (OSError, DaskPSError) as error:
                     failed.add(target)
@@ -433,7 +433,7 @@ class Drains:
             await self._taken_back(entry, source, {**of, "generation": generation})
         about = {"pause": _PAUSE_SECONDS, **of}
         dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
-        await asyncio.wait({dropping}, timeout=_SAY_SECONDS)
+        await asyncio.wait({dropping}, timeout=_ANSWER_SECONDS)
 
     async def _taken_back(
         self, entry: StoreEntry, source: str, about: dict[str, Any]

@@ -183,9 +183,9 @@ class ShardMoves:
         sent_on = {i for i, by in entry.sent_on if by == worker}
         if not (shards := sorted(held - entry.without_owner - sent_on)):
             return
-        left_by = worker, reason
-        if shards := self.promote(entry, shards, left_by, in_order=in_order):
-            self._look_for(entry, shards, left_by, in_order=in_order)
+        by = worker, reason
+        if rest := self.promote(entry, shards, by, in_order=in_order):
+            self._look_for(entry, rest, by, in_order=in_order)
 
     def promote(
         self,
@@ -195,10 +195,7 @@ class ShardMoves:
         *,
         in_order: bool,
     ) -> list[int]:
-        """Make second copies the owners where nobody else of a machine serves.
-
-        Returns the shards for which others are to be looked for.
-        """
+        """Make second copies owners where a machine serves no more; return the rest."""
         running = entry.ready and self.scheduler.status == Status.running
         if not running or self.has_near(left_by[0]):
             return shards
