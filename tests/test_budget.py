@@ -150,6 +150,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 31, 25, "workers that close, with others that fail meanwhile"),
     (".", 1, 1, "a setting: shards move to workers that join"),
     ("cluster", 78, 82, "shards move to workers that join, by copies"),
+    ("cluster", 5, 5, "what was given up is told to shards that have moved"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -564,6 +564,19 @@ def test_a_target_that_dies_as_it_answers_is_followed_by_another(three):
         assert store.placement[0] not in (owner, target)
 
 
+def test_what_was_given_up_is_told_to_shards_that_have_moved(three):
+    """Else a save would wait for a push that never comes."""
+    with daskps.create({"w": np.zeros(6)}, shards=1, servers="all") as store:
+        store.add({"w": np.ones(6)})
+        # No handle of this process hears of it.
+        drain = three.directory.drains.on_drain(store.uid, store.placement[0])
+        asyncio.run_coroutine_threadsafe(drain, three.loop.asyncio_loop).result()
+        (producer,) = {of.id for of in three.link.producers.values()}
+        seams.shards_of(store).acknowledge(producer, 7)
+        (moved,) = (of.shard for host in three.hosts for of in host.shards.values())
+        until(lambda: moved.in_flight.floor(producer) == 7, 20)
+
+
 def test_a_run_that_begins_meanwhile_waits(three):
     """Else the shard would not know what the new owner needs of its rounds."""
     with daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0)) as store:

@@ -189,8 +189,15 @@ class ShardClient:
         run : int
             The trainer's run.
         """
-        # The next step of that producer or trainer says the same.
-        self.tell("acknowledge", run=run, owner=owner, floor=floor)
+        deadline = Deadline(_CONTROL_SECONDS, "an acknowledgement")
+        about = {"run": run, "owner": owner, "floor": floor}
+
+        async def tell() -> None:
+            # The next step of that producer or trainer says the same, if there is one.
+            with contextlib.suppress(OSError, DaskPSError):
+                await self.control("acknowledge", deadline, **about)
+
+        self.link.start(tell)
 
     def tell(self, method: str, **kwargs: Any) -> None:
         """Send a control message to every host, without waiting; it may be lost."""
