@@ -147,7 +147,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 483, 430, "second copies of shards, which take over from their owners"),
     ("store", 17, 7, "copies= of create and restore"),
     ("cluster", 3, 3, "futures of a create that timed out go without garbage"),
-    ("cluster", 31, 25, "workers that close, with others that fail meanwhile"),
+    ("cluster", 32, 26, "workers that close, with others that fail meanwhile"),
     (".", 1, 1, "a setting: shards move to workers that join"),
     ("cluster", 78, 82, "shards move to workers that join, by copies"),
     ("cluster", 5, 5, "what was given up is told to shards that have moved"),

@@ -267,7 +267,8 @@ class StoreEntry:
         for shard, nbytes in sizes:
             known = shard in self.sizes and self.owners[shard] == worker
             if known and shard not in without:
-                self.charge(worker, nbytes - self.sizes[shard])
+                if shard not in self.uncharged:
+                    self.charge(worker, nbytes - self.sizes[shard])
                 self.sizes[shard] = nbytes
                 noted.append(shard)
         return noted

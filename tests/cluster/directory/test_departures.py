@@ -268,8 +268,11 @@ def test_sizes_are_said_by_who_has_the_shards() -> None:
     entry.set_away([0], "died")
     assert entry.note_sizes(DEAD, [(0, 30)]) == []
     entry.uncharge({0, 1})
+    # It has left, and has yet to send the other one.
+    assert entry.note_sizes(DEAD, [(1, 12)]) == [1]
+    assert (entry.nbytes, entry.sizes) == ({}, {0: 25, 1: 12})
     entry.install(ONE, [{**TAKEN, "shard": 0, "generation": 2, "held": 26}])
-    assert (entry.nbytes, entry.sizes) == ({ONE: 26}, {0: 26, 1: 11})
+    assert (entry.nbytes, entry.sizes) == ({ONE: 26}, {0: 26, 1: 12})
     assert entry.note_sizes(ONE, [(0, 40)]) == [0]
     assert entry.nbytes == {ONE: 40}
     # A worker has come to the address of the one that died, and adopts the other one.
