@@ -16,6 +16,7 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
+from daskps.cluster.directory import drains
 from tests import inprocess, seams
 from tests.cluster import killing_owners
 from tests.inprocess import Cluster
@@ -543,6 +544,32 @@ def test_the_news_that_a_shard_is_back_may_be_lost(three):
         assert isinstance(found[0], daskps.ConsistencyError)
         store.add({"w": np.ones(6)})
         assert three.directory.stores[store.uid].owners[0] == owner
+
+
+def test_a_shard_that_was_taken_back_is_not_let_go_of_later(three, monkeypatch):
+    """Its owner had handed it over, and has yet to answer with the last state."""
+    monkeypatch.setattr(drains, "_OWN_SECONDS", 1.0)
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner = store.placement[0]
+        host = next(h for h in three.hosts if h.worker.address == owner)
+        under, go_on, slow = host.under, asyncio.Event(), list[Any]()
+
+        async def slowly(hosted: Any, work: Any) -> Any:
+            found = await under(hosted, work)
+            going = host.going.get((store.uid, 0))
+            if going is not None and going.is_handed_over and not slow:
+                slow.append(going)
+                await go_on.wait()
+            return found
+
+        monkeypatch.setattr(host, "under", slowly)
+        back = Held(three, owner, "move_back")
+        back.after = go_on.set
+        back.go_on(does_it=True)
+        assert store.drain(owner) == [0]
+        assert len(slow) == 1
+        store.add({"w": np.ones(6)})
+        assert store.pull()["w"].tolist() == [1.0] * 6
 
 
 def test_a_target_that_dies_as_it_answers_is_followed_by_another(three):

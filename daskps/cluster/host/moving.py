@@ -232,7 +232,8 @@ async def _last(
         await host.under(hosted, attempt)
     answer: dict[str, Any] = {"is_ready": is_ready, "mailbox": None}
     answer["state"] = pack_state(found[0]) if found else None
-    if going.is_handed_over:
+    # It may have been taken back before this call went on, and be here again.
+    if going.is_handed_over and _going(host, store, shard, move).is_handed_over:
         host.shards.pop((store, shard), None)
         going.end_hold()
         box = hosted.shard.run_state.attached
