@@ -142,7 +142,10 @@ class Draining:
         addresses = [f"sim://{process.name}" for process in self._world.live]
         hosts = {where: HOSTS[where] for where in addresses if where in HOSTS}
         for where, host in hosts.items():
-            for key in (*host.going, *host.coming):
+            stay = {c.move for entry in self._stores() for c in entry.copies.values()}
+            for key, of in (*host.going.items(), *host.coming.items()):
+                if of.move in stay:
+                    continue
                 self._watch.wrong(f"shard {key} is on its way for ever at {where}")
         for entry in self._stores():
             charges = Counter[str]()
@@ -150,6 +153,8 @@ class Draining:
                 if shard not in entry.lost:
                     charges[owner] += entry.sizes[shard]
                     self._check_owner(entry, shard, hosts)
+            for copy in entry.copies.values():
+                charges[copy.worker] += copy.nbytes
             if charges != entry.nbytes:
                 self._watch.wrong(
                     f"{entry.name}: charges are {entry.nbytes}, shards take {charges}"

@@ -71,7 +71,7 @@ class SeedReport:
 
 async def simulate(seed: int) -> SeedReport:
     """Run one simulation to its end, or to its first finding."""
-    scenario = _Scenario()
+    scenario = _Scenario(2 if seed % 3 == 0 else 1)
     watch, network = scenario.watch, scenario.world.network
     work = asyncio.ensure_future(scenario.run())
     found = asyncio.ensure_future(watch.until_found())
@@ -97,7 +97,9 @@ async def simulate(seed: int) -> SeedReport:
 
 
 class _Scenario:
-    def __init__(self) -> None:
+    def __init__(self, n_copies: int) -> None:
+        #: Of each shard of the store that is pushed to.
+        self.n_copies = n_copies
         self.world, self.watch = World(), Watch()
         self.world.network.after = self.watch.look
         self.watch.follow_publications()
@@ -117,8 +119,10 @@ class _Scenario:
         pushes = OneHotPushes(watch, N_SHARDS, N_PUSHES)
         training = Training(world, watch, N_SHARDS)
         exchanges = Exchanges(watch, N_SHARDS, N_CLIENTS)
-        for job in (pushes, training):
-            job.named.know(await world.within(process, _create(job, client)))
+        jobs = (pushes, self.n_copies), (training, 1)
+        for job, copies in jobs:
+            made = _create(job, client, copies)
+            job.named.know(await world.within(process, made))
         await world.within(process, _create(exchanges, client))
         faults, link = Faults(world, watch), world.link(client)
         checkpoints = SimCheckpoints(
@@ -235,13 +239,16 @@ class _Scenario:
         return {m.name for m in self.world.machines.values() if m.is_freed}
 
 
-async def _create(job: OneHotPushes | Training | Exchanges, client: Client) -> Layout:
+async def _create(
+    job: OneHotPushes | Training | Exchanges, client: Client, copies: int = 1
+) -> Layout:
     store = await daskps.create(
         job.params(),
         name=job.name,
         shards=N_SHARDS,
         optimizer=job.optimizer(),
         client=client,
+        copies=copies,
     )
     layout: Layout = store.layout
     return layout

@@ -141,7 +141,7 @@ class SecondCopies:
     ) -> None:
         """Have a copy made on a worker; its owner waits for it from then on."""
         copy = Copy(worker, uuid.uuid4().hex, entry.sizes[shard])
-        of = {"store": entry.uid, "shard": shard, "move": copy.move}
+        of: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": copy.move}
         entry.strays |= {owner, worker}
         entry.charge(worker, copy.nbytes)
         entry.copies[shard] = copy
@@ -153,6 +153,11 @@ class SecondCopies:
             if entry.copies.get(shard) is copy:
                 entry.copies[shard] = replace(copy, counts=True)
         except BaseException:
+            # Its owner lets nobody read it any more.
+            back = insist(
+                self._hosts, owner, "move_back", _PAUSE_SECONDS, generation=0, **of
+            )
+            self._hosts.spawn(back)
             await asyncio.wait({self.strike(entry, shard, "could not be made")})
             raise
 
