@@ -29,6 +29,7 @@ KEPT = ".cache/daskps/kernels"
 #: Where the search for what is wrong begins, if few seeds find it: its course may change
 #: with every line that sends a message, and then the search takes longer.
 BEGIN = {
+    "answered-before-backed": 3,
     "adopter-forgets-who-has-scaled": 1,
     "adopter-knows-nothing-of-delays": 2,
     "changes-forget-a-producer": 2,

@@ -13,7 +13,7 @@ from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import RunEnd
-from daskps.cluster.host import adoption, moving
+from daskps.cluster.host import adoption, copies
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
@@ -255,8 +255,8 @@ def states_forget_producers() -> None:
     """Move shards without what they know of pushes."""
     take = states.take
 
-    def take_some(segment: Segment, since: Mark) -> State | None:
-        if (state := take(segment, since)) is not None:
+    def take_some(segment: Segment, since: Mark, **more: bool) -> State | None:
+        if (state := take(segment, since, **more)) is not None:
             state.words[0][1][N_PRODUCERS] = 0
         return state
 
@@ -274,7 +274,15 @@ def deliveries_stay_behind() -> None:
             reduce = loads(rounds["reduce"])
             state.attach_rounds(state.run, state.n_ranks, reduce, None)
 
-    put(moving, _open_round=open_empty)
+    put(copies, _open_round=open_empty)
+
+
+def answered_before_backed() -> None:
+    """Answer before the second copy of a shard has what the answer tells."""
+
+    async def answer_at_once(_: HostedShard) -> None: ...
+
+    put(HostedShard, backed=answer_at_once)
 
 
 VARIANTS: dict[str, Callable[[], None]] = {
@@ -299,5 +307,6 @@ VARIANTS: dict[str, Callable[[], None]] = {
         former_owner_goes_on,
         states_forget_producers,
         deliveries_stay_behind,
+        answered_before_backed,
     )
 }

@@ -149,13 +149,20 @@ class Watch:
         async def call_and_look(host: ShardHost, call: Call) -> list[Answer]:
             # As they came: what they were taken for is another matter.
             meant = {part.shard: part.step.generation for part in call.parts}
+            # One that was handed over and taken back meanwhile has what it had before.
+            came = {
+                part.shard: hosted.shard.generation
+                for part in call.parts
+                if (hosted := host.shards.get((call.store, part.shard)))
+            }
             answers = await call_host(host, call)
             for answer in answers if call.step.producer or call.step.tick else ():
                 hosted = host.shards.get((call.store, answer.shard))
                 # One that it has handed over meanwhile has another generation.
                 if hosted is None or hosted.is_released:
                     continue
-                if not (answer.error or answer.parked):
+                was_meant = came.get(answer.shard) == meant[answer.shard]
+                if not (answer.error or answer.parked or was_meant):
                     self._acknowledged(hosted, meant[answer.shard])
             return answers
 
