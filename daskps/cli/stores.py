@@ -31,8 +31,9 @@ COUNTERS = (
     "duplicates",
     "parked",
 )
-#: Shown of shards on devices.
+#: Shown of shards on devices, and of those that have a second copy.
 _OF_DEVICE = ("device", "device_nbytes")
+_OF_COPIES = ("copy", "behind")
 #: Heads of columns that are not named as their keys.
 _BYTES = {
     "nbytes": "bytes",
@@ -121,8 +122,9 @@ def _with_device(
 
 
 def _of_device(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return what a row tells of a device, nothing of host memory."""
-    return tuple(key for key in _OF_DEVICE if row.get(key) and row["device"])
+    """Return what a row tells of a device or a second copy, nothing where none is."""
+    found = tuple(key for key in _OF_DEVICE if row.get(key) and row["device"])
+    return found + _OF_COPIES * bool(row.get("copy"))
 
 
 def _placed(columns: tuple[str, ...], found: dict[str, Any]) -> tuple[str, ...]:

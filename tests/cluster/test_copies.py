@@ -28,7 +28,7 @@ from tests.cluster.test_drain import (
     specs,
 )
 from tests.inprocess import Cluster
-from tests.support import local_cluster, terminal_cluster, until
+from tests.support import local_cluster, popen, terminal_cluster, until
 
 N = 40
 
@@ -166,6 +166,28 @@ def test_pushes_survive_a_machine(machines):
     assert events_of(client, "shards-lost") == []
 
 
+def test_a_copy_goes_to_a_machine_that_joins(tmp_path):
+    first, second = (["--host", host, "--no-nanny"] for host in MACHINES)
+    file = tmp_path / "scheduler.json"
+    env = {"DASK_DASKPS__CARRIERS__MACHINE": "False"}
+    with (
+        dask.config.set({"daskps.carriers.machine": False}),
+        terminal_cluster(file, [(first, {})] * 2, **env) as (client, _),
+        daskps.create({"w": np.zeros(6)}, shards=1, client=client, copies=2) as store,
+    ):
+        assert copies_of(client, store)[0].startswith("tcp://127.0.0.1")
+        options = ["--scheduler-file", str(file), "--dashboard-address", "127.0.0.1:0"]
+        environment = {**os.environ, "PYTHONPATH": os.getcwd(), **env}
+        with popen(["dask", "worker", *options, *second], env=environment):
+            until(
+                lambda: (
+                    copies_of(client, store).get(0, "").startswith("tcp://127.0.0.2")
+                )
+            )
+            store.add({"w": np.ones(6)})
+            assert store.pull()["w"].tolist() == [1.0] * 6
+
+
 # -- who waits for whom ----------------------------------------------------------------
 
 
@@ -201,14 +223,16 @@ def shards_at(cluster: Cluster, worker: str) -> list[Any]:
 
 
 def test_an_answer_waits_for_the_copy(three):
-    store, owner, _ = one_shard(three)
+    store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
+    [row] = store.stats()["shards"]
+    assert (row["copy"], row["behind"]) == (other, 0)
     held = Held(three, owner, "copy_next")
     assert held.reached.wait(60)
     thread, found = push_beside(store)
     (hosted,) = shards_at(three, owner)
     until(lambda: hosted.shard.segment.current.version == 2)
-    assert found == []
+    assert (found, hosted.behind) == ([], 1)
     held.go_on()
     thread.join()
     assert found == [2]
@@ -228,6 +252,16 @@ def test_what_the_copy_lacks_is_sent_again(three):
     assert found == [1]
     assert store.placement == (other,)
     assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+def test_a_copy_takes_over_though_its_answer_is_lost(three):
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    held = Held(three, other, "move_own", times=1)
+    held.go_on(OSError("the answer is lost"), does_it=True)
+    three.end(owner)
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert store.placement == (other,)
 
 
 def test_an_owner_goes_on_alone_where_its_copy_dies(three):
@@ -277,6 +311,37 @@ def test_drains_go_on_with_two_copies(three):
     store.add({"w": np.ones(6)})
     three.end(store.placement[0])
     assert store.pull()["w"].tolist() == [2.0] * 6
+
+
+def pushes_beside(client: Any, store: Any, pid: int) -> float:
+    """Stop a process; push until that returns; let the process go on."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        store.add({"w": np.ones(24)}, timeout=60)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return float(store.pull()["w"].sum())
+
+
+@pytest.mark.parametrize("which", ["copy", "owner"])
+def test_a_process_that_is_stopped_does_not_stop_the_store(apart, which):
+    """The other one tells the directory; whoever wakes up later answers for nobody."""
+    servers = list(apart.nthreads())[:1]
+    about: dict[str, Any] = {"servers": servers, "client": apart, "copies": 2}
+    with daskps.create({"w": np.zeros(24)}, **about) as store:
+        store.add({"w": np.ones(24)})
+        before = store.placement[0], copies_of(apart, store)[0]
+        victim = before[which == "copy"]
+        [pid] = apart.run(os.getpid, workers=[victim]).values()
+        assert pushes_beside(apart, store, pid) == 48.0
+        assert (store.placement[0] == before[0]) == (which == "copy")
+        until(partial(has_all, apart, store))
+        assert copies_of(apart, store)[0] != store.placement[0]
+        for n in (3, 4):
+            store.add({"w": np.ones(24)})
+            assert store.pull()["w"].tolist() == [float(n)] * 24
+        kill(apart, store.placement[0])
+        assert store.pull()["w"].tolist() == [4.0] * 24
 
 
 # -- bad input -------------------------------------------------------------------------

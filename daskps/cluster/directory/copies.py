@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 #: Between two tries to make a copy, or to tell a host of one.
 _AGAIN_SECONDS, _PAUSE_SECONDS = 1.0, 0.2
 #: How long a copy may take to become the owner, and a former owner to hear of it.
-_OWN_SECONDS, _TELL_SECONDS = 10.0, 1.0
+_OWN_SECONDS, _TELL_SECONDS = 5.0, 1.0
+#: How long a copy waits for a former owner to hear of it, which has died most likely.
+_DEPOSE_SECONDS = 0.3
+#: How often a copy is asked to, where no answer comes.
+_MOST_TRIES = 3
 
 
 class SecondCopies:
@@ -67,6 +71,47 @@ class SecondCopies:
             if copy is not None and copy.move == move:
                 self.strike(entry, shard, "could not follow")
 
+    @DIRECTORY.handles("copy-silent")
+    async def on_silent(self, store: str, shard: int, move: str, owner: bool) -> None:
+        """Hear that a copy is silent, or with `owner` the owner that it follows.
+
+        One that answers this scheduler is waited for. Else the other one goes on.
+        """
+        entry = self._stores.get(store)
+        copy = None if entry is None else entry.copies.get(shard)
+        if entry is None or copy is None or copy.move != move:
+            return
+        worker = entry.owners[shard] if owner else copy.worker
+        try:
+            nothing = {"cluster": entry.cluster, "rows": []}
+            answer = self._hosts.control(worker, "look", **nothing)
+            await asyncio.wait_for(answer, _TELL_SECONDS)
+        except OSError:
+            is_same = entry.copies.get(shard) is copy and self._hosts.has_worker(worker)
+            if not is_same or shard in entry.without_owner:
+                return
+            if not owner:
+                self.strike(entry, shard, "is silent")
+            elif copy.counts and self._moves.runs.rounds_of(entry) is None:
+                # A run in rounds waits: it would end with its open round.
+                left_by = worker, "is silent"
+                self.promote(
+                    entry, [shard], left_by, lambda of, at, _: self.moved(of, at)
+                )
+
+    def worker_came(self) -> None:
+        """Hear that a worker came, which has no host yet."""
+        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._move_apart)
+
+    def _move_apart(self) -> None:
+        """Have copies made elsewhere that are where their owner is, and need not be."""
+        for entry in self._stores.values():
+            for shard, copy in [*entry.copies.items()]:
+                owner = entry.owners[shard]
+                is_together = get_address_host(copy.worker) == get_address_host(owner)
+                if is_together and self._apart(owner) and copy.counts:
+                    self.strike(entry, shard, "moves to another machine")
+
     def worker_left(self, worker: str) -> None:
         """Hear that a worker has left, maybe with copies."""
         for entry in self._stores.values():
@@ -88,7 +133,7 @@ class SecondCopies:
                 try:
                     await self._make_all(entry)
                 except (OSError, DaskPSError) as error:
-                    logger.info("a copy has yet to be made: %r", error)
+                    logger.debug("a copy has yet to be made: %r", error)
                 await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             self._making.discard(entry.uid)
@@ -120,21 +165,22 @@ class SecondCopies:
 
     def _target(self, entry: StoreEntry, shard: int, owner: str) -> str:
         """Return a worker for a copy, of another machine where there is one."""
-        workers = self._moves.scheduler.workers
-        others = {
-            w: ws
-            for w, ws in workers.items()
-            if w != owner and ws.status == Status.running
-        }
+        workers = self._moves.scheduler.workers.items()
+        others = {w: s for w, s in workers if w != owner and s.status == Status.running}
         if not others:
             raise NotEnoughWorkersError(
                 f"no worker but {owner} can have a second copy of shard {shard} of store "
                 f"{entry.name!r}; start another worker, or create the store with copies=1"
             )
-        machine = get_address_host(owner)
-        apart = {w: ws for w, ws in others.items() if get_address_host(w) != machine}
+        apart = {w: others[w] for w in self._apart(owner)}
         held = held_bytes(self._stores.values())
         return find_room(entry, [shard], held, apart or others)[shard]
+
+    def _apart(self, worker: str) -> list[str]:
+        """Return the workers of other machines, as far as addresses tell."""
+        machine, workers = get_address_host(worker), self._moves.scheduler.workers
+        running = [w for w, ws in workers.items() if ws.status == Status.running]
+        return [w for w in running if get_address_host(w) != machine]
 
     async def _make(
         self, entry: StoreEntry, shard: int, owner: str, worker: str
@@ -258,9 +304,12 @@ class SecondCopies:
         about: dict[str, Any] = {"move": copy.move, "generation": generation}
         about |= {"runs": runs, "alone": True}
         of = {"store": entry.uid, "shard": shard}
+        if copy.counts:
+            # One that lives would answer reads as if nothing had changed since.
+            told = self.depose(entry, shard, worker)
+            await asyncio.wait({told}, timeout=_DEPOSE_SECONDS)
         try:
-            own = self._hosts.control(copy.worker, "move_own", **of, **about)
-            row = await asyncio.wait_for(own, _OWN_SECONDS)
+            row = await self._own(copy.worker, {**of, **about})
             hands = copy.worker, worker
             await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
         except (OSError, DaskPSError) as error:
@@ -275,13 +324,33 @@ class SecondCopies:
             self._drop(entry, shard, copy)
             return
         self._moves.install(entry, copy.worker, [row])
-        self.depose(entry, shard, worker)
         about = {"shards": [shard], "worker": worker, "by": copy.worker}
         self._hosts.tell("shards-promoted", entry, **about)
 
-    def depose(self, entry: StoreEntry, shard: int, worker: str) -> None:
+    async def _own(self, worker: str, about: dict[str, Any]) -> dict[str, Any]:
+        """Have a copy become the owner, also where an answer was lost; return its row."""
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                own = self._hosts.control(worker, "move_own", **about)
+                row: dict[str, Any] = await asyncio.wait_for(own, _OWN_SECONDS)
+            except OSError:
+                if not (left and self._hosts.has_worker(worker)):
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                break
+        return row
+
+    def depose(
+        self, entry: StoreEntry, shard: int, worker: str
+    ) -> asyncio.Future[None]:
         """Tell a worker, which may live, that another one is the owner of a shard."""
-        of = {"store": entry.uid, "shard": shard}
-        about = {**of, "generation": entry.generations[shard]}
-        told = self._hosts.control(worker, "copy_deposed", **about)
-        self._hosts.spawn(asyncio.wait_for(told, _TELL_SECONDS))
+        of: dict[str, Any] = {"store": entry.uid, "shard": shard}
+        of["generation"] = entry.generations[shard]
+        if self._hosts.has_worker(worker):
+            # It may be stopped, and go on.
+            told = insist(self._hosts, worker, "copy_deposed", _PAUSE_SECONDS, **of)
+        else:
+            told = self._hosts.control(worker, "copy_deposed", **of)
+            told = asyncio.wait_for(told, _TELL_SECONDS)
+        return self._hosts.spawn(told)

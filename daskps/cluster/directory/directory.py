@@ -156,6 +156,7 @@ class Directory:
     def worker_came(self, worker: str) -> None:
         """Ask a new worker what it can do for shards; it may come to have some."""
         self.moves.worker_came()
+        self.copies.worker_came()
         self.readiness.worker_came(worker)
         self.orphans.worker_came(worker)
         self.rebalance.worker_came(worker)

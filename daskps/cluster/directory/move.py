@@ -79,7 +79,7 @@ class Standby(Protocol):
     def moved(self, entry: StoreEntry, shards: Sequence[int]) -> None:
         """Hear that shards have another owner, or their owner again."""
 
-    def depose(self, entry: StoreEntry, shard: int, worker: str) -> None:
+    def depose(self, entry: StoreEntry, shard: int, worker: str) -> object:
         """Tell a worker that another one is the owner of a shard."""
 
 

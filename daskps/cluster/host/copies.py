@@ -19,7 +19,7 @@ import numpy as np
 
 from daskps.cluster.host.adoption import row_of
 from daskps.cluster.host.growth import Budget
-from daskps.cluster.host.moving import check_open
+from daskps.cluster.host.moving import SUSPECT_SECONDS, check_open
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.host.store_messages import make_shards
 from daskps.cluster.machine.blocks import HEAD_NBYTES
@@ -255,6 +255,9 @@ async def _own(
     `runs` has the run in rounds to continue, and the codecs of all runs, as of `adopt`.
     With `alone` its owner has gone, and has waited for the copy.
     """
+    here = host.shards.get((store, shard))
+    if here is not None and here.came_by == move:
+        return row_of(here)  # its answer was lost
     coming, box = _copy_of(host, store, shard, move), None
     for codec in runs["codecs"]:
         await host.in_thread(partial(encoding.learn, *codec))
@@ -343,13 +346,16 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
     of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
     while True:
         try:
-            since = tuple(coming.mark)
-            ask = host.worker.ask(coming.source, "copy_next", **of, since=since)
-            packed = await ask
+            about = {**of, "since": tuple(coming.mark), "by": host.worker.address}
+            ask = host.worker.ask(coming.source, "copy_next", **about)
+            packed = await asyncio.wait_for(ask, SUSPECT_SECONDS)
             coming.installing = asyncio.ensure_future(_install(host, coming, packed))
             await asyncio.shield(coming.installing)
-        except (OSError, StaleGenerationError):
+        except (OSError, StaleGenerationError) as error:
             # The owner has gone: the directory says which one is the next.
+            if isinstance(error, TimeoutError):
+                with contextlib.suppress(OSError, DaskPSError):
+                    await host.worker.directory("copy-silent", **of, owner=True)
             await asyncio.sleep(_PAUSE_SECONDS)
         except DaskPSError as error:
             logger.info("a copy on %s ends: %r", host.worker.address, error)

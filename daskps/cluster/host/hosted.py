@@ -50,13 +50,16 @@ class Backing:
     """The second copy of a shard, on another worker, as the owner knows it."""
 
     move: str
-    #: The flip up to which it has the shard.
+    #: The flip up to which it has the shard, and the worker that it is on.
     flip: int = -1
+    worker: str = ""
     #: Set where an answer waits for it, and when it has come further.
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     #: Whether the shard has another owner, or none.
     is_over: bool = False
+    #: Sees whether it is silent.
+    watching: asyncio.Future[None] | None = None
 
     def end(self) -> None:
         """Refuse the answers that wait."""
@@ -205,6 +208,12 @@ class HostedShard:
         """Own the shard again: it did not come to have another owner."""
         self.shard.resume(generation)
         self._released = None
+
+    @property
+    def behind(self) -> int:
+        """Updates that its second copy has yet to get, 0 where there is none."""
+        backing = self.backing
+        return 0 if backing is None else self.shard.segment.flip - max(0, backing.flip)
 
     async def backed(self) -> None:
         """Wait until its second copy has what it has now; at once where there is none.

@@ -35,6 +35,7 @@ from daskps.cluster.protocol.packing import pack_array
 from daskps.cluster.protocol.states import pack_state
 from daskps.errors import (
     ConsistencyError,
+    DaskPSError,
     ProtocolError,
     StaleGenerationError,
     StoreClosedError,
@@ -59,8 +60,9 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS, _PAUSE_SECONDS = 1.0, 0.002
 #: How long rounds are held for a directory that never comes back to it.
 _HOLD_SECONDS = 5.0
-#: How long a second copy waits for a state where no answer does.
-_IDLE_SECONDS = 1.0
+#: How long a second copy waits for a state where no answer does; and how long one of the
+#: two may be silent before the other one tells the directory.
+_IDLE_SECONDS, SUSPECT_SECONDS = 1.0, 5.0
 
 
 # -- a shard that moves ----------------------------------------------------------------
@@ -289,24 +291,39 @@ async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Have answers wait for a copy from now on; for none with ""."""
     hosted = host.get_shard(store, shard)
     before = hosted.backing
-    if (before.move if before else "") == move:
-        return
+    if (before.move if before else "") != move:
 
-    def change(owner: Shard) -> list[Ticket]:
-        hosted.backing = Backing(move) if move else None
-        return owner.hold_rounds(0 if move else None)
+        def change(owner: Shard) -> list[Ticket]:
+            hosted.backing = Backing(move) if move else None
+            return owner.hold_rounds(0 if move else None)
 
-    await host.under(hosted, change)
-    host.going.pop((store, shard), None)
-    if before is not None:
-        before.news.set()
+        await host.under(hosted, change)
+        host.going.pop((store, shard), None)
+        if before is not None:
+            before.news.set()
+    backing = hosted.backing
+    if backing is not None and backing.watching is None:
+        backing.watching = asyncio.ensure_future(_watch(host, store, hosted, backing))
+
+
+async def _watch(
+    host: ShardHost, store: str, hosted: HostedShard, backing: Backing
+) -> None:
+    """Tell the directory of a second copy that is silent, as long as it counts."""
+    about = {"store": store, "shard": hosted.index, "move": backing.move}
+    while hosted.backing is backing and not backing.is_over:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(backing.news.wait(), SUSPECT_SECONDS)
+            continue
+        with contextlib.suppress(OSError, DaskPSError):
+            await host.worker.directory("copy-silent", **about, owner=False)
 
 
 @HOST.handles("copy_next")
 async def _next(
-    host: ShardHost, *, store: str, shard: int, move: str, since: Sequence[int]
+    host: ShardHost, *, store: str, shard: int, move: str, since: Sequence[int], by: str
 ) -> dict[str, Any]:
-    """Hear that a copy has a shard up to a moment; return the next state.
+    """Hear that a copy, on worker `by`, has a shard up to a moment; return the next state.
 
     Once there is one that an answer waits for, or after a while.
     """
@@ -317,8 +334,9 @@ async def _next(
     def hear(owner: Shard) -> list[Ticket]:
         if backing is None or hosted.backing is not backing or backing.move != move:
             raise ConsistencyError(f"shard {shard} of {store} has no such copy")
-        backing.flip = mark.flip
-        return owner.hold_rounds(mark.flip + 1)
+        # A late message says less than one that came before it.
+        backing.flip, backing.worker = max(backing.flip, mark.flip), by
+        return owner.hold_rounds(backing.flip + 1)
 
     await host.under(hosted, hear)
     assert backing is not None

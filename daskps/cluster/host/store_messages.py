@@ -399,6 +399,8 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "delays": [*delays_of(hosted.shard.segment.header).items()],
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
+            "copy": hosted.backing.worker if hosted.backing else "",
+            "behind": hosted.behind,
             "calls": host.n_calls,
             "socket_calls": n_calls,
             # Its old name stays for one release: Python code makes all reads now.

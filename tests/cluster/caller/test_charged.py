@@ -161,7 +161,8 @@ HOSTS = [f"tcp://other:{i}" for i in range(16)]
 def carriers():
     """The ways to a store on sixteen hosts, none of which can be mapped."""
     link: Any = SimpleNamespace(machine=HERE)
-    meta: Any = SimpleNamespace(name="s", where=SimpleNamespace(hosts={}, segments={}))
+    where = SimpleNamespace(hosts={}, segments={})
+    meta: Any = SimpleNamespace(name="s", copies=1, where=where)
     return Carriers(link, meta, None)
 
 

@@ -40,7 +40,7 @@ TO_THE_DIRECTORY = {
     "directory.store_registry": "create commit grew viewing await_store find list delete "
     "close",
     "directory.recoveries": "recover recovering recovery_failed",
-    "directory.copies": "copies copy-ended",
+    "directory.copies": "copies copy-ended copy-silent",
     "directory.drains": "drain leaving",
     "directory.move": "awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
