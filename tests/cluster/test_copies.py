@@ -18,7 +18,14 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller.link import using
 from tests import inprocess
-from tests.cluster import killing_owners
+from tests.cluster import killing_copies, killing_owners
+from tests.cluster.killing_copies import (
+    copies_of,
+    has_all,
+    kill,
+    kill_copy,
+    kill_owner,
+)
 from tests.cluster.test_drain import (
     Held,
     all_of,
@@ -51,45 +58,9 @@ def events_of(client: Any, action: str) -> list[dict[str, Any]]:
     return [e for _, e in client.get_events("daskps") if e["action"] == action]
 
 
-def copies_of(client: Any, store: Any) -> dict[int, str]:
-    """Return the worker of each second copy that can take over."""
-
-    def found(dask_scheduler: Any) -> dict[int, str]:
-        entry = dask_scheduler.extensions["daskps-directory"].stores[store.uid]
-        return {i: copy.worker for i, copy in entry.copies.items() if copy.counts}
-
-    copies: dict[int, str] = client.run_on_scheduler(found)
-    return copies
-
-
-def has_all(client: Any, store: Any) -> bool:
-    return len(copies_of(client, store)) == len(store.placement)
-
-
-def kill(client: Any, worker: str) -> None:
-    [pid] = client.run(os.getpid, workers=[worker]).values()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: worker not in client.nthreads())
-
-
-def kill_owner(client: Any, store: Any) -> None:
-    """Kill the owner of the first shard once all shards have two copies."""
-    until(partial(has_all, client, store))
-    kill(client, store.placement[0])
-    store.pull()
-
-
-def kill_copy(client: Any, store: Any) -> None:
-    until(partial(has_all, client, store))
-    kill(client, copies_of(client, store)[0])
-
-
 def test_acknowledged_pushes_count_once(apart):
     """Owners die, and workers with copies, and what takes their place dies too."""
-    params = {"w": np.zeros((killing_owners.N_SHARDS, 2, killing_owners.HALF))}
-    servers = list(apart.nthreads())[:2]
-    about: dict[str, Any] = {"servers": servers, "shards": killing_owners.N_SHARDS}
-    with daskps.create(params, copies=2, client=apart, **about) as store:
+    with killing_copies.store_on(apart) as store:
         acts = [partial(kill_owner, apart, store), partial(kill_copy, apart, store)]
         found = killing_owners.disturb(store, acts * 2)
     assert found.wrong == []

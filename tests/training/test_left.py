@@ -60,6 +60,8 @@ def test_values_that_the_store_does_not_take(
 ) -> None:
     def loop(trainer: Any, part: Any) -> None:
         trainer.push({"w": np.ones(2)})
+        # Else one of them may fail before the other one has pushed.
+        trainer.pull()
         trainer.leave(values if trainer.rank else {"w": np.full(2, 9.0)})
 
     rule = optim.SGD(1.0)

@@ -15,6 +15,8 @@ from tests.support import gen_cluster, store, until
 
 SHARD = {
     "shard",
+    "copy",
+    "behind",
     "worker",
     "generation",
     "version",
