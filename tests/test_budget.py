@@ -146,7 +146,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ),
     ("cluster", 483, 430, "second copies of shards, which take over from their owners"),
     ("store", 17, 7, "copies= of create and restore"),
-    ("cluster", 82, 76, "second copies: silence on either side, a machine that joins"),
+    ("cluster", 83, 78, "second copies: silence on either side, a machine that joins"),
     ("cli", 2, 2, "second copies in dask ps show"),
     ("cluster", 3, 3, "futures of a create that timed out go without garbage"),
     ("cluster", 32, 26, "workers that close, with others that fail meanwhile"),

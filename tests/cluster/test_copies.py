@@ -237,7 +237,7 @@ def test_a_copy_takes_over_though_its_answer_is_lost(three):
 
 def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     store, owner, other = one_shard(three)
-    held = Held(three, owner, "copy_next")
+    held = Held(three, owner, "copy_next", times=1)
     assert held.reached.wait(60)
     thread, found = push_beside(store)
     three.end(other)

@@ -8,6 +8,7 @@ that was ever answered. :mod:`daskps.cluster.host.moving` has the protocol.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from dataclasses import replace
@@ -82,14 +83,15 @@ class SecondCopies:
         if entry is None or copy is None or copy.move != move:
             return
         worker = entry.owners[shard] if owner else copy.worker
-        try:
+        with contextlib.suppress(OSError):
             nothing = {"cluster": entry.cluster, "rows": []}
             answer = self._hosts.control(worker, "look", **nothing)
             await asyncio.wait_for(answer, _TELL_SECONDS)
-        except OSError:
-            is_same = entry.copies.get(shard) is copy and self._hosts.has_worker(worker)
-            if not is_same or shard in entry.without_owner:
+            # One that never could follow is not waited for.
+            if copy.counts or owner:
                 return
+        is_same = entry.copies.get(shard) is copy and self._hosts.has_worker(worker)
+        if is_same and shard not in entry.without_owner:
             if not owner:
                 self.strike(entry, shard, "is silent")
             elif copy.counts and self._moves.runs.rounds_of(entry) is None:
