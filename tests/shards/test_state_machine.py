@@ -573,7 +573,9 @@ class Machine(RuleBasedStateMachine):
         assert run is not None
         rank %= len(run.trainers)
         trainer = run.trainers[rank]
-        if trainer.accepted >= set(range(N_SHARDS)) - run.ended:
+        everywhere = trainer.accepted >= set(range(N_SHARDS)) - run.ended
+        # Where a cut holds a round back, one that reads waits for it.
+        if everywhere and not (self.cut and self.reads(rank)):
             self.go_on(rank)
         if trainer.finished or trainer.clock >= trainer.length:
             trainer.finished = True
@@ -581,6 +583,12 @@ class Machine(RuleBasedStateMachine):
         (ticket,) = self.deliver(shard, self.message(shard, rank, wait))
         if shard in run.ended:
             assert isinstance(ticket.outcome, RunCancelledError)
+
+    def reads(self, rank: int) -> bool:
+        """Return whether a trainer of the run waits for what it reads."""
+        assert self.run is not None
+        steps = [ticket.step for _, ticket in self.outstanding.values()]
+        return any((s.run, s.rank, s.wait) == (self.run.id, rank, READ) for s in steps)
 
     def go_on(self, rank: int) -> None:
         """A trainer all shards have accepted a message of turns to the next."""
