@@ -106,8 +106,13 @@ def fetched(client, parts):
 
 @pytest.fixture(scope="module")
 def four():
-    """Four workers, for tests that break nothing."""
-    with local_cluster(n_workers=4, threads=1) as client:
+    """Four workers, for tests that break nothing; none steals what another waits with.
+
+    Dask takes half a second for each piece that is cut: on a busy machine an idle
+    worker would take one, and its chunk.
+    """
+    config = {"distributed.scheduler.work-stealing": False}
+    with dask.config.set(config), local_cluster(n_workers=4, threads=1) as client:
         yield client
 
 
