@@ -29,6 +29,14 @@ nbformat.write(notebook, target)
 """
 
 
+#: What Dask says where a cluster closes just as a worker tells that it lives.
+CLOSING = re.compile(
+    r"^.* - distributed.worker - ERROR - Failed to communicate with scheduler during "
+    r"heartbeat\.\n[\s\S]*?closing\.\n",
+    re.MULTILINE,
+)
+
+
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -63,7 +71,8 @@ def execute(source: Path, folder: Path) -> Any:
 
 def printed(notebook: Any, stream: str) -> str:
     outputs = [o for cell in code_cells(notebook) for o in cell.outputs]
-    return "".join(o.text for o in outputs if o.get("name") == stream)
+    said = "".join(o.text for o in outputs if o.get("name") == stream)
+    return CLOSING.sub("", said)
 
 
 def n_figures(notebook: Any) -> int:
