@@ -153,6 +153,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     (".", 1, 1, "a setting: shards move to workers that join"),
     ("cluster", 78, 82, "shards move to workers that join, by copies"),
     ("cluster", 5, 5, "what was given up is told to shards that have moved"),
+    ("cluster", 48, 35, "trainers send a round again that a second copy lacks"),
+    ("shards", 23, 16, "a shard says which round it lacks"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -245,6 +245,8 @@ def judge_step(
     ------
     ClockError
         When its rank has finished, or has skipped a round.
+    ContributionLostError
+        When the shard lacks what its rank has sent in the round before.
     RunCancelledError
         When another trainer has taken the place of the one that sends it.
     """
@@ -264,8 +266,10 @@ def judge_step(
         return REPEAT
     if step.clock == now:
         return REPEAT if has_ticked else NEW
-    if step.clock == now + 1 and has_ticked:
-        return EARLY
+    if step.clock == now + 1:
+        if has_ticked:
+            return EARLY
+        raise lacks(step, now)
     raise ClockError(
         f"rank {step.rank} sends clock {step.clock} while this shard is in round {now}; "
         f"a trainer ticks once per round, on every shard"
@@ -277,6 +281,14 @@ def lost(step: Step) -> ContributionLostError:
     return ContributionLostError(
         f"what trainer {step.rank} pushed before its tick at clock {step.clock} went "
         f"with the worker that had it; push all of it again"
+    )
+
+
+def lacks(step: Step, now: int) -> ContributionLostError:
+    """Return what a step gets whose rank's last contribution went with the owner."""
+    return ContributionLostError(
+        f"what trainer {step.rank} sent of round {now} went with the machine that had it; "
+        f"send that round again"
     )
 
 

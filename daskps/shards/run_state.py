@@ -238,14 +238,21 @@ class ShardRun:
             self._segment.header[at] = 0
 
     def attach_rounds(
-        self, run: int, n_ranks: int, reduce: str | Reducer, memory: Array | None
+        self,
+        run: int,
+        n_ranks: int,
+        reduce: str | Reducer,
+        memory: Array | None,
+        *,
+        empty: bool = False,
     ) -> None:
         """Take part in a run in rounds whose mailboxes another process has made.
 
-        Without memory they are empty, as of the task graph, which sends a round again.
+        Without memory, or `empty`, there is nothing in them: the round is sent again.
         Raises ProtocolError when they are not there, RunCancelledError for an old run.
         """
-        self._open_rounds(run, n_ranks, reduce, memory, attach=memory is not None)
+        attach = memory is not None and not empty
+        self._open_rounds(run, n_ranks, reduce, memory, attach=attach)
         if self.round is None:
             raise self.why_over(run)
 

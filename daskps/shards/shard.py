@@ -289,19 +289,22 @@ class Shard:
     def _join_round(self, ticket: Ticket) -> list[Ticket]:
         """Take a trainer's step into the open round, or park it for the next."""
         step, state, open_round = ticket.step, self.run_state, self.round
-        if open_round is not None and changes(step):
-            may = {"may_apply": self._may_apply, "takes_ticks": state.takes_ticks}
-            try:
+        verdict = ""
+        try:
+            if open_round is not None and changes(step):
+                may = {"may_apply": self._may_apply, "takes_ticks": state.takes_ticks}
                 verdict = open_round.take_step(step, **may)
-            except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
-                ticket.outcome = error
-                return [ticket]
-            if verdict == EARLY:
-                self.parked.tickets.append(ticket)
-                return []
-            if verdict == REPEAT:
-                ticket.duplicate = True
-                self._header[N_DUPLICATES] += 1
+            elif open_round is not None and step.floor:
+                open_round.check_has(step)
+        except Exception as error:  # noqa: BLE001  (it is the ticket's answer)
+            ticket.outcome = error
+            return [ticket]
+        if verdict == EARLY:
+            self.parked.tickets.append(ticket)
+            return []
+        if verdict == REPEAT:
+            ticket.duplicate = True
+            self._header[N_DUPLICATES] += 1
         if state.is_held and self._refused(ticket):  # the round has failed
             return [ticket]
         ticket.applied = True

@@ -3,6 +3,8 @@
 ``python -m tests.cluster.killing_copies N SEED`` kills N workers, one after the other:
 half of them own a shard of a store with two copies, half have a copy. Their memory is
 private, so each takes all that it held with it, as a machine does.
+``python -m tests.cluster.killing_copies N SEED rounds`` does so N times within runs in
+rounds, resident and in the task graph, and compares bits with undisturbed runs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import random
 import signal
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,5 +94,84 @@ def main(n: int, seed: int) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
 
 
+# -- runs in rounds --------------------------------------------------------------------
+
+#: Kinds of runs: how they are executed and what encodes their gradients.
+KINDS: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "int8": {"codec": "int8"},
+    "topk": {"codec": daskps.codecs.TopK(0.3)},
+    "graph": {"execution": "graph"},
+}
+N_TRAINERS, N_ROUNDS = 3, 80
+
+
+def gradient(params: Any, X: Any, y: Any) -> Any:
+    """Return what depends on all that has been applied so far."""
+    return {name: np.cos(value + X.sum()) for name, value in params.items()}
+
+
+def rows_of(X: Any) -> Any:
+    return (np.abs(X[:, 0]) * 7).astype("i8") % 9
+
+
+def trained(client: Any, kind: str, act: Callable[[Any], Any] | None = None) -> bytes:
+    """Train a new store while something happens to it; return its bits."""
+    workers = sorted(client.nthreads())
+    servers = workers[:2]
+    X = np.random.default_rng(5).normal(size=(N_TRAINERS * N_ROUNDS, 2))
+    params = {"w": np.zeros(400), "emb": daskps.TableSpec(9, 2)}
+    how: dict[str, Any] = {"trainers": N_TRAINERS, "batch_size": 1, "callbacks": ()}
+    how |= KINDS[kind]
+    if kind in ("resident", "int8"):
+        how["rows"] = {"emb": rows_of}
+    if "codec" in how:
+        # What words have yet to say of gradients goes with a trainer.
+        how["workers"] = workers[2:]
+    about: dict[str, Any] = {"servers": servers, "shards": 2, "client": client}
+    rule = daskps.optim.Adam(0.01)
+    with daskps.create(params, optimizer=rule, copies=2, **about) as store:
+        until(partial(has_all, client, store))
+        thread = threading.Thread(target=act or bool, args=(store,))
+        thread.start()
+        try:
+            daskps.train(store, gradient, X, **how)
+        finally:
+            thread.join()
+        found = store.pull()["w"].tobytes() + store["emb"].pull(np.arange(9)).tobytes()
+        return found + bytes([store.version])
+
+
+def kill_at(client: Any, whose: str, at: int, shard: int, store: Any) -> None:
+    """Kill the owner of a shard, or the worker of its copy, at a version."""
+    pids = client.run(os.getpid)
+    until(lambda: store.version >= at)
+    of = store.placement if whose == "owner" else copies_of(client, store)
+    os.kill(pids[of[shard]], signal.SIGKILL)
+
+
+def rounds(n: int, seed: int) -> None:
+    rng, wrong, found = random.Random(seed), list[str](), Counter[str]()
+    way = {"daskps.carriers.machine": False}
+    with dask.config.set(way), local_cluster(N_WORKERS, 2) as client:
+        expected = {kind: trained(client, kind) for kind in KINDS}
+        for _ in range(n):
+            until(lambda: len(client.nthreads()) == N_WORKERS)
+            kind = rng.choice([*KINDS])
+            whose = "owner" if "codec" in KINDS[kind] else rng.choice(["owner", "copy"])
+            at, shard = rng.randrange(1, N_ROUNDS), rng.randrange(2)
+            kill = partial(kill_at, client, whose, at, shard)
+            what = f"{kind}, {whose}"
+            try:
+                if trained(client, kind, kill) != expected[kind]:
+                    wrong.append(f"{what} in round {at}")
+            except Exception as error:  # noqa: BLE001 - to be looked at
+                wrong.append(f"{what} in round {at}: {error!r:.300}")
+            found[what] += 1
+            sys.stderr.write(f"{what} {wrong[-1:]}\n")
+    sys.stdout.write(json.dumps({**found, "wrong": wrong}) + "\n")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    does = rounds if sys.argv[3:] == ["rounds"] else main
+    does(int(sys.argv[1]), int(sys.argv[2]))

@@ -112,8 +112,8 @@ class AsyncTrainer(Session):
         try:
             await self._send_once(arrays, rows, tick)
         except ContributionLostError:
-            arrays = self._uncommitted.with_last(arrays)
-            await self._send_once(arrays, rows, tick, whole=True)
+            whole = self._uncommitted.whole(Step(), arrays, rows)
+            await self._send_once(whole.arrays, whole.rows, tick, whole=True)
 
     async def _send_once(
         self,

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
+#: How often a call is made where shards lack what came before it.
+_MOST_TRIES = 3
+
+
 class Session:
     """The place of one trainer in a run.
 
@@ -98,6 +102,9 @@ class Session:
         #: Whether the last push ended with an error, which the caller may have caught.
         self._failed = False
         self._uncommitted = Uncommitted(meta, self._codec, self._pool.empty)
+        #: Whether it sends its last step again to a copy, which has no open round.
+        self._keeps_last = bsp and meta.copies > 1
+        self._last: Request | None = None
         self._lock = threading.RLock()
 
     def resume(self, attempt: int, told: dict[str, Any]) -> None:
@@ -227,8 +234,8 @@ class Session:
             self._failed = False
             if given.left:
                 self._codecs.keep(given)
-            if self._open or not tick:
-                self._note_open(given, tick)
+            if self._open or not tick or self._keeps_last:
+                self._note_open(step, given)
             if (
                 target is not None
                 and step_route is not None
@@ -319,10 +326,13 @@ class Session:
         about = self.shards.remote, request, local, self._deadline(timeout, "a push")
         return local_call(*about, taken=taken, parts=parts).run().versions
 
-    def _note_open(self, given: TrainerStep, tick: bool) -> None:
-        """Keep the pushes of this clock until its tick."""
-        self._open = not tick
-        if tick:
+    def _note_open(self, step: Step, given: TrainerStep) -> None:
+        """Keep the pushes of this clock until its tick, and maybe all until the next."""
+        if step.tick and self._keeps_last:
+            last = step._replace(sequence=self.sequence - 1)
+            self._last = self._uncommitted.whole(last, given.sent, given.rows)
+        self._open = not step.tick
+        if step.tick:
             self._uncommitted.clear()
         elif self.bsp:
             self._uncommitted.add(given.sent, given.rows)
@@ -381,7 +391,8 @@ class Session:
     def _send(self, request: Request, timeout: float | None) -> Reply:
         """Send a push, or all pushes of its clock where a shard lacks or keeps some."""
         deadline = self._deadline(timeout, "a push")
-        if not self._is_torn:
+        is_whole = self._open and request.step.tick and self._keeps_last
+        if not (self._is_torn or is_whole):
             with contextlib.suppress(ContributionLostError):
                 return self._call(request, deadline)
         return self._send_whole(request, deadline)
@@ -393,18 +404,15 @@ class Session:
         ticked takes it for a repeat, and any other one forgets what the rank has pushed
         at this clock, as the step is `whole`.
         """
-        asked = request.step
-        tick = asked.tick
-        arrays = self._uncommitted.with_last(request.arrays)
-        rows = self._uncommitted.rows_with_last(request.rows)
-        kind = GRADIENT if asked.kind == NOTHING and (arrays or rows) else asked.kind
-        number = self._next_number(kind, tick)
-        step = self._step(number, kind, tick, asked.weight)._replace(whole=True)
-        again = routes.push(
-            self.meta, arrays, step, everywhere=True, target=request.target, rows=rows
+        again = self._uncommitted.whole(request.step, request.arrays, request.rows)
+        number = self._next_number(again.step.kind, again.step.tick)
+        again = again._replace(
+            step=again.step._replace(sequence=number, floor=number),
+            target=request.target,
+            by_owner=request.by_owner,
+            read_codec=request.read_codec,
         )
-        how: Any = {"by_owner": request.by_owner, "read_codec": request.read_codec}
-        reply = self._call(again._replace(**how), deadline)
+        reply = self._call(again, deadline)
         self._is_torn = False
         return reply
 
@@ -457,6 +465,9 @@ class Session:
             if self._open:
                 # Pushes that were accepted without a tick must not be lost.
                 self.deliver(NO_MORE, None)
+            if self._keeps_last:
+                # Later nobody could send its last step again.
+                self._call(routes.barrier(self.meta, self._step()), self._forever)
             self.link.run(self._finish)
 
     def close(self) -> None:
@@ -505,8 +516,10 @@ class Session:
     ) -> Step:
         """Return a step of this trainer at its clock."""
         who = self.run, self.rank, self.clock, tick
-        # One at a time: all steps before it were answered or given up.
-        return Step(kind, (), *who, 0, number, weight=weight, floor=number)
+        # One at a time: all steps before it were answered or given up. A read says how
+        # many rounds a shard must have of it.
+        floor = self.clock if self._keeps_last and not number else number
+        return Step(kind, (), *who, 0, number, weight=weight, floor=floor)
 
     def _deadline(self, timeout: float | None, what: str) -> Deadline:
         if timeout is None:
@@ -516,7 +529,15 @@ class Session:
 
     def _call(self, request: Request, deadline: Deadline) -> Reply:
         with self._lock:
-            reply = self.shards.call(request, deadline)
+            for left in reversed(range(_MOST_TRIES)):
+                try:
+                    reply = self.shards.call(request, deadline)
+                    break
+                except ContributionLostError:
+                    if not (left and self._last) or request is self._last:
+                        raise
+                # A second copy has taken its shard over, without the open round.
+                self._call(self._last, deadline)
             self.reads.lag = max(self.reads.lag, reply.lag)
             seen, target = self.shards.seen, request.target
             if seen is not None and target is not None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.caller import routes
 from daskps.cluster.caller.row_routes import joined_rows
 from daskps.cluster.protocol.encoding import numbers
+from daskps.shards.steps import GRADIENT, NOTHING, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.codecs import Codec
@@ -55,19 +58,21 @@ class Uncommitted:
             if known is not None:
                 known += array
             else:
-                self._sums[index] = array if self._codec else array.copy()
+                self._sums[index] = array if _are_words(arrays) else array.copy()
 
-    def with_last(self, arrays: Mapping[Any, Array]) -> dict[int, Array]:
-        """Return the sums of the clock's pushes with one push more."""
+    def whole(
+        self, step: Step, arrays: Mapping[Any, Array], rows: Sequence[RowBatch]
+    ) -> Request:
+        """Return a push that brings all pushes of its clock, in arrays of its own."""
         found = dict(self._sums)
         for index, array in self._numbers(arrays).items():
             known = self._sums.get(index)
-            found[index] = array if known is None else known + array
-        return found
-
-    def rows_with_last(self, rows: Sequence[RowBatch]) -> list[RowBatch]:
-        """Return the same of the rows of tables."""
-        return joined_rows([*self._rows, *rows], self._meta.layout.n_shards)
+            found[index] = array.copy() if known is None else known + array
+        last = [one.copied() for one in rows]
+        rows = joined_rows([*self._rows, *last], self._meta.layout.n_shards)
+        kind = GRADIENT if step.kind == NOTHING and (found or rows) else step.kind
+        step = step._replace(kind=kind, whole=True)
+        return routes.push(self._meta, found, step, everywhere=True, rows=rows)
 
     def clear(self) -> None:
         """Forget the clock: its tick was accepted."""
@@ -75,6 +80,11 @@ class Uncommitted:
         self._rows.clear()
 
     def _numbers(self, arrays: Mapping[Any, Array]) -> Mapping[int, Array]:
-        if self._codec is None:
+        if self._codec is None or not _are_words(arrays):
             return arrays
         return numbers(self._meta.layout, arrays, self._codec, self._empty)
+
+
+def _are_words(arrays: Mapping[Any, Array]) -> bool:
+    """Whether arrays are words of a codec: in a coded run only gradients are."""
+    return isinstance(next(iter(arrays), None), tuple)

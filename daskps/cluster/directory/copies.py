@@ -94,8 +94,7 @@ class SecondCopies:
         if is_same and shard not in entry.without_owner:
             if not owner:
                 self.strike(entry, shard, "is silent")
-            elif copy.counts and self._moves.runs.rounds_of(entry) is None:
-                # A run in rounds waits: it would end with its open round.
+            elif copy.counts:
                 left_by = worker, "is silent"
                 self.promote(
                     entry, [shard], left_by, lambda of, at, _: self.moved(of, at)

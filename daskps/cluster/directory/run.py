@@ -85,6 +85,8 @@ class RunState:
     ranks: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    #: Also those that have sent all, of which not all shards have heard yet.
+    finishing: set[int] = field(default_factory=set)
     #: Per epoch and rank what the trainer reported.
     reports: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     announced: int = 0
@@ -212,10 +214,24 @@ class RunState:
 
     @property
     def rounds(self) -> dict[str, Any] | None:
-        """The facts that an adopter needs of its rounds, once they have begun."""
+        """The facts that the next owner of a shard needs of its rounds, once begun."""
         if not self.mailboxes:
             return None
-        return {"run": self.id, "graph": self.graph, **self.mailboxes}
+        return {
+            "run": self.id,
+            "graph": self.graph,
+            # By the task graph, or by trainers, where these keep their last step.
+            "is_sent_again": self.graph or (self.keeps_last and not self.fenced),
+            "attempts": {r: n for r, n in self.attempts.items() if n > 1},
+            "finishing": sorted(self.finishing),
+            "n_finished": len(self.finished),
+            **self.mailboxes,
+        }
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether its trainers keep their last step, for a copy that takes over."""
+        return self.bsp and self.entry.n_copies > 1
 
     def mailbox_moved(self, shard: int, place: Sequence[Any]) -> None:
         """Note where the mailboxes in a shard are now."""

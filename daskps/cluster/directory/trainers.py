@@ -195,7 +195,7 @@ class TrainerMessages:
     @DIRECTORY.handles("finishes")
     def on_finishes(self, run: int, rank: int, worker: str) -> None:
         """Refuse a trainer that would end its rank, which another one goes on with."""
-        self._taking_part(run, rank, worker, "ends")
+        self._taking_part(run, rank, worker, "ends").finishing.add(rank)
 
     @DIRECTORY.handles("finished")
     def on_finished(self, run: int, rank: int, clock: int) -> int:

@@ -303,26 +303,38 @@ def _open_round(
     rounds: Mapping[str, Any] | None,
     packed: Any,
 ) -> None:
-    """Go on with the deliveries of an open round; else hold the run."""
+    """Go on with the deliveries of an open round, or with none; else hold the run.
+
+    Without any the trainers of the run send theirs again. The directory says which of
+    these have ended, or begun anew: else the mailboxes alone know.
+    """
     state = hosted.shard.run_state
     if not state.is_bsp:
         return
-    run = state.run
+    run, is_new = state.run, packed is None
     goes_on = rounds if rounds and rounds["run"] == run else None
-    if goes_on is None or (packed is None and not goes_on["graph"]):
+    if goes_on is None or (is_new and not goes_on["is_sent_again"]):
         state.stop(run, run_record.ended(run, "its open round did not move along"))
         return
-    memory = None
-    # The task graph sends its round again.
+    reduce, memory = loads(goes_on["reduce"]), None
+    # The task graph sends its round again, and keeps nothing here.
     if not goes_on["graph"]:
-        box = bytes_of(packed)
-        blocks = host.shared_blocks([HEAD_NBYTES + box.nbytes]) if hosted.block else []
-        memory = np.array(box)
+        box = bytes_of(b"" if is_new else packed)
+        nbytes = state.mailbox_nbytes(state.n_ranks, reduce) if is_new else box.nbytes
+        blocks = host.shared_blocks([HEAD_NBYTES + nbytes]) if hosted.block else []
+        memory = None if is_new else np.array(box)
         for block in blocks:
             block.stamp()
             block.body[: box.nbytes] = box
             hosted.mailbox, memory = (run, block), block.body
-    state.attach_rounds(run, state.n_ranks, loads(goes_on["reduce"]), memory)
+    state.attach_rounds(run, state.n_ranks, reduce, memory, empty=is_new)
+    if is_new:
+        # So far other shards have come without it; its trainers send it again.
+        for rank, attempt in goes_on["attempts"].items():
+            state.resume_rank(run, rank, attempt)
+        for rank in goes_on["finishing"]:
+            state.finish_rank(rank, may_apply=False)
+        state.hear_finished(goes_on["n_finished"])
 
 
 @HOST.handles("copy_follow")
@@ -363,7 +375,11 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
                 await host.worker.directory("copy-ended", **of)
             return
         else:
-            coming.counts.set()
+            state = coming.hosted.shard.run_state
+            at = state.find_position(state.run)
+            # A fence may have it take a round back: it needs the one before.
+            if not state.is_bsp or not at.rounds or at.has_last:
+                coming.counts.set()
 
 
 # -- the end ---------------------------------------------------------------------------

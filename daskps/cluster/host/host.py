@@ -487,9 +487,10 @@ class ShardHost(ReachableShards):
         return removed
 
     def _lose(self, key: tuple[str, int], reason: str) -> None:
-        """End the calls that wait for a shard with ShardLostError, and free it."""
+        """End the calls that wait for a shard, which is lost but for a copy; free it."""
         hosted = self.shards.pop(key)
-        error = ShardLostError(hosted.name, key[1], self.worker.address, reason)
+        lost = ShardLostError(hosted.name, key[1], self.worker.address, reason)
+        error = hosted.gone() if hosted.backing else lost
         hosted.enqueue(partial(Shard.abandon, error=error))
         hosted.serve()
         hosted.close()

@@ -228,10 +228,14 @@ class HostedShard:
             backing.wanted.set()
             await backing.news.wait()
             if backing.is_over:
-                raise StaleGenerationError(
-                    f"shard {self.index} of store {self.name!r} is here no more; ask the "
-                    f"directory where it lives"
-                )
+                raise self.gone()
+
+    def gone(self) -> StaleGenerationError:
+        """Return what callers get of a shard that has, or will have, another owner."""
+        return StaleGenerationError(
+            f"shard {self.index} of store {self.name!r} is here no more; ask the "
+            f"directory where it lives"
+        )
 
     @property
     def is_released(self) -> bool:

@@ -453,6 +453,22 @@ class Round:
         if step.check:
             self._planner.look(step)
 
+    def check_has(self, step: Step) -> None:
+        """Refuse a read of a rank whose last contribution went with a machine.
+
+        The floor of the read is its rank's clock: so many rounds it has sent.
+
+        Raises
+        ------
+        ContributionLostError
+            Where that is more than came here.
+        """
+        table = self.find_table()
+        word = table.ranks[step.rank]
+        now = table.words[words.ROUND]
+        if step.floor > now and not word & (words.TICKED | words.FINISHED):
+            raise run_record.lacks(step, now)
+
     # -- ranks that end and begin --------------------------------------------
 
     def finish_rank(self, rank: int, may_apply: bool) -> None:

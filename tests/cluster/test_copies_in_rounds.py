@@ -1,0 +1,270 @@
+"""Runs in rounds whose shards have two copies: a machine's end costs no round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import daskps
+from daskps import optim
+from tests import inprocess
+from tests.cluster.test_drain import Held
+from tests.inprocess import Cluster
+from tests.support import until
+
+#: Rounds of a run, and the round in which something happens.
+ROUNDS, AT = 6, 3
+#: A loop that is sent to trainers finds here what a test does in their midst.
+NOW = SimpleNamespace(act=None, done=threading.Event())
+TABLE = daskps.TableSpec(rows=None, dim=2)
+
+
+@pytest.fixture
+def four() -> Iterator[Cluster]:
+    with inprocess.cluster(4) as made:
+        yield made
+
+
+def shards_at(cluster: Cluster, worker: str) -> list[Any]:
+    (host,) = (host for host in cluster.hosts if host.worker.address == worker)
+    return [*host.shards.values()]
+
+
+def made(**kwargs: Any) -> Any:
+    params = {"w": np.linspace(-1, 1, 5, dtype="f4"), "b": np.ones(3), "emb": TABLE}
+    rule = optim.Adam(0.05)
+    return daskps.create(params, shards=2, copies=2, optimizer=rule, **kwargs)
+
+
+def grads(trainer: Any, k: int) -> dict[str, Any]:
+    """Return gradients that depend on all that has been applied so far."""
+    found = trainer.pull(rows={"emb": [k % 3, 7]})
+    scale = 1 + trainer.rank
+    return {
+        "w": np.cos(scale * found["w"] + k).astype("f4"),
+        "b": scale * found["b"] - k,
+        "emb": daskps.RowGrad([k % 3, 7], np.sin(found["emb"] + scale)),
+    }
+
+
+def act(trainer: Any, k: int) -> None:
+    """Have the test act, once, in the midst of a round: trainer 0 has sent its step."""
+    if k != AT or NOW.done.is_set():
+        return
+    if trainer.rank == 0:
+        NOW.act()
+        NOW.done.set()
+
+
+def wait(trainer: Any, k: int) -> None:
+    """Have the other trainers wait for that."""
+    if k == AT and trainer.rank:
+        assert NOW.done.wait(60)
+
+
+def pushes(trainer: Any, part: Any) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.push(g)
+        act(trainer, k)
+
+
+def pushes_before_the_tick(trainer: Any, part: Any) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.push({"w": g["w"], "emb": g["emb"]}, tick=False)
+        if trainer.rank == 0 and part == "early":
+            act(trainer, k)
+        trainer.push({"w": 2 * g["w"], "b": g["b"]})
+        act(trainer, k)
+
+
+def pushes_and_pulls(trainer: Any, part: Any) -> None:
+    g = grads(trainer, 0)
+    for k in range(trainer.clock, ROUNDS):
+        wait(trainer, k)
+        if trainer.rank == 0:
+            # Its call waits for the others: what happens does so meanwhile.
+            threading.Thread(target=act, args=(trainer, k)).start()
+        found = trainer.pushpull({"w": g["w"], "b": g["b"]})
+        g = {"w": np.cos(found["w"] + k), "b": found["b"] * (1 + trainer.rank)}
+
+
+def adds(trainer: Any, part: Any) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.add({"w": g["w"]})
+        act(trainer, k)
+
+
+def never_reads(trainer: Any, part: Any) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        wait(trainer, k)
+        trainer.push({"w": np.full(5, k + trainer.rank, "f4")})
+        act(trainer, k)
+
+
+def barriers(trainer: Any, part: Any) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.push(g)
+        act(trainer, k)
+        trainer.barrier()
+
+
+def content(store: Any) -> Any:
+    ids = np.sort(store["emb"].ids())
+    return (
+        {name: value.tobytes() for name, value in store.pull().items()},
+        (ids.tolist(), store["emb"].pull(ids).tobytes()),
+        store.version,
+    )
+
+
+def end_owner(cluster: Cluster, store: Any, shard: int = 0) -> None:
+    cluster.end(store.placement[shard])
+
+
+def has_all(cluster: Cluster, store: Any) -> bool:
+    entry = cluster.directory.stores[store.uid]
+    return len(entry.copies) == 2 and all(c.counts for c in entry.copies.values())
+
+
+def trained(cluster: Cluster, loop: Any, what: Callable[[Any], Any], **how: Any) -> Any:
+    """Run a loop while something happens, on workers that have no shards."""
+    servers = sorted(cluster.scheduler.workers)
+    NOW.done.clear()
+    with made(servers=servers[:2]) as store:
+        NOW.act = partial(what, store)
+        until(partial(has_all, cluster, store))
+        parts = how.pop("parts", [0, 1, 2])
+        daskps.run(store, loop, parts, workers=servers[2:], **how)
+        return content(store)
+
+
+LOOPS = [pushes, pushes_before_the_tick, pushes_and_pulls, adds, barriers, never_reads]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_the_bits_are_those_of_an_undisturbed_run(four, loop, codec):
+    """The owner of a shard goes in the midst of a round, and its copy has no part."""
+    how = {"codec": codec}
+    expected = trained(four, loop, lambda store: None, **how)
+    found = trained(four, loop, partial(end_owner, four), **how)
+    assert NOW.done.is_set()
+    assert found == expected
+    assert promoted(four) == 1
+
+
+def promoted(cluster: Cluster) -> int:
+    return [e["action"] for _, e in cluster.scheduler.events].count("shards-promoted")
+
+
+def end_behind(cluster: Cluster, store: Any) -> None:
+    """End an owner that has applied a round which its copy has yet to ask for."""
+    owner = store.placement[0]
+    (hosted,) = shards_at(cluster, owner)
+    held = Held(cluster, owner, "copy_next")
+    assert held.reached.wait(60)
+
+    def end() -> None:
+        until(lambda: hosted.shard.segment.current.version == AT + 1)
+        cluster.end(owner)
+        held.go_on(OSError("nobody is there"))
+
+    threading.Thread(target=end).start()
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_a_round_that_was_not_answered_is_made_again(four, loop):
+    expected = trained(four, loop, lambda store: None)
+    assert trained(four, loop, partial(end_behind, four)) == expected
+    assert promoted(four) == 1
+
+
+def ends_early(trainer: Any, n: int) -> None:
+    for k in range(trainer.clock, n):
+        g = grads(trainer, k)
+        if k == 1 and trainer.rank:
+            assert NOW.done.wait(60)
+            if trainer.rank == 1:
+                NOW.act()
+        trainer.push(g)
+    if not trainer.rank:
+        NOW.done.set()
+    trainer.finish()
+
+
+def end_once_it_waits(cluster: Cluster, store: Any) -> None:
+    (hosted,) = shards_at(cluster, store.placement[0])
+    until(lambda: hosted.shard.waiting)
+    end_owner(cluster, store)
+
+
+def test_a_trainer_ends_when_copies_have_its_last_round(four):
+    """Later nobody could send it again."""
+    how = {"parts": [2, 4, 4]}
+    expected = trained(four, ends_early, lambda store: None, **how)
+    assert (
+        trained(four, ends_early, partial(end_once_it_waits, four), **how) == expected
+    )
+    assert promoted(four) == 1
+
+
+def ends_with_an_owner(trainer: Any, n: int) -> None:
+    for k in range(trainer.clock, n):
+        g = grads(trainer, k)
+        if k == AT and trainer.rank == 1:
+            NOW.act()
+        trainer.push(g)
+
+
+def end_after_a_trainer(cluster: Cluster, store: Any) -> None:
+    (entry,) = (e for e in cluster.directory.stores.values() if e.uid == store.uid)
+    (run,) = (r for r in cluster.directory.runs.open.values() if r.entry is entry)
+    until(lambda: 0 in run.finished)
+    end_owner(cluster, store)
+
+
+def test_a_copy_hears_which_trainers_have_ended(four):
+    """One has ended in the open round, as the owner alone had noted."""
+    how = {"parts": [AT, 6, 6]}
+    expected = trained(four, ends_with_an_owner, lambda store: None, **how)
+    found = trained(four, ends_with_an_owner, partial(end_after_a_trainer, four), **how)
+    assert found == expected
+    assert promoted(four) == 1
+
+
+def fails(trainer: Any, part: Any) -> None:
+    for k in range(ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        if k == AT and trainer.rank == 2:
+            raise ZeroDivisionError
+        trainer.push(g)
+        act(trainer, k)
+
+
+def test_a_run_that_fails_then_leaves_complete_rounds(four):
+    """The copy lacks a contribution: the other shard does not keep the round either."""
+    servers = sorted(four.scheduler.workers)
+    NOW.done.clear()
+    with made(servers=servers[:2]) as store:
+        NOW.act = partial(end_owner, four, store)
+        until(partial(has_all, four, store))
+        with pytest.raises(ZeroDivisionError):
+            daskps.run(store, fails, [0, 1, 2], workers=servers[2:])
+        assert list(store.versions) == [AT, AT]
+        daskps.run(store, pushes, [0, 1, 2], workers=servers[2:])
+        assert store.version == AT + ROUNDS
