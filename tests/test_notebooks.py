@@ -124,8 +124,9 @@ def test_failure(tmp_path: Path) -> None:
     assert int(again[1]) >= 1
     assert re.search(r"^ended with \w*Error$", said, re.MULTILINE)
     assert "restored at version 120 in 2 shards" in said
-    # After the worker's death, and after the scheduler's in another cluster.
-    assert re.findall(r"the same bits: (\w+)", said) == ["True"] * 2
+    # After the deaths of a worker, of a machine and of the scheduler.
+    assert re.findall(r"the same bits: (\w+)", said) == ["True"] * 3
+    assert "shards-promoted" in said
     events = re.findall(r"^ *[\d.]+ s  ([\w-]+)", said, re.MULTILINE)
     first = events.index("run-ended")
     assert events[:2] == ["store-created", "run-begun"]
