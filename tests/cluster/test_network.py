@@ -145,3 +145,33 @@ def test_a_client_that_reaches_the_scheduler_alone_is_told_so(namespaces):
         # Each run adds -0.5 times the mean of two ones.
         assert others.pop("after") == others.pop("snapshot") - 0.5 * 3000
         assert others == {"run": [1, 1], "list": ["model"], "repr": True}
+
+
+def test_a_cut_wire_costs_no_push(namespaces):
+    """Its second copy takes the place of an owner that only the wire kept."""
+    first, second = namespaces
+    with cluster(namespaces, [ADDRESSES[0], *ADDRESSES]) as scheduler:
+        process = subprocess.Popen(
+            inside(first, "tests.cluster.cut", scheduler),
+            env={**os.environ, **APART},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            said, told = process.stdout, process.stdin
+            assert said is not None
+            assert told is not None
+            try:
+                assert json.loads(said.readline()) == [-3.0] * 6
+                heard = []
+                for state in ("down", "up"):
+                    ip("-n", second, "link", "set", "wire", state)
+                    told.write("\n")
+                    told.flush()
+                    heard.append(json.loads(said.readline()))
+            finally:
+                process.kill()
+    assert heard[0].pop("waited") > 1
+    assert heard == [{"w": [-14.0] * 6, "moved": True}, {"w": [-16.0] * 6}]
