@@ -155,6 +155,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 5, 5, "what was given up is told to shards that have moved"),
     ("cluster", 48, 35, "trainers send a round again that a second copy lacks"),
     ("shards", 23, 16, "a shard says which round it lacks"),
+    ("cluster", 6, 4, "a copy that its owner alone cannot hear is struck off"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

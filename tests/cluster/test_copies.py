@@ -17,6 +17,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.cluster.caller.link import using
+from daskps.cluster.host import moving
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
 from tests.cluster.killing_copies import (
@@ -247,6 +248,21 @@ def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     # Another one is made, on the worker that is left.
     entry = three.directory.stores[store.uid]
     until(lambda: 0 in entry.copies and entry.copies[0].worker not in (owner, other))
+
+
+def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(three, monkeypatch):
+    """Both reach the scheduler: it waits for the copy, but not for ever."""
+    monkeypatch.setattr(moving, "SUSPECT_SECONDS", 0.5)
+    monkeypatch.setattr(moving, "_IDLE_SECONDS", 0.01)
+    store, owner, _ = one_shard(three)
+    store.add({"w": np.ones(6)})
+    held = Held(three, owner, "copy_next")
+    assert held.reached.wait(60)
+    assert store.add({"w": np.ones(6)}) == 2
+    events = [e for _, e in three.scheduler.events if e["action"] == "copies-lost"]
+    assert [e["why"] for e in events[:1]] == ["is silent"]
+    assert store.placement == (owner,)
+    held.go_on(OSError("the wire is cut"))
 
 
 def test_a_copy_that_is_not_complete_does_not_take_over(three):

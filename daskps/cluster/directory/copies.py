@@ -35,7 +35,8 @@ _AGAIN_SECONDS, _PAUSE_SECONDS = 1.0, 0.2
 _OWN_SECONDS, _TELL_SECONDS = 5.0, 1.0
 #: How long a copy waits for a former owner to hear of it, which has died most likely.
 _DEPOSE_SECONDS = 0.3
-#: How often a copy is asked to, where no answer comes.
+#: How often a copy is asked to, where no answer comes; and how often its owner may tell
+#: that it is silent.
 _MOST_TRIES = 3
 
 
@@ -73,11 +74,15 @@ class SecondCopies:
                 self.strike(entry, shard, "could not follow")
 
     @DIRECTORY.handles("copy-silent")
-    async def on_silent(self, store: str, shard: int, move: str, owner: bool) -> None:
-        """Hear that a copy is silent, or with `owner` the owner that it follows.
+    async def on_silent(
+        self, store: str, shard: int, move: str, times: int = 0
+    ) -> None:
+        """Hear, so many times in a row, that a copy is silent; with 0 that its owner is.
 
-        One that answers this scheduler is waited for. Else the other one goes on.
+        One that answers this scheduler is waited for, but a copy not for ever: the two
+        may be cut from each other. Else the other one goes on.
         """
+        owner = not times
         entry = self._stores.get(store)
         copy = None if entry is None else entry.copies.get(shard)
         if entry is None or copy is None or copy.move != move:
@@ -88,7 +93,7 @@ class SecondCopies:
             answer = self._hosts.control(worker, "look", **nothing)
             await asyncio.wait_for(answer, _TELL_SECONDS)
             # One that never could follow is not waited for.
-            if copy.counts or owner:
+            if owner or (copy.counts and times < _MOST_TRIES):
                 return
         is_same = entry.copies.get(shard) is copy and self._hosts.has_worker(worker)
         if is_same and shard not in entry.without_owner:

@@ -367,7 +367,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
             # The owner has gone: the directory says which one is the next.
             if isinstance(error, TimeoutError):
                 with contextlib.suppress(OSError, DaskPSError):
-                    await host.worker.directory("copy-silent", **of, owner=True)
+                    await host.worker.directory("copy-silent", **of)
             await asyncio.sleep(_PAUSE_SECONDS)
         except DaskPSError as error:
             logger.info("a copy on %s ends: %r", host.worker.address, error)

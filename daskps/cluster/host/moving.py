@@ -311,12 +311,15 @@ async def _watch(
 ) -> None:
     """Tell the directory of a second copy that is silent, as long as it counts."""
     about = {"store": store, "shard": hosted.index, "move": backing.move}
+    times = 0
     while hosted.backing is backing and not backing.is_over:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(backing.news.wait(), SUSPECT_SECONDS)
+            times = 0
             continue
+        times += 1
         with contextlib.suppress(OSError, DaskPSError):
-            await host.worker.directory("copy-silent", **about, owner=False)
+            await host.worker.directory("copy-silent", **about, times=times)
 
 
 @HOST.handles("copy_next")
