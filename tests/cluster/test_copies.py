@@ -331,6 +331,20 @@ def test_a_process_that_is_stopped_does_not_stop_the_store(apart, which):
         assert store.pull()["w"].tolist() == [4.0] * 24
 
 
+@pytest.mark.parametrize(
+    ("rule", "n"), [(None, 8), (optim.SGD(1.0, momentum=0.9), 16), (optim.Adam(), 24)]
+)
+def test_bytes_of_a_weight(three, rule, n):
+    """Two buffers of weights and, in shared memory, of each slot; on two workers."""
+    size = 10**6
+    params = {"w": np.zeros(size, "f4")}
+    with daskps.create(params, optimizer=rule, shards=1, copies=2) as store:
+        entry = three.directory.stores[store.uid]
+        assert n * size < entry.sizes[0] < (n + 0.3) * size
+        assert entry.copies[0].nbytes == entry.sizes[0]
+        assert sorted(entry.nbytes.values()) == [entry.sizes[0]] * 2
+
+
 # -- bad input -------------------------------------------------------------------------
 
 
