@@ -345,6 +345,22 @@ def test_bytes_of_a_weight(three, rule, n):
         assert sorted(entry.nbytes.values()) == [entry.sizes[0]] * 2
 
 
+def test_a_copy_is_charged_as_it_grows(three):
+    """By the directory, which finds room for others, and by the host that has it."""
+    params = {"emb": daskps.TableSpec(rows=None, dim=64)}
+    with daskps.create(params, shards=1, copies=2) as store:
+        entry = three.directory.stores[store.uid]
+        before = entry.sizes[0]
+        ids = np.arange(20_000)
+        store["emb"].add(ids, np.ones((len(ids), 64), "f4"))
+        until(lambda: entry.sizes[0] > before + 64 * 4 * len(ids))
+        assert entry.copies[0].nbytes == entry.sizes[0]
+        held = entry.nbytes[entry.copies[0].worker]
+        assert held == entry.sizes[0]
+        [host] = [h for h in three.hosts if h.worker.address == entry.copies[0].worker]
+        assert before < host.totals()["nbytes"] <= held * 1.2
+
+
 # -- bad input -------------------------------------------------------------------------
 
 

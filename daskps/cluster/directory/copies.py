@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
@@ -202,8 +201,7 @@ class SecondCopies:
             await self._hosts.control(worker, "move_fill", **of, **about)
             await self._hosts.control(owner, "copy_on", **of)
             await self._hosts.control(worker, "copy_follow", **of, source=owner)
-            if entry.copies.get(shard) is copy:
-                entry.copies[shard] = replace(copy, counts=True)
+            copy.counts = True
         except BaseException:
             # Its owner lets nobody read it any more.
             back = insist(

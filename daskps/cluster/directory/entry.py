@@ -103,7 +103,7 @@ class _Lease:
         over.cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Copy:
     """The second copy of a shard."""
 
@@ -269,6 +269,9 @@ class StoreEntry:
             if known and shard not in without:
                 if shard not in self.uncharged:
                     self.charge(worker, nbytes - self.sizes[shard])
+                if copy := self.copies.get(shard):
+                    self.charge(copy.worker, nbytes - copy.nbytes)
+                    copy.nbytes = nbytes
                 self.sizes[shard] = nbytes
                 noted.append(shard)
         return noted

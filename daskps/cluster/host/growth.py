@@ -51,9 +51,9 @@ class Budget:
         LayoutError
             The message names the worker, the need and the limit.
         """
-        worker, shards = self._host.worker, list(self._host.shards.values())
+        worker = self._host.worker
         where, share = worker.address, config.load().memory_share
-        held = {where: sum(hosted.nbytes for hosted in shards)}
+        held = {where: self._host.held_nbytes}
         limits = {where: worker.memory_limit or 0}
         check_memory({where: nbytes}, held, limits, share)
         loop = worker.loop.asyncio_loop

@@ -97,8 +97,7 @@ class ShardHost(ReachableShards):
         self, worker: WorkerNode, handlers: Handlers, machine: Machine = HERE
     ) -> None:
         settings = config.load()
-        self.worker, self.machine = worker, machine
-        self._handlers = handlers
+        self.worker, self.machine, self._handlers = worker, machine, handlers
         self.pool = BufferPool(limit_of(worker.memory_limit))
         super().__init__(self.pool.empty, WAIT_SECONDS)
         self.budget = CopyBudget(worker, self.pool)
@@ -500,29 +499,30 @@ class ShardHost(ReachableShards):
         self.worker.loop.add_callback(self._lose_memory, what, why)
 
     async def _lose_memory(self, what: object, why: str) -> None:
-        gone = []
-        for key, hosted in self.shards.items():
-            payload = hosted.shard.segment.payload
-            if what in (payload.device, payload.launcher):
-                gone.append(key)
+        of = {key: hosted.shard.segment.payload for key, hosted in self.shards.items()}
+        gone = [key for key, p in of.items() if what in (p.device, p.launcher)]
         about = {"worker": self.worker.address, "shards": gone, "reason": why}
         # First: callers whose calls end may have the store restored at once.
         try:
             await self.worker.directory("memory-lost", **about)
         except (OSError, DaskPSError) as error:
             logger.info("could not tell the scheduler: a worker %s: %r", why, error)
-        for key in gone:
-            if key in self.shards:
-                self._lose(key, why)
+        for key in self.shards.keys() & gone:
+            self._lose(key, why)
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of the shards here, and of copies of others."""
+        coming = [one.hosted for one in list(self.coming.values())]
+        return sum(hosted.nbytes for hosted in [*self.shards.values(), *coming])
 
     def totals(self) -> dict[str, int]:
         """Return the numbers that the worker shows of this host."""
-        hosted_shards, kept = list(self.shards.values()), self.contributions
-        nbytes = sum(hosted.nbytes for hosted in hosted_shards)
+        kept = self.contributions
         sockets = 0 if self.sockets is None else len(self.sockets)
         return {
-            "shards": len(hosted_shards),
-            "nbytes": nbytes + kept.nbytes + self.collectives.nbytes,
+            "shards": len(self.shards),
+            "nbytes": self.held_nbytes + kept.nbytes + self.collectives.nbytes,
             "contributions": kept.n,
             "snapshots": self.snapshots.nbytes,
             "answers": self.budget.nbytes,

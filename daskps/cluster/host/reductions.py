@@ -264,8 +264,7 @@ def _room_at(host: ShardHost) -> int | None:
     limit = host.worker.memory_limit
     if not limit:
         return None
-    shards = sum(hosted.nbytes for hosted in host.shards.values())
-    return max(0, int(_SHARE * (host.worker.pause_share * limit - shards)))
+    return max(0, int(_SHARE * (host.worker.pause_share * limit - host.held_nbytes)))
 
 
 def _unpacked(about: Offered, place: PartPlace, packed: Sequence[Any]) -> list[Array]:

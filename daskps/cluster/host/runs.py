@@ -140,7 +140,7 @@ def _check_room(host: ShardHost, name: str, nbytes: int) -> None:
     """
     # Above this share Dask pauses the worker, and no trainer starts there.
     limit, share = host.worker.memory_limit or 0, host.worker.pause_share
-    held = sum(hosted.nbytes for hosted in host.shards.values())
+    held = host.held_nbytes
     if limit and held + nbytes > share * limit:
         raise LayoutError(
             f"a BSP run on store {name!r} needs up to {nbytes:,} bytes for gradients "
