@@ -156,6 +156,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 48, 35, "trainers send a round again that a second copy lacks"),
     ("shards", 23, 16, "a shard says which round it lacks"),
     ("cluster", 6, 4, "a copy that its owner alone cannot hear is struck off"),
+    ("cluster", 1, 0, "bytes of second copies in stats()"),
+    ("cli", 1, 0, "bytes of second copies in dask ps show"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -33,12 +33,13 @@ COUNTERS = (
 )
 #: Shown of shards on devices, and of those that have a second copy.
 _OF_DEVICE = ("device", "device_nbytes")
-_OF_COPIES = ("copy", "behind")
+_OF_COPIES = ("copy", "copy_nbytes", "behind")
 #: Heads of columns that are not named as their keys.
 _BYTES = {
     "nbytes": "bytes",
     "segment_nbytes": "memory",
     "device_nbytes": "device memory",
+    "copy_nbytes": "copy's memory",
 }
 HEADS = {**_BYTES, "time": "time (UTC)"}
 

@@ -401,6 +401,7 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "parked": len(hosted.shard.waiting),
             "copy": hosted.backing.worker if hosted.backing else "",
             "behind": hosted.behind,
+            "copy_nbytes": hosted.nbytes if hosted.backing else 0,
             "calls": host.n_calls,
             "socket_calls": n_calls,
             # Its old name stays for one release: Python code makes all reads now.

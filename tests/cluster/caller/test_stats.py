@@ -17,6 +17,7 @@ SHARD = {
     "shard",
     "copy",
     "behind",
+    "copy_nbytes",
     "worker",
     "generation",
     "version",
