@@ -132,7 +132,7 @@ class ShardHost(ReachableShards):
         self._leaving: list[HostedShard] = []
         #: Sockets given to callers, if callers may have any.
         self.sockets: OpenSockets | None = None
-        self.is_leaving = self.lets_go = False
+        self.is_leaving = self.lets_go = self._is_closed = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
@@ -217,12 +217,9 @@ class ShardHost(ReachableShards):
             empty, seconds = self.budget.answer(call.read_nbytes), call.wait_seconds
             return empty and _answers(call, tickets.started, empty, seconds)
 
+        at_length = partial(serve, LOCK_SECONDS)
         try:
-            served = (
-                serve(0)
-                if small
-                else await self.in_thread(partial(serve, LOCK_SECONDS))
-            )
+            served = serve(0) if small else await self.in_thread(at_length)
             if served is not None:
                 return served
             if not tickets.done:
@@ -387,15 +384,16 @@ class ShardHost(ReachableShards):
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run `function` on the host's own executor, unless the host has closed."""
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            future = loop.run_in_executor(self._executor, function)
-        except RuntimeError as error:
+            return await loop.run_in_executor(self._executor, function)
+        except (RuntimeError, asyncio.CancelledError) as error:
+            if not self._is_closed or (task and task.cancelling()):
+                raise
             raise StaleGenerationError(
                 f"worker {self.worker.address} closes and has no shard any more; ask "
                 f"the directory where they live"
             ) from error
-        return await future
 
     async def run_for(self, hosted: HostedShard, function: Callable[[], T]) -> T:
         """Run `function`, on the event loop if its shard is small."""
@@ -472,9 +470,9 @@ class ShardHost(ReachableShards):
         Returns the names of blocks that this worker removed as the last of its machine.
         With `keeps` it leaves the blocks of dead workers.
         """
+        self._is_closed = True
         if self.sockets is not None:
-            # Else the sockets would go on answering.
-            self.sockets.close()
+            self.sockets.close()  # else they would go on answering
         for key in list(self.shards):
             self._lose(key, reason)
         free_moving(self.going, self.coming)

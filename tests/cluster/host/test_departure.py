@@ -315,6 +315,27 @@ async def test_a_host_that_has_closed_refuses_work_by_type(c, s, a, b):
 
 
 @gen_cluster(client=True)
+async def test_work_that_a_closing_host_leaves_is_refused_by_type(c, s, a, b):
+    """Not with a cancellation, which nobody has asked for and Dask takes for its own."""
+    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    host, free = HOSTS[a.address], threading.Event()
+    n = config.load().threads
+    busy = [asyncio.ensure_future(host.in_thread(free.wait)) for _ in range(n)]
+    queued, given_up = (asyncio.ensure_future(host.in_thread(int)) for _ in "xy")
+    await asyncio.sleep(0)
+    given_up.cancel()
+    closing = asyncio.ensure_future(a.close())
+    with pytest.raises(StaleGenerationError, match="closes and has no shard"):
+        await queued
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    free.set()
+    assert await asyncio.gather(*busy) == [True] * n
+    await closing
+    await made.close()
+
+
+@gen_cluster(client=True)
 async def test_a_locked_shard_is_left_as_by_a_worker_that_died(c, s, a, b, monkeypatch):
     monkeypatch.setattr(leaving, "LOCK_SECONDS", 0.01)
     made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
