@@ -160,6 +160,26 @@ def test_a_copy_goes_to_a_machine_that_joins(tmp_path):
             assert store.pull()["w"].tolist() == [1.0] * 6
 
 
+def test_a_copy_lies_where_its_owner_s_memory_is_not(tmp_path):
+    """Pods of one machine may have addresses of their own, and memory in common."""
+    workers = []
+    for n, folder in enumerate(("one", "one", "two"), start=1):
+        (tmp_path / folder).mkdir(mode=0o700, exist_ok=True)
+        memory = {"DASK_DASKPS__SHARED_MEMORY_DIRECTORY": str(tmp_path / folder)}
+        workers.append((["--host", f"127.0.0.{n}", "--no-nanny"], memory))
+    with terminal_cluster(tmp_path / "scheduler.json", workers) as (client, _):
+        first, second, third = sorted(client.nthreads())
+        about: dict[str, Any] = {"servers": [first], "client": client, "copies": 2}
+        # They would be dealt out, if addresses counted alone.
+        with daskps.create({"w": np.zeros(6)}, shards=4, **about) as store:
+            assert copies_of(client, store) == dict.fromkeys(range(4), third)
+            assert events_of(client, "copies-together") == []
+        client.retire_workers([third])
+        with daskps.create({"w": np.zeros(6)}, shards=1, **about) as store:
+            assert copies_of(client, store) == {0: second}
+            assert len(events_of(client, "copies-together")) == 1
+
+
 # -- who waits for whom ----------------------------------------------------------------
 
 

@@ -417,7 +417,8 @@ def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) ->
 async def _anchored(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     """Have copies made, and submit one anchor per shard, on its owner; it does nothing."""
     if plan.copies > 1 and plan.replaces is None:
-        await link.directory("copies", uid=meta.uid)
+        segments = [(i, *where) for i, where in meta.where.segments.items()]
+        await link.directory("copies", uid=meta.uid, segments=segments)
     nbytes = max(1, min(_ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))
     label = label_of(meta.name, meta.uid)
     futures = [

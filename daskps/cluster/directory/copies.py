@@ -19,6 +19,7 @@ from distributed.core import Status
 from daskps.cluster.directory.entry import Copy, insist
 from daskps.cluster.directory.placement import find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
+from daskps.cluster.protocol.reports import Sight
 from daskps.errors import ConsistencyError, DaskPSError, NotEnoughWorkersError
 
 if TYPE_CHECKING:
@@ -55,9 +56,12 @@ class SecondCopies:
         self._making = set[str]()
 
     @DIRECTORY.handles("copies")
-    async def on_copies(self, uid: str) -> None:
+    async def on_copies(
+        self, uid: str, segments: Sequence[tuple[int, str, int, int]]
+    ) -> None:
         """Make the copies of a new store; its answers wait for them from then on."""
         entry = self._stores[uid]
+        entry.segments = segments
         try:
             await self._make_all(entry)
         except (OSError, ConsistencyError):
@@ -154,13 +158,12 @@ class SecondCopies:
         began, made, together = asyncio.get_running_loop().time(), [], []
         for shard, owner in enumerate(entry.owners):
             if shard not in entry.copies and shard not in entry.without_owner:
-                worker = self._target(entry, shard, owner)
+                worker, is_together = await self._target(entry, shard, owner)
                 async with self._moves.turn(entry, owner):
                     if entry.owners[shard] == owner:
                         await self._make(entry, shard, owner, worker)
                         made.append(shard)
-                        if get_address_host(worker) == get_address_host(owner):
-                            together.append(shard)
+                        together += [shard] * is_together
         if made:
             seconds = asyncio.get_running_loop().time() - began
             about = {"seconds": seconds, "nbytes": sum(entry.sizes[i] for i in made)}
@@ -168,8 +171,14 @@ class SecondCopies:
         if together:
             self._hosts.tell("copies-together", entry, shards=together)
 
-    def _target(self, entry: StoreEntry, shard: int, owner: str) -> str:
-        """Return a worker for a copy, of another machine where there is one."""
+    async def _target(
+        self, entry: StoreEntry, shard: int, owner: str
+    ) -> tuple[str, bool]:
+        """Return a worker for a copy, and whether it is on its owner's machine.
+
+        That is where its address says so, or where it finds the owner's memory; such a
+        worker has the copy where there is no other.
+        """
         workers = self._moves.scheduler.workers.items()
         others = {w: s for w, s in workers if w != owner and s.status == Status.running}
         if not others:
@@ -177,9 +186,17 @@ class SecondCopies:
                 f"no worker but {owner} can have a second copy of shard {shard} of store "
                 f"{entry.name!r}; start another worker, or create the store with copies=1"
             )
-        apart = {w: others[w] for w in self._apart(owner)}
         held = held_bytes(self._stores.values())
-        return find_room(entry, [shard], held, apart or others)[shard]
+        apart = {w: others[w] for w in self._apart(owner)}
+        rows = [row for row in entry.segments if row[0] == shard]
+        while apart:
+            worker = find_room(entry, [shard], held, apart)[shard]
+            about = {"cluster": entry.cluster, "rows": rows}
+            found = await self._hosts.control(worker, "look", **about)
+            if not any(one["sight"] == Sight.FOUND for one in found):
+                return worker, False
+            del apart[worker]
+        return find_room(entry, [shard], held, others)[shard], True
 
     def _apart(self, worker: str) -> list[str]:
         """Return the workers of other machines, as far as addresses tell."""
