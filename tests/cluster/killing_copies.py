@@ -4,7 +4,8 @@
 half of them own a shard of a store with two copies, half have a copy. Their memory is
 private, so each takes all that it held with it, as a machine does.
 ``python -m tests.cluster.killing_copies N SEED rounds`` does so N times within runs in
-rounds, resident and in the task graph, and compares bits with undisturbed runs.
+rounds, resident and in the task graph, or stops an owner until its copy has taken over,
+and compares bits with undisturbed runs.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def trained(client: Any, kind: str, act: Callable[[Any], Any] | None = None) -> 
         how["workers"] = workers[2:]
     about: dict[str, Any] = {"servers": servers, "shards": 2, "client": client}
     rule = daskps.optim.Adam(0.01)
-    with daskps.create(params, optimizer=rule, copies=2, **about) as store:
+    about |= {"name": "trained", "optimizer": rule, "copies": 2, "overwrite": True}
+    with daskps.create(params, **about) as store:
         until(partial(has_all, client, store))
         thread = threading.Thread(target=act or bool, args=(store,))
         thread.start()
@@ -139,15 +141,25 @@ def trained(client: Any, kind: str, act: Callable[[Any], Any] | None = None) -> 
         finally:
             thread.join()
         found = store.pull()["w"].tobytes() + store["emb"].pull(np.arange(9)).tobytes()
-        return found + bytes([store.version])
+        found += bytes([store.version])
+        store.delete()
+        return found
 
 
 def kill_at(client: Any, whose: str, at: int, shard: int, store: Any) -> None:
-    """Kill the owner of a shard, or the worker of its copy, at a version."""
+    """Kill the owner of a shard, or the worker of its copy, at a version; or stop it."""
     pids = client.run(os.getpid)
     until(lambda: store.version >= at)
-    of = store.placement if whose == "owner" else copies_of(client, store)
-    os.kill(pids[of[shard]], signal.SIGKILL)
+    of = copies_of(client, store) if whose == "copy" else store.placement
+    worker = of[shard]
+    if whose != "stopped":
+        os.kill(pids[worker], signal.SIGKILL)
+        return
+    os.kill(pids[worker], signal.SIGSTOP)
+    try:
+        until(lambda: daskps.open(store.name, client=client).placement[shard] != worker)
+    finally:
+        os.kill(pids[worker], signal.SIGCONT)
 
 
 def rounds(n: int, seed: int) -> None:
@@ -158,7 +170,9 @@ def rounds(n: int, seed: int) -> None:
         for _ in range(n):
             until(lambda: len(client.nthreads()) == N_WORKERS)
             kind = rng.choice([*KINDS])
-            whose = "owner" if "codec" in KINDS[kind] else rng.choice(["owner", "copy"])
+            whose = rng.choice(["owner", "stopped", "copy"])
+            if whose == "copy" and "codec" in KINDS[kind]:
+                whose = "owner"
             at, shard = rng.randrange(1, N_ROUNDS), rng.randrange(2)
             kill = partial(kill_at, client, whose, at, shard)
             what = f"{kind}, {whose}"
