@@ -157,6 +157,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 23, 16, "a shard says which round it lacks"),
     ("cluster", 6, 4, "a copy that its owner alone cannot hear is struck off"),
     ("cluster", 1, 0, "bytes of second copies in stats()"),
+    (
+        "training",
+        1,
+        1,
+        "errors of a user's own classes in rules are retried by message too",
+    ),
     ("cluster", 12, 8, "a copy lies where its owner's memory is not"),
     ("cluster", -1, 3, "a host that closes refuses by type what its threads leave"),
     ("cli", 1, 0, "bytes of second copies in dask ps show"),

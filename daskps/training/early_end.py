@@ -183,7 +183,9 @@ def is_users(error: Exception) -> bool:
 
     Refusals of the store are no accidents, and no trainer raised errors of the cluster.
     """
-    if isinstance(error, (DaskPSError, TimeoutError)):
+    # One that came in a message is a DaskPSError, of no class below it.
+    is_ours = isinstance(error, DaskPSError) and type(error) is not DaskPSError
+    if is_ours or isinstance(error, TimeoutError):
         return False
     notes = getattr(error, "__notes__", ())
     return any(str(note).startswith(RAISED_IN) for note in notes)

@@ -55,9 +55,9 @@ def mean(stacked, weights):
     return (stacked * weights[:, None]).sum(axis=0) / total
 
 
-def made(rule=None):
+def made(rule=None, **how):
     params = {"w": np.zeros(3), "b": 0.5}
-    return daskps.create(params, optimizer=rule or optim.Adam(0.05), shards=2)
+    return daskps.create(params, optimizer=rule or optim.Adam(0.05), shards=2, **how)
 
 
 def bits(store):
@@ -123,12 +123,13 @@ def test_with_a_fresh_optimizer_it_is_reset_once(way):
 
 @pytest.mark.parametrize("execution", ["resident", "graph"])
 @pytest.mark.parametrize("what", ["rule", "reduce"])
+@pytest.mark.parametrize("copies", [1, pytest.param(2, id="by message")])
 @pytest.mark.parametrize("way", ["inside"], indirect=True)
-def test_rule_and_reduce_may_fail_too(way, what, execution):
+def test_rule_and_reduce_may_fail_too(way, what, execution, copies):
     """On one of two shards alone: the other takes the round back."""
     reduce = mean if what == "reduce" else "mean"
     rule = Failing(0.1) if what == "rule" else optim.SGD(0.1)
-    with made(rule) as store, made(rule) as whole:
+    with made(rule, copies=copies) as store, made(rule) as whole:
         fail_at(gradient=(), reduce=())
         wanted = trained(whole, reduce=reduce, execution=execution)
         fail_at(gradient=(), reduce={9} if what == "reduce" else ())
