@@ -166,6 +166,13 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 12, 8, "a copy lies where its owner's memory is not"),
     ("cluster", -1, 3, "a host that closes refuses by type what its threads leave"),
     ("cli", 1, 0, "bytes of second copies in dask ps show"),
+    (
+        "cluster",
+        264,
+        257,
+        "answers by socket wait for second copies, which ask for states by socket",
+    ),
+    ("shards", 2, 0, "states are copied into memory that is used again"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
@@ -217,9 +224,10 @@ def figures() -> dict[str, int]:
 
 FIGURES = {
     # Moves of shards between machines: three modules, and what they take of others.
-    # Second copies: two modules more.
-    "names of cluster/ that other modules use": 529,
-    "public names of cluster/": 686,
+    # Second copies: two modules more. Their states go by socket: one more, and frames
+    # of states.
+    "names of cluster/ that other modules use": 534,
+    "public names of cluster/": 690,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are.

@@ -42,7 +42,7 @@ from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.room import Need, has_room
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.shards.arrays.unbounded_rows import KnownIds
     from daskps.shards.memory.segment import Segment
@@ -120,10 +120,13 @@ def follow(segment: Segment) -> Mark:
     return Mark(segment.flip, segment.current.version)
 
 
-def take(segment: Segment, since: Mark, *, last: bool = False) -> State | None:
+def take(
+    segment: Segment, since: Mark, own: Callable[[Array], Array] | None = None
+) -> State | None:
     """Return what has changed since a moment; under the shard's lock.
 
-    With `last` nothing changes the shard any more: pieces are not copied.
+    Pieces are as `own` returns them, which may be itself where nothing changes the shard
+    any more; by default copies.
 
     None where nobody knows any more which of too many rows have: the copy has to be
     filled anew.
@@ -144,7 +147,7 @@ def take(segment: Segment, since: Mark, *, last: bool = False) -> State | None:
                 return None
             rows = _rows_of(segment, table, ids)
             tables.append(rows._replace(whole=is_whole))
-    pieces, own = [], np.asarray if last else payload.fetch
+    pieces, own = [], own or payload.fetch
     for position in np.flatnonzero(changed[:n]).tolist():
         slots = map(own, segment.slots_of(record, position))
         weights = own(segment.weights_of(record, position))

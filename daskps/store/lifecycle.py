@@ -149,7 +149,7 @@ def create(  # noqa: PLR0913 - the public contract
         With 2 each shard has a second copy on another worker, of another machine where
         there is one. All that was answered is on both then: where a machine is lost, the
         copies become the owners, with every push that had returned. Calls go to the
-        owners as messages, and wait for the copies.
+        owners by socket or message, and wait for the copies.
     recover_from : str or path-like, optional
         The URL that the store is saved to, see :meth:`ParameterStore.save`. Where a
         shard is lost the store is restored from its last checkpoint there: each caller

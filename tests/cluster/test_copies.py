@@ -18,6 +18,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller.link import using
 from daskps.cluster.host import moving
+from daskps.cluster.host.node import HOSTS
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
 from tests.cluster.killing_copies import (
@@ -87,6 +88,32 @@ def test_everything_is_in_the_copy_to_the_last_bit(apart):
         same(all_of(store), all_of(other))
         assert store.versions == other.versions
         assert store.version == N
+
+
+def n_sockets(dask_worker: Any = None) -> int:
+    """Return how many sockets a worker serves."""
+    return len(HOSTS[dask_worker.address].sockets)
+
+
+def end_sockets(dask_worker: Any = None) -> None:
+    HOSTS[dask_worker.address].sockets.close()
+
+
+def test_states_go_by_socket_and_without_one_by_message(apart):
+    with daskps.create({"w": np.zeros(24)}, shards=1, client=apart, copies=2) as store:
+        [owner] = store.placement
+        # Nobody has called the store: it is the copy that has asked for one.
+        ask = partial(apart.run, n_sockets, workers=[owner])
+        until(lambda: ask()[owner] == 1)
+        for _ in range(N):
+            store.add({"w": np.ones(24)})
+        apart.run(end_sockets, workers=[owner])
+        for _ in range(N):
+            store.add({"w": np.ones(24)})
+        [row] = store.stats()["shards"]
+        assert row["behind"] == 0
+        kill(apart, owner)
+        assert store.pull()["w"].tolist() == [2.0 * N] * 24
 
 
 # -- a machine that dies, with its memory ----------------------------------------------

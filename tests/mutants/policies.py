@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "refusals-are-accidents",
         "daskps.training.early_end:is_users",
-        "if isinstance(error, (DaskPSError, TimeoutError)):",
+        "if is_ours or isinstance(error, TimeoutError):",
         "if isinstance(error, TimeoutError):",
         (_RETRIES + "test_whose_error_it_is",),
     ),

@@ -33,7 +33,7 @@ from daskps.shards.memory.format import (
 )
 from daskps.shards.pushes import Pushes
 from daskps.shards.shard import Shard
-from daskps.shards.steps import NOTHING, SCALE
+from daskps.shards.steps import NOTHING, SCALE, Ready, Ticket
 from daskps.store.replica import Replica
 from tests.simulator.ground import put
 
@@ -255,8 +255,8 @@ def states_forget_producers() -> None:
     """Move shards without what they know of pushes."""
     take = states.take
 
-    def take_some(segment: Segment, since: Mark, **more: bool) -> State | None:
-        if (state := take(segment, since, **more)) is not None:
+    def take_some(segment: Segment, since: Mark, *more: Any) -> State | None:
+        if (state := take(segment, since, *more)) is not None:
             state.words[0][1][N_PRODUCERS] = 0
         return state
 
@@ -280,9 +280,10 @@ def deliveries_stay_behind() -> None:
 def answered_before_backed() -> None:
     """Answer before the second copy of a shard has what the answer tells."""
 
-    async def answer_at_once(_: HostedShard) -> None: ...
+    def answer_at_once(_: HostedShard, ticket: Ticket) -> None:
+        ticket.outcome = Ready(0, 0)
 
-    put(HostedShard, backed=answer_at_once)
+    put(HostedShard, back=answer_at_once)
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

@@ -115,7 +115,7 @@ class RemoteShards:
         self.counters = Counters()
         #: Sockets to the hosts, for calls from threads; None where the configuration
         #: allows none.
-        may_use = config.load().socket_carrier and meta.copies == 1
+        may_use = config.load().socket_carrier
         self.sockets = pool_of(link) if may_use else None
         self._routes = SocketRoutes(meta)
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()

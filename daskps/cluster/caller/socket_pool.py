@@ -16,14 +16,12 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from daskps.cluster import connections, upstream
+from daskps.cluster import upstream
 from daskps.cluster.caller.call_socket import CallSocket
 from daskps.cluster.caller.call_template import PATIENCE_SECONDS
-from daskps.cluster.protocol.messages import PROTOCOL
-from daskps.cluster.protocol.packing import unpack_reply
+from daskps.cluster.host.opening import open_socket
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable
 
     from daskps.cluster.caller.link import Link
@@ -171,23 +169,12 @@ class SocketPool:
     async def _opened(self, worker: str, store: str) -> CallSocket | None:
         """Ask a worker for a socket; None, and a pause, where it gives none."""
         upstream.at_close(self.link.node, "daskps-sockets", self.close)
-        # It is `HostSockets.handle` (`cluster/host/sockets.py`) that serves it there.
-        message = {
-            "op": "daskps_socket",
-            "protocol": PROTOCOL,
-            "store": store,
-            "token": self._token,
-        }
-        taken: socket.socket | None = None
         try:
-            reply, taken = await connections.ask_for_socket(
-                self.link.pool, worker, message, OPEN_SECONDS
+            taken = await open_socket(
+                self.link.pool, worker, store, token=self._token, seconds=OPEN_SECONDS
             )
-            unpack_reply(reply, f"worker {worker}")
         except Exception as error:  # noqa: BLE001 - messages go on, and stats() says why
             logger.info("no socket to %s: %r", worker, error)
-            if taken is not None:
-                taken.close()
             why = f"no socket: {type(error).__name__}"
             # A new dict: a thread may be looking through the old one.
             self.failures = {**self.failures, why: self.failures.get(why, 0) + 1}

@@ -87,6 +87,7 @@ async def adopt(
         await host.in_thread(partial(encoding.learn, *codec))
     adopter = _Adopter(members, where, about, rounds)
     adopter.ask, adopter.copies = Budget(host).ask, dict(copies)
+    host.has_copies |= bool(copies)
     hosted_shards = await host.in_thread(partial(adopter.take_all, host, store, rows))
     if store in host.dropped:
         for hosted in hosted_shards:

@@ -5,26 +5,28 @@ While a call waits its tickets are at their shards, and no thread waits.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.host.hosted import LOCK_SECONDS
-from daskps.cluster.protocol.messages import Answer
+from daskps.cluster.protocol.messages import Answer, Part
 from daskps.cluster.protocol.wellformed import refused
 from daskps.cluster.sockets.frames import MOST_TEXT, unpack_text
 from daskps.cluster.sockets.templates import key_of, unpack_template
 from daskps.errors import ConsistencyError, ShardBusyError
 from daskps.shards.deputy import NotHereError
 from daskps.shards.reader import RowsRead, ShardReader
-from daskps.shards.steps import ASK, Ready, Ticket
+from daskps.shards.steps import ASK, Ready, Step, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.protocol.messages import Part, Range
+    from daskps.cluster.protocol.messages import Range
     from daskps.cluster.protocol.row_messages import RowRequest
     from daskps.cluster.sockets.templates import FrameTemplate
     from daskps.layout.arrays import Layout
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
 
     #: A shard, its part of a call and the ticket for it.
     Started = tuple[HostedShard, Part, Ticket]
-    #: Returns the frame that answers the tickets; gets the seconds that a read may wait
-    #: for its turn.
-    Finish = Callable[[Sequence[Started], float], list[Any]]
+    #: Returns the frame that answers the tickets, or a call that waits for a copy to
+    #: have that; gets the seconds that a read may wait for its turn.
+    Finish = Callable[[Sequence[Started], float], "list[Any] | Parked"]
 
 
 #: A read may wait at least this long for its turn, however late it is.
 _MIN_SECONDS = 0.01
+#: The part of a ticket that waits for no step of its own.
+NO_PART = Part(-1, Step())
 #: Templates that a host keeps, the latest.
 _MOST_KEPT = 256
 
@@ -136,6 +140,9 @@ class Templates:
         return template
 
 
+def _do_nothing() -> None: ...
+
+
 class CallTickets:
     """The tickets of one call: a call by message has these alone.
 
@@ -143,17 +150,18 @@ class CallTickets:
     ----------
     look : callable
         Has the host check its shards regularly: other processes wake no thread here.
+        By default none can.
     """
 
     __slots__ = ("_callback", "_lock", "_look", "started")
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, look: Callable[[], None] = _do_nothing) -> None:
         self._look = look
         self.started: list[Started] = []
         self._lock = threading.Lock()
         self._callback: Callable[[], None] | None = None
 
-    def add(self, hosted: HostedShard, part: Part) -> Ticket:
+    def add(self, hosted: HostedShard, part: Part = NO_PART) -> Ticket:
         """Return a new ticket for a shard's part of the call."""
         ticket = Ticket(part.step, owner=self)
         self.started.append((hosted, part, ticket))
@@ -182,6 +190,18 @@ class CallTickets:
         if self._callback is not None:
             self._look_if_shared()
 
+    async def wait(self) -> None:
+        """Wait until all are done, without a thread; raise the error of one."""
+        woken: Future[None] = Future()
+        self.then(partial(woken.set_result, None))
+        # Nobody cancels this future: a thread that completes them later sets it.
+        await asyncio.shield(asyncio.wrap_future(woken))
+        outcomes = [ticket.outcome for _, _, ticket in self.started]
+        self.forget()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
     def take_back(self) -> list[Future[None]]:
         """Take back unfinished tickets: the caller is gone, or will wait elsewhere.
 
@@ -207,6 +227,18 @@ class CallTickets:
             self._look()
 
 
+async def all_backed(
+    shards: Iterable[HostedShard | None], run_for: Callable[..., Awaitable[None]]
+) -> None:
+    """Wait until the second copies of shards have what these have now."""
+    tickets = CallTickets()
+    for hosted in shards:
+        if hosted is not None and hosted.behind > 0:
+            await run_for(hosted, partial(hosted.back, tickets.add(hosted)))
+    if tickets.started:
+        await tickets.wait()
+
+
 class Parked(CallTickets):
     """A call of a socket with tickets at their shards.
 
@@ -214,17 +246,19 @@ class Parked(CallTickets):
 
     Parameters
     ----------
-    look : callable
-        As for :class:`CallTickets`.
     end : float
         The latest time to finish it, by `time.monotonic`.
     answer : callable
         Returns the frame that answers it.
+    look : callable
+        As for :class:`CallTickets`.
     """
 
     __slots__ = ("_answer", "end")
 
-    def __init__(self, look: Callable[[], None], end: float, answer: Finish) -> None:
+    def __init__(
+        self, end: float, answer: Finish, look: Callable[[], None] = _do_nothing
+    ) -> None:
         super().__init__(look)
         self.end, self._answer = end, answer
 
@@ -268,8 +302,11 @@ class Parked(CallTickets):
                 raise
             hosted.put(ticket)
 
-    def finish(self, seconds: float) -> list[Any]:
+    def finish(self, seconds: float) -> list[Any] | Parked:
         """Return the frame that answers it; it reports unfinished tickets as parked.
+
+        Or another call, to wait for in its place: its answer is made, and a second copy
+        has yet to have what it tells.
 
         Parameters
         ----------

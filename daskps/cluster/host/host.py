@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config
-from daskps.cluster.host.calls import CallTickets, Templates, answers_of
+from daskps.cluster.host.calls import CallTickets, Templates, all_backed, answers_of
 from daskps.cluster.host.collectives import Collectives
 from daskps.cluster.host.contributions import Contributions
 from daskps.cluster.host.copy_budget import SMALL_NBYTES, CopyBudget
@@ -118,11 +118,9 @@ class ShardHost(ReachableShards):
         self.going, self.coming = dict[Any, Any](), dict[Any, Any]()
         #: Futures that wake waiting calls of other processes, by their tokens.
         self.waiting: dict[str, asyncio.Future[Any]] = {}
-        self.inline_nbytes = settings.inline_nbytes
-        self.n_calls = 0
+        self.inline_nbytes, self.n_calls = settings.inline_nbytes, 0
         self._members: Membership | None = None
-        self._has_joined = False
-        self._opening = threading.Lock()
+        self._has_joined, self._opening = False, threading.Lock()
         self._looking: asyncio.Future[None] | None = None
         #: Whether unbounded tables may have grown since the host told the directory,
         #: and the task that tells it.
@@ -132,7 +130,9 @@ class ShardHost(ReachableShards):
         self._leaving: list[HostedShard] = []
         #: Sockets given to callers, if callers may have any.
         self.sockets: OpenSockets | None = None
-        self.is_leaving = self.lets_go = self._is_closed = False
+        #: Whether a shard here has, or had, a second copy: its answers wait for that.
+        self.has_copies = self._is_closed = False
+        self.is_leaving = self.lets_go = False
         self._loop_thread = threading.get_ident()
         self._executor = ThreadPoolExecutor(
             settings.threads, thread_name_prefix="daskps-host"
@@ -189,7 +189,8 @@ class ShardHost(ReachableShards):
             answers = await self._serve(call, tickets)
         finally:
             tickets.forget()
-        await self.all_backed(found)
+        if self.has_copies:
+            await all_backed(found, self.run_for)
         return answers
 
     async def _serve(self, call: Call, tickets: CallTickets) -> list[Answer]:
@@ -375,7 +376,7 @@ class ShardHost(ReachableShards):
             reply = await self._handlers.serve(str(method), kwargs, lambda _: self)
             if not str(method).startswith(_AT_ONCE):
                 mine = [h for k, h in self.shards.items() if k[0] == store]
-                await self.all_backed(mine)
+                await all_backed(mine, self.run_for)
             return reply
         except StaleGenerationError as error:
             return refusal(error)

@@ -127,7 +127,10 @@ class HostTemplate:
         if not (self._may_read_now and self._is_current() and self._tries):
             return None
         bound = clock + self._step.tick if self._run else 0
-        return self._answers.read_now(number, bound)
+        frame = self._answers.read_now(number, bound)
+        if self._host.has_copies and True in [of.behind > 0 for of in self._found]:
+            return None  # it may have to wait, and this buffer is used again
+        return frame
 
     # -- a call ------------------------------------------------------------------
 
@@ -162,6 +165,7 @@ class HostTemplate:
             bounds = said.least or repeat(0)
         versions: Sequence[int] = self._all_asked
         parts: Sequence[Part] = ()
+        end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
         if self._tries:
             if self._steps:
                 parts = self.template.parts(head, said)
@@ -171,11 +175,14 @@ class HostTemplate:
                 asked = said.asked if self.template.read else ()
                 frame = self._answers.read(head.number, bounds, versions, asked)
                 if frame is not None:
+                    if self._host.has_copies:
+                        return self._backed(frame, self._found, head.number, end)
                     return frame
         parts = self._left(head, parts or self.template.parts(head, said), versions)
-        answer = partial(self._answer, number=head.number, parts=parts, bounds=bounds)
-        end = time.monotonic() + min(head.wait_ms / 1000, MOST_WAIT_SECONDS)
-        parked = Parked(self._host.look_soon, end, answer)
+        answer = partial(
+            self._answer, number=head.number, parts=parts, bounds=bounds, end=end
+        )
+        parked = Parked(end, answer, self._host.look_soon)
         return self._park(parked, parts, versions, seconds)
 
     def _park(
@@ -255,9 +262,10 @@ class HostTemplate:
         number: int,
         parts: Sequence[Part],
         bounds: Iterable[int],
-    ) -> list[Any]:
+        end: float,
+    ) -> list[Any] | Parked:
         """Return the frame that answers a call with tickets, done or not."""
-        versions = []
+        versions, of = [], [hosted for hosted, _, _ in started]
         for _, _, ticket in started if self._tries and not self.template.read else ():
             outcome = ticket.outcome
             if type(outcome) is not Ready:
@@ -267,20 +275,51 @@ class HostTemplate:
             if len(versions) == len(self._shards):
                 frame = self._answers.read(number, bounds, versions)
                 if frame is not None:
-                    return frame
+                    return self._backed(frame, of, number, end)
             nbytes = sum(part.read_nbytes for part in parts)
             empty = self._host.budget.answer_now(nbytes)
             found = answers_of(started, empty, seconds=seconds)
             if self._is_coded:
                 found = in_words(found, parts, empty)
             if len(found) < len(self._shards):
-                of = {answer.shard: answer for answer in found}
-                found = [of.get(shard) or Answer(shard) for shard in self._shards]
-            return pack_answers(found, number)
+                by = {answer.shard: answer for answer in found}
+                found = [by.get(shard) or Answer(shard) for shard in self._shards]
+            frame = pack_answers(found, number)
+            if True in [answer.parked for answer in found]:
+                return frame
+            return self._backed(frame, of, number, end)
         except ShardBusyError:
             raise  # this thread may not wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, number)
+
+    def _backed(
+        self, frame: list[Any], of: Sequence[HostedShard], number: int, end: float
+    ) -> list[Any] | Parked:
+        """Return a frame, or a call that waits until second copies have what it tells.
+
+        Trainers that need not see the same do not wait for what they read.
+        """
+        if not self._host.has_copies:
+            return frame
+        in_rounds = [hosted.shard.run_state.is_bsp for hosted in of]
+        if self._only_reads and self._run and True not in in_rounds:
+            return frame
+
+        def answer(started: Sequence[Started], _: float) -> list[Any]:
+            outcomes = [ticket.outcome for _, _, ticket in started]
+            if None in outcomes:
+                # It is sent again as it is: another owner may not have it.
+                again = [Answer(s, parked=True, applied=False) for s in shards]
+                return pack_answers(again, number)
+            errors = [one for one in outcomes if isinstance(one, Exception)]
+            return refusal_of(errors[0], number) if errors else frame
+
+        shards, parked = self._shards, Parked(end, answer)
+        for hosted in of:
+            if hosted.backing is not None:
+                hosted.back(parked.add(hosted))
+        return parked.finish(0.0) if parked.done else parked
 
 
 def refusal_of(error: Exception, number: int) -> list[Any]:

@@ -12,9 +12,9 @@ it leaves the inbox, and the host calls :meth:`HostedShard.look` until it is ser
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -29,10 +29,11 @@ from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.deputy import CLOSED, RELEASED, set_gate
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.shard import Shard
-from daskps.shards.steps import ASK, Ticket
+from daskps.shards.steps import ASK, Ready, Ticket
 from daskps.usercode import holding_interrupts
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     from daskps.cluster.machine.blocks import Block
@@ -53,18 +54,56 @@ class Backing:
     #: The flip up to which it has the shard, and the worker that it is on.
     flip: int = -1
     worker: str = ""
-    #: Set where an answer waits for it, and when it has come further.
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Whether the shard has another owner, or none.
-    is_over: bool = False
-    #: Sees whether it is silent.
+    #: Tickets that wait for it, each with the flip that it has to have.
+    waiting: list[tuple[int, Ticket]] = field(default_factory=list)
+    #: Its question for what it lacks, a `NextState`; used under the shard's mutex.
+    asked: Any = None
+    #: Why nobody is answered any more.
+    error: Exception | None = None
+    #: Sees whether it is silent: how often in a row it has not asked since.
     watching: asyncio.Future[None] | None = None
+    n_silent: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def end(self) -> None:
-        """Refuse the answers that wait."""
-        self.is_over = True
-        self.news.set()
+    def park(self, flip: int, ticket: Ticket) -> None:
+        """End a ticket once it has a flip."""
+        with self.lock:
+            if flip > self.flip and self.error is None:
+                self.waiting.append((flip, ticket))
+                return
+        ticket.outcome = self.error or _BACKED
+
+    def reach(self, flip: int) -> list[Ticket]:
+        """Hear that it has a flip; end the tickets that wait for no later one."""
+        with self.lock:
+            # A late message says less than one that came before it.
+            self.flip = flip = max(self.flip, flip)
+            done = [ticket for least, ticket in self.waiting if least <= flip]
+            self.waiting = [one for one in self.waiting if one[0] > flip]
+        for ticket in done:
+            ticket.outcome = _BACKED
+        return done
+
+    def send(self, owner: Shard) -> list[Ticket]:
+        """Answer its question, if it has one."""
+        asked, self.asked = self.asked, None
+        return asked.take(owner) if asked else []
+
+    def end(self, error: Exception | None = None) -> None:
+        """Wait for it no more; with an error refuse the answers that wait."""
+        with self.lock:
+            self.error, done = error, [ticket for _, ticket in self.waiting]
+            self.waiting, self.flip = [], self.flip if error else sys.maxsize
+        for ticket in done:
+            ticket.outcome = error or _BACKED
+        if (asked := self.asked) is not None:
+            done += asked.refuse("the copy counts no more")
+        for ticket in done:
+            ticket.owner.one_done()
+
+
+#: The outcome of tickets that waited for a copy.
+_BACKED = Ready(0, 0)
 
 
 #: How long a thread waits for another process to release a shard.
@@ -215,20 +254,25 @@ class HostedShard:
         backing = self.backing
         return 0 if backing is None else self.shard.segment.flip - max(0, backing.flip)
 
-    async def backed(self) -> None:
-        """Wait until its second copy has what it has now; at once where there is none.
+    def back(self, ticket: Ticket) -> None:
+        """End a ticket once the second copy, if any, has what the shard has now.
 
-        Raises
-        ------
-        StaleGenerationError
-            Where it has another owner meanwhile.
+        With an error where the shard has another owner meanwhile. Any thread calls this
+        after it has made what it answers.
         """
-        flip = self.shard.segment.flip
-        while (backing := self.backing) is not None and backing.flip < flip:
-            backing.wanted.set()
-            await backing.news.wait()
-            if backing.is_over:
-                raise self.gone()
+        backing = self.backing
+        if backing is None:
+            ticket.outcome = _BACKED
+            return
+        backing.park(self.shard.segment.flip, ticket)
+        if ticket.outcome is None:
+            self.send_on()
+
+    def send_on(self) -> None:
+        """Have a copy that asks sent what it lacks; any thread may call this."""
+        if self.backing is not None and self.backing.asked is not None:
+            self.enqueue(self.backing.send)
+            self.serve()
 
     def gone(self) -> StaleGenerationError:
         """Return what callers get of a shard that has, or will have, another owner."""
@@ -245,7 +289,7 @@ class HostedShard:
     def close(self) -> None:
         """Tell processes that map the shard's memory that it is gone, and free it."""
         if self.backing is not None:
-            self.backing.end()
+            self.backing.end(self.gone())
         set_gate(self.shard.segment, CLOSED)
         self.free_mailbox()
         if self.block is not None:
@@ -487,13 +531,6 @@ class ReachableShards(ABC):
     def __init__(self, empty: Empty, patience: float) -> None:
         self.shards: dict[tuple[str, int], HostedShard] = {}
         self.empty, self.patience = empty, patience
-
-    @staticmethod
-    async def all_backed(shards: Sequence[HostedShard | None]) -> None:
-        """Wait until the second copies of shards have what these have now."""
-        for hosted in shards:
-            if hosted is not None and hosted.backing is not None:
-                await hosted.backed()
 
     @abstractmethod
     def is_live(self) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.host.adoption import row_of
+from daskps.cluster.host.calls import CallTickets, Parked
 from daskps.cluster.host.hosted import Backing
-from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.handlers import FETCHES, HOST
 from daskps.cluster.protocol.packing import pack_array
-from daskps.cluster.protocol.states import pack_state
+from daskps.cluster.protocol.states import pack_arrays, pack_state
+from daskps.cluster.sockets.fetches import pack_fetched
+from daskps.cluster.sockets.frames import pack_refusal
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
@@ -45,12 +49,15 @@ from daskps.shards import states
 from daskps.shards.frozen import LiveShard
 from daskps.shards.installation import Counted
 from daskps.shards.states import Mark, State
+from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
+    from daskps.cluster.sockets.frames import Head
+    from daskps.reduction import Empty
     from daskps.shards.shard import Shard
     from daskps.shards.steps import Ticket
     from daskps.typing import Array
@@ -172,9 +179,11 @@ async def _state(
     return pack_state(await host.under(going.hosted, take))
 
 
-def taken(shard: Shard, since: Mark, *, last: bool = False) -> State:
-    """Return all that has changed since a moment, or refuse."""
-    state = states.take(shard.segment, since, last=last)
+def taken(
+    shard: Shard, since: Mark, own: Callable[[Array], Array] | None = None
+) -> State:
+    """Return all that has changed since a moment, or refuse; see :func:`states.take`."""
+    state = states.take(shard.segment, since, own)
     if state is None:
         raise ConsistencyError(
             "more rows have changed than the feed of their table keeps, or all of their "
@@ -216,7 +225,7 @@ async def _last(
         flip = owner.segment.flip
         is_ready = not owner.run_state.is_bsp or flip == mark.flip + 1
         if is_ready and generation:
-            found.append(taken(owner, mark, last=True))
+            found.append(taken(owner, mark, np.asarray))
             going.is_handed_over = True
             return hosted.hand_over(error, generation)
         if flip > mark.flip + 1:
@@ -290,7 +299,7 @@ async def _done(host: ShardHost, *, store: str, shard: int, move: str) -> None:
 async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Have answers wait for a copy from now on; for none with ""."""
     hosted = host.get_shard(store, shard)
-    before = hosted.backing
+    before, host.has_copies = hosted.backing, True
     if (before.move if before else "") != move:
 
         def change(owner: Shard) -> list[Ticket]:
@@ -300,7 +309,7 @@ async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
         await host.under(hosted, change)
         host.going.pop((store, shard), None)
         if before is not None:
-            before.news.set()
+            before.end()
     backing = hosted.backing
     if backing is not None and backing.watching is None:
         backing.watching = asyncio.ensure_future(_watch(host, store, hosted, backing))
@@ -311,45 +320,108 @@ async def _watch(
 ) -> None:
     """Tell the directory of a second copy that is silent, as long as it counts."""
     about = {"store": store, "shard": hosted.index, "move": backing.move}
-    times = 0
-    while hosted.backing is backing and not backing.is_over:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(backing.news.wait(), SUSPECT_SECONDS)
-            times = 0
-            continue
-        times += 1
-        with contextlib.suppress(OSError, DaskPSError):
-            await host.worker.directory("copy-silent", **about, times=times)
+    while hosted.backing is backing and backing.error is None:
+        backing.n_silent += 1
+        await asyncio.sleep(_IDLE_SECONDS)
+        await host.run_for(hosted, hosted.send_on)
+        host.keep_looking()
+        times, rest = divmod(backing.n_silent * _IDLE_SECONDS, SUSPECT_SECONDS)
+        if times and not rest:
+            with contextlib.suppress(OSError, DaskPSError):
+                await host.worker.directory("copy-silent", **about, times=int(times))
+
+
+@dataclass(eq=False)
+class _NextState:
+    """A question of a copy, on worker `by`: it wants all changes since its moment."""
+
+    hosted: HostedShard
+    move: str
+    since: Mark
+    by: str
+    empty: Empty
+    #: Done once the state is taken: when an answer waits for it, or after a while.
+    ticket: Ticket
+    state: State | None = None
+
+    def ask(self) -> None:
+        """Tell the shard how far the copy is; any thread may call this."""
+        heard = self.hosted.enqueue(self._hear)
+        self.hosted.serve()
+        if heard.done():
+            heard.result()  # it fails where the shard is here no more
+
+    def _hear(self, owner: Shard) -> list[Ticket]:
+        backing, flip = self.hosted.backing, self.since.flip
+        if backing is None or backing.move != self.move:
+            return self.refuse("there is no such copy", ConsistencyError)
+        is_first, backing.n_silent, backing.worker = backing.flip < 0, 0, self.by
+        done = backing.reach(flip)
+        last_flip = backing.flip + 1 if owner.run_state.is_bsp else None
+        done += owner.hold_rounds(last_flip)
+        if is_first or owner.segment.flip > flip:
+            return done + self.take(owner)
+        before, backing.asked = backing.asked, self
+        return done + before.refuse("its copy has asked again") if before else done
+
+    def refuse(
+        self, why: str, kind: type[Exception] = StaleGenerationError
+    ) -> list[Ticket]:
+        """Answer with an error; return the ticket."""
+        of = self.hosted
+        self.ticket.outcome = kind(f"shard {of.index} of store {of.name!r}: {why}")
+        return [self.ticket]
+
+    def take(self, owner: Shard) -> list[Ticket]:
+        """Take the state, under the shard's mutex; return the ticket."""
+        try:
+            self.state = taken(owner, self.since, self._own)
+        except ConsistencyError as error:
+            return self.refuse(str(error), ConsistencyError)
+        self.ticket.outcome = Ready(0, 0)
+        return [self.ticket]
+
+    def _own(self, array: Array) -> Array:
+        out = self.empty(array.size, array.dtype).reshape(array.shape)
+        out[...] = array
+        return out
 
 
 @HOST.handles("copy_next")
 async def _next(
     host: ShardHost, *, store: str, shard: int, move: str, since: Sequence[int], by: str
 ) -> dict[str, Any]:
-    """Hear that a copy, on worker `by`, has a shard up to a moment; return the next state.
+    """Hear how far a copy is, and return the next state; see :class:`_NextState`."""
+    hosted, tickets = host.get_shard(store, shard), CallTickets()
+    of = hosted, move, Mark(*since), by, host.empty
+    asked = _NextState(*of, tickets.add(hosted))
+    await host.run_for(hosted, asked.ask)
+    await tickets.wait()
+    assert asked.state is not None
+    return pack_state(asked.state)
 
-    Once there is one that an answer waits for, or after a while.
-    """
-    hosted, mark = host.get_shard(store, shard), Mark(*since)
-    backing = hosted.backing
-    is_first = backing is not None and backing.flip < 0
 
-    def hear(owner: Shard) -> list[Ticket]:
-        if backing is None or hosted.backing is not backing or backing.move != move:
-            raise ConsistencyError(f"shard {shard} of {store} has no such copy")
-        # A late message says less than one that came before it.
-        backing.flip, backing.worker = max(backing.flip, mark.flip), by
-        return owner.hold_rounds(backing.flip + 1)
+@FETCHES.handles("copy_next")
+def _next_here(
+    host: ShardHost, *, store: str, shard: int, move: str, by: str
+) -> Callable[[Head], list[Any] | Parked]:
+    """Do the same by a socket; the moment is in the head."""
 
-    await host.under(hosted, hear)
-    assert backing is not None
-    news, backing.news = backing.news, asyncio.Event()
-    backing.wanted.clear()
-    news.set()
-    if hosted.shard.segment.flip <= mark.flip and not is_first:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(backing.wanted.wait(), _IDLE_SECONDS)
-    return pack_state(await host.under(hosted, partial(taken, since=mark)))
+    def begin(head: Head) -> list[Any] | Parked:
+        def answer(*_: Any) -> list[Any]:
+            # No cycle keeps its arrays, whose memory the next one takes.
+            state, asked.state = asked.state, None
+            if state is None:
+                return pack_refusal(StaleGenerationError("a message says why"), number)
+            return pack_fetched(*pack_arrays(state), number)
+
+        hosted, number = host.get_shard(store, shard), head.number
+        parked, since = Parked(math.inf, answer), Mark(head.clock, head.floor)
+        asked = _NextState(hosted, move, since, by, host.empty, parked.add(hosted))
+        asked.ask()
+        return parked.finish(0.0) if parked.done else parked
+
+    return begin
 
 
 @HOST.handles("copy_deposed")

@@ -29,6 +29,11 @@ class OpenSockets(Protocol):
     def let_go(self) -> None:
         """Release the memory of shards that have left this host."""
 
+    def serve(
+        self, taken: Any, calls: Any, token: str, first: list[Any] | None = None
+    ) -> Any:
+        """Serve the calls of a socket, after a first frame to its other end."""
+
     def close(self) -> None:
         """End all of them."""
 

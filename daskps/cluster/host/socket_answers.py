@@ -247,6 +247,8 @@ class TemplateAnswers:
                     return None
                 segment, lag = hosted.shard.segment, read.lag
                 copies |= flip > self._seen[i] + 1
+                # It would wait for the second copy, and be overwritten meanwhile.
+                copies |= hosted.backing is not None and hosted.behind > 0
                 copies |= time.monotonic() < segment.copied_until
                 self._seen[i] = flip
                 weights += sources

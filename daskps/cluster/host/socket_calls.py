@@ -8,7 +8,9 @@ something to fetch puts a function of its own into a table, as handlers of messa
     def name(host, *, run): ...
 
 The function returns a description of the arrays, in plain values, and the arrays; no
-thread may change them until they are sent. It may take long, but must not wait.
+thread may change them until they are sent. It may take long, but must not wait: where
+it has to it returns a function that begins a call that waits, by the head of the frame.
+Later frames without a text begin it again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from daskps.cluster.sockets.templates import ID
 from daskps.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.host.host import ShardHost
 
@@ -46,31 +48,6 @@ _READ = MAGIC, CALL, 0, 0, 1.0
 #: A leader lets another thread lead before an answer above this size, or has another
 #: thread send it.
 LONG = 65_536
-
-
-def answer_fetch(host: ShardHost, text: bytes | bytearray, number: int) -> list[Any]:
-    """Return the frame that answers a fetch, as buffers.
-
-    Parameters
-    ----------
-    host : ShardHost
-        The host.
-    text : bytes-like
-        Text of the fetch.
-    number : int
-        Number of the frame.
-
-    Raises
-    ------
-    Exception
-        Any error of the function, or a ProtocolError if the text is no fetch.
-    """
-    what, about = unpack_fetch(text)
-    if (handler := FETCHES.by_name.get(what)) is None:
-        raise ProtocolError(f"no socket fetches {what!r:.60}")
-    check(handler.function, about, f"a fetch of {what}")
-    value, arrays = handler.function(host, **about)
-    return pack_fetched(value, arrays, number)
 
 
 class SocketCalls:
@@ -85,6 +62,8 @@ class SocketCalls:
     def __init__(self, host: ShardHost) -> None:
         self._host = host
         self._templates: dict[int, HostTemplate] = {}
+        #: Begins a fetch that waits, the last one.
+        self._again: Callable[[Head], list[Any] | Parked] | None = None
         #: Guards changes of the templates: the event loop makes some too.
         self._learning = threading.Lock()
 
@@ -132,7 +111,7 @@ class SocketCalls:
     def is_long(self, head: Head) -> bool:
         """Return whether the answer to a frame has many bytes, or takes long."""
         if head.kind != CALL:
-            return head.kind == FETCH
+            return head.kind == FETCH and not 0 < head.sequence <= LONG
         known = self._templates.get(head.template)
         if known is None:
             return False
@@ -163,10 +142,25 @@ class SocketCalls:
                 self._learn(head, body[0])
                 return [pack_head(Head(ANSWER, number=head.number))]
             if head.kind == FETCH:
-                return answer_fetch(self._host, body[0], head.number)
+                return self._fetch(head, body[0])
             return self._templates[head.template].begin(head, body, seconds)
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal
             return refusal_of(error, head.number)
+
+    def _fetch(self, head: Head, text: bytes) -> list[Any] | Parked:
+        """Serve a fetch; one without a text is the last one that waited, again."""
+        begin = self._again
+        if head.nbytes or begin is None:
+            what, about = unpack_fetch(text)
+            if (handler := FETCHES.by_name.get(what)) is None:
+                raise ProtocolError(f"no socket fetches {what!r:.60}")
+            check(handler.function, about, f"a fetch of {what}")
+            found = handler.function(self._host, **about)
+            if not callable(found):
+                value, arrays = found
+                return pack_fetched(value, arrays, head.number)
+            self._again = begin = found
+        return begin(head)
 
     def _learn(self, head: Head, text: Any) -> None:
         with self._learning:

@@ -84,11 +84,27 @@ class HostSockets:
         except OSError as error:
             logger.info("no socket for %.60s: %s", token, error)
             return Status.dont_reply
-        channel = ServedChannel(taken, _STALL_SECONDS)
-        calls = SocketCalls(self._host)
         logger.debug("%s gives a socket to %s", self._host.worker.address, token)
-        self._serve(Connection(channel, calls), calls, token)
+        self.serve(taken, SocketCalls(self._host), token)
         return Status.dont_reply
+
+    def serve(
+        self, taken: Any, calls: Any, token: str, first: list[Any] | None = None
+    ) -> ServedChannel:
+        """Serve the calls of a socket, after a first frame to its other end."""
+        self._begin_serving()
+        socket = Connection(channel := ServedChannel(taken, _STALL_SECONDS), calls)
+        if first is not None:
+            socket.answer(first)
+        with self._lock:
+            server = None if self._is_closed else self._server
+            if server is not None:
+                self._sockets[socket] = calls, token
+        if server is None:  # closed meanwhile
+            socket.end()
+        else:
+            server.add(socket)
+        return channel
 
     def _check(self, protocol: Any, store: Any, token: Any) -> None:
         where = f"worker {self._host.worker.address}"
@@ -149,16 +165,6 @@ class HostSockets:
                 f"worker {self._host.worker.address} gives no sockets, because its "
                 f"system gives it nothing to serve them with: {error}"
             ) from error
-
-    def _serve(self, socket: Connection, calls: SocketCalls, token: str) -> None:
-        with self._lock:
-            server = None if self._is_closed else self._server
-            if server is not None:
-                self._sockets[socket] = calls, token
-        if server is None:  # closed meanwhile
-            socket.end()
-        else:
-            server.add(socket)
 
     def _ended(self, socket: Connection) -> None:
         with self._lock:

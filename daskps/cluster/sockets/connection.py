@@ -64,8 +64,8 @@ class ParkedCall(Protocol):
     def then(self, callback: Callable[[], None]) -> None:
         """Call a function when it is done, in the thread that completes it."""
 
-    def finish(self, seconds: float) -> list[Any]:
-        """Return the frame that answers it.
+    def finish(self, seconds: float) -> list[Any] | ParkedCall:
+        """Return the frame that answers it, or a call to wait for in its place.
 
         Raises
         ------

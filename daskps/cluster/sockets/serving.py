@@ -354,7 +354,12 @@ class SocketServer:
                     self._hand_over(connection, waiting)
                     return
                 frame = waiting.finish(mine.let_lead() or SHORT_SECONDS)
-            connection.answer(frame)
+            if isinstance(frame, list):
+                connection.answer(frame)
+            else:
+                connection.waiting = waiting = frame
+                self._expect(waiting.end)
+                waiting.then(partial(self._done, connection, waiting))
         except BaseException as error:
             # Part of the answer may have been sent: the socket cannot go on.
             if not isinstance(error, Exception):
@@ -363,6 +368,8 @@ class SocketServer:
             self.end(connection, error)
             return
         self._leave(connection)
+        if connection.waiting is waiting and waiting.done:
+            self._finish(connection, waiting)
 
     # -- time ------------------------------------------------------------------
 

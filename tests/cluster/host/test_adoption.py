@@ -43,6 +43,7 @@ class Host:
         self.worker = SimpleNamespace(address="tcp://heir")
         self.shards: dict[tuple[str, int], HostedShard] = {}
         self.dropped: list[str] = []
+        self.has_copies = False
         #: What it says when it is asked whether it closes.
         self.closes = [False, False]
 

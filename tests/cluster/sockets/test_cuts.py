@@ -78,7 +78,9 @@ class HostEnd:
             try:
                 if (waiting := connection.waiting) is not None:
                     if waiting.done:
-                        connection.answer(waiting.finish(0.0))
+                        frame = waiting.finish(0.0)
+                        assert isinstance(frame, list)
+                        connection.answer(frame)
                     elif self._is_ready():  # as a thread hears of it
                         raise ConnectionResetError("hung up")
                     else:

@@ -88,6 +88,7 @@ def by_socket(socket: Caller, call: Call) -> list[Answer] | str:
     found = socket.begin(call)
     if isinstance(found, Parked):
         found = found.finish(0)
+    assert isinstance(found, list)
     try:
         return socket.answers(found, call)
     except RefusedError as refusal:

@@ -30,6 +30,7 @@ from tests.cluster.sockets.served import (
     MANY,
     PARK,
     Calls,
+    Parked,
     Peer,
     Served,
     frame,
@@ -425,6 +426,22 @@ def test_a_read_whose_turn_does_not_come_waits_in_a_thread_of_sockets(peer):
     assert peer.receive()[0].flags == 1
     trainer.join()
     assert parked.by == [SOCKET]
+    assert peer.ask(b"next") == b"next"
+
+
+@pytest.mark.parametrize("is_soon", [True, False])
+def test_an_answer_may_have_to_wait_itself(peer, is_soon):
+    """For a copy that is to have what it tells."""
+    parked = peer.park()
+    after = Parked(parked.head, parked.end)
+    after.done, parked.finish = is_soon, lambda _: after
+    parked.complete()
+    if not is_soon:
+        assert after.parked.wait(10)
+        assert not after.by
+        after.complete()
+    assert peer.receive()[0].flags == 1
+    assert len(after.by) == 1
     assert peer.ask(b"next") == b"next"
 
 
