@@ -173,6 +173,20 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "answers by socket wait for second copies, which ask for states by socket",
     ),
     ("shards", 2, 0, "states are copied into memory that is used again"),
+    (
+        "cluster",
+        375,
+        305,
+        "reshards: a held cut is installed in other shards, without files",
+    ),
+    ("shards", 48, 53, "reshards: what several shards know of pushes is joined"),
+    (
+        "store",
+        83,
+        59,
+        "reshards: the verb, and calls that are planned anew by their number",
+    ),
+    ("training", 3, 3, "reshards: a run begins with the shards that its store has now"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
@@ -225,9 +239,9 @@ def figures() -> dict[str, int]:
 FIGURES = {
     # Moves of shards between machines: three modules, and what they take of others.
     # Second copies: two modules more. Their states go by socket: one more, and frames
-    # of states.
-    "names of cluster/ that other modules use": 534,
-    "public names of cluster/": 690,
+    # of states. Reshards: two, and what they take of others.
+    "names of cluster/ that other modules use": 543,
+    "public names of cluster/": 699,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are.

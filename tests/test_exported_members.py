@@ -32,7 +32,7 @@ PUBLIC = [
 SHOWN = {
     "ParameterStore": "add aggregate apply assign bound close delete device layout name "
     "names nbytes optimizer placement pull pull_async push push_async pushpull drain replica "
-    "save scale_lr snapshot stats to_json uid version versions view visualize",
+    "reshard save scale_lr snapshot stats to_json uid version versions view visualize",
     "ParameterArray": "add assign dot dtype max mean min name nbytes ndim norm pull "
     "push region shape size sum to_dask_array",
     "Trainer": "add allreduce assign barrier clock finish leave prefetch "

@@ -175,7 +175,7 @@ def described(sight: StoreView) -> dict[str, Any]:
         {k: row[k] for k in (*keys, *_of_device(row)) if k in row}
         for row in sight.shards
     ]
-    head = {"name": meta.name, "uid": meta.uid, "kind": _kind(meta.session)}
+    head = {"name": meta.name, "uid": meta.known_as, "kind": _kind(meta.session)}
     return {**head, "parameters": parameters, "tables": tables, "shards": shards}
 
 

@@ -26,6 +26,7 @@ from daskps.shards.frozen_rows import (
 )
 from daskps.shards.installation import Counted
 from daskps.shards.memory.undo import roll_back
+from daskps.shards.producers import noted
 from daskps.shards.reader import RowsAtRest
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from daskps.shards.memory.segment import Segment
     from daskps.shards.memory.table_memory import TableMemory
+    from daskps.shards.producers import KnownPushes
     from daskps.typing import Array
 
     #: Elements to read into a copy, and their memory there.
@@ -154,7 +156,7 @@ class HeldShard(FrozenShard):
         ]
         counted = Counted.of(segment, flip)
         super().__init__(np.empty(0, np.uint8), {}, tables, counted)
-        self._check()
+        self.check()
 
     @property
     def nbytes(self) -> int:
@@ -179,17 +181,22 @@ class HeldShard(FrozenShard):
             check_span(span, span.start + len(now))
             found = np.empty(now.shape, now.dtype)
             segment.payload.read([(found, now)])
-        self._check()
+        self.check()
         return found
 
-    def _check(self) -> None:
+    @property
+    def applied(self) -> KnownPushes:
+        """All that the shard knows of the pushes that it has applied."""
+        return noted(self._segment.record(self._flip))
+
+    def check(self) -> None:
         """Raise if the shard has changed since the cut."""
         segment = self._segment
         now = segment.flip, segment.writing
         if now != (self._flip, self._flip) or not self._rest.holds():
             raise ConsistencyError(
-                "a shard went on while a save without room for copies held it: a run "
-                "began or ended, or another snapshot was taken; save again"
+                "a shard went on while a save without room for copies, or a reshard, held "
+                "it: a run began or ended, or another snapshot was taken; try again"
             )
 
 
@@ -212,7 +219,7 @@ class LiveShard(HeldShard):
         # A row that has lost its id meanwhile is one until a state says so.
         return np.maximum(found, 1) if span.area == TOUCHED else found
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Let the shard go on."""
 
 

@@ -20,7 +20,7 @@ issues them in rising order.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from daskps.shards.memory.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from daskps.shards.memory.segment import Segment
     from daskps.shards.steps import Intervals, Step
@@ -177,10 +177,15 @@ def _lose_oldest(record: Record) -> None:
     """Make room among the kept: what was there longest nobody can tell any more."""
     producer, block, _ = record.kept[0].tolist()
     if (row := _find_plain(record, producer)) is not None:
-        start, stop = block * WINDOW, (block + 1) * WINDOW
-        row[LOST_FROM] = min(row[LOST_FROM], start) if row[LOST_TO] else start
-        row[LOST_TO] = max(row[LOST_TO], stop)
+        _lose(row, block, block)
     _remove_kept(record, 0)
+
+
+def _lose(row: memoryview[int] | list[int], first: int, last: int) -> None:
+    """Note of whole blocks that nobody can tell which of their pushes were applied."""
+    start, stop = first * WINDOW, (last + 1) * WINDOW
+    row[LOST_FROM] = min(row[LOST_FROM], start) if row[LOST_TO] else start
+    row[LOST_TO] = max(row[LOST_TO], stop)
 
 
 def _remove_kept(record: Record, at: int) -> None:
@@ -321,3 +326,72 @@ def _refuse_expired(record: Record, producer: int) -> None:
 
 def _signed(bits: int) -> int:
     return bits - (1 << WINDOW) if bits >= 1 << (WINDOW - 1) else bits
+
+
+# -- shards that are cut anew ------------------------------------------------------
+
+
+class KnownPushes(NamedTuple):
+    """All that shards know of the pushes that they have applied, as plain numbers."""
+
+    rows: Sequence[Sequence[int]] = ()
+    expired: Sequence[int] = ()
+    forgotten: int = 0
+
+
+def noted(record: Record) -> KnownPushes:
+    """Return what a shard knows of pushes.
+
+    Of those that were given up nobody can tell, where they count for other shards.
+    """
+    rows = record.producers[: record.fixed[N_PRODUCERS]].tolist()
+    for producer, block, _ in record.kept[: record.plain[N_KEPT]].tolist():
+        _lose(next(row for row in rows if row[PRODUCER] == producer), block, block)
+    expired = record.expired[: record.fixed[N_EXPIRED]].tolist()
+    return KnownPushes(rows, expired, int(record.fixed[FORGOTTEN]))
+
+
+def joined(every: Iterable[KnownPushes]) -> KnownPushes:
+    """Return what all shards know together, of one cut: it was applied if any has it."""
+    rows, expired, forgotten = dict[int, list[int]](), set[int](), 0
+    for one in every:
+        for row in one.rows:
+            if (known := rows.setdefault(row[PRODUCER], [*row])) != row:
+                _join(known, row)
+            known[MEANT] = 0  # of shards that there are no more
+        expired.update(one.expired)
+        forgotten = max(forgotten, one.forgotten)
+    return KnownPushes([*rows.values()], sorted(expired), forgotten)
+
+
+def _join(row: list[int], other: Sequence[int]) -> None:
+    seen, high = 0, max(row[HIGH], other[HIGH])
+    for of in (row, other):
+        if (behind := high - of[HIGH]) < WINDOW:
+            seen |= (of[SEEN] & _MASK) << behind
+    is_open = not (row[CLOSED] and other[CLOSED])
+    row[HIGH], row[SEEN] = high, _signed(seen & _MASK)
+    row[CLOSED] = 0 if is_open else max(row[CLOSED], other[CLOSED])
+    row[FLOOR] = max(row[FLOOR], other[FLOOR])
+    if other[LOST_TO]:
+        _lose(row, other[LOST_FROM] // WINDOW, other[LOST_TO] // WINDOW - 1)
+
+
+def take_over(record: Record, applied: KnownPushes) -> None:
+    """Have a new shard know what those knew whose elements it has.
+
+    Raises
+    ------
+    ShardBusyError
+        Where more producers are open, all together, than one shard has room for.
+    """
+    record.fixed[FORGOTTEN] = applied.forgotten
+    for producer in applied.expired:
+        _expire(record, producer)
+    # Those that were closed make room, the first one first.
+    for row in sorted(applied.rows, key=lambda of: of[CLOSED] or sys.maxsize):
+        check_room(record, row[PRODUCER])
+        _open(record, row[PRODUCER])
+        record.producers[_find(record, row[PRODUCER])] = row
+    closed = (row[CLOSED] for row in applied.rows)
+    record.fixed[TURN] = max(closed, default=0)

@@ -284,6 +284,14 @@ def _checked_chunk(chunk: Any, key: str, block_info: Any = None) -> Array:
     return array
 
 
+def layout_wanted(
+    shards: Any, servers: Any
+) -> tuple[int | None, str | list[str] | None]:
+    """Return the shards and servers that a store is to have from now on, or refuse."""
+    wanted = Wanted(shards, servers, None)
+    return wanted.n_shards, None if servers is None else _checked_servers(servers)
+
+
 def _checked_servers(servers: Any) -> str | list[str]:
     """Return which servers are meant, or refuse what can be none."""
     if not isinstance(servers, str):

@@ -35,8 +35,9 @@ class TableState:
 
     uid: str
     table: str
-    #: Of each shard.
+    #: Of each shard, and how often the store was resharded by then.
     versions: tuple[int, ...]
+    epoch: int = 0
 
     def __repr__(self) -> str:
         return f"<daskps state of table {self.table!r} at version {max(self.versions)}>"
@@ -169,7 +170,8 @@ async def find_changes(
     meta = asker.shards.meta
     n = meta.layout.n_shards
     # Shards that are others by now know nothing of that time.
-    known = since is not None and len(since.versions) == n
+    now = n, meta.epoch
+    known = since is not None and (len(since.versions), since.epoch) == now
     versions = since.versions if since is not None and known else (NEVER,) * n
     found = await asker.ask(Question(table, dict(enumerate(versions)), by))
     complete = all(one.complete for one in found.values())
@@ -193,7 +195,7 @@ async def find_changes(
             parts[shard].take(_Part.of(meta, table, shard, one))
         lacking = [shard for shard, one in newer.items() if one.rows is None]
     versions = tuple(parts[shard].version for shard in range(n))
-    state = TableState(meta.uid, table.name, versions)
+    state = TableState(meta.known_as, table.name, versions, meta.epoch)
     return _together(table, [*parts.values()], state, complete)
 
 

@@ -64,7 +64,7 @@ class Closable(Handle):
         is_session = None if meta is None else meta.session
         self._closed = self._closed or why_shut(method, self.name, is_session)
         if self._link is not None:
-            self._link.views.pop(self.uid, None)
+            self._link.views.pop(meta.uid if meta else self.uid, None)
         if self._shards is not None:
             self._shards.close()
 

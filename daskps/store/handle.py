@@ -14,7 +14,7 @@ from daskps import config
 from daskps.cluster.caller import recovery, snapshots
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.link import Link, current_link
-from daskps.cluster.caller.producer import Producer, producer_of
+from daskps.cluster.caller.producer import Producer, Turn, producer_of
 from daskps.cluster.caller.questions import name_applied
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.protocol.deadline import Deadline
@@ -24,6 +24,7 @@ from daskps.errors import (
     IllegalStateError,
     PushRejectedError,
     ShardLostError,
+    StaleGenerationError,
     StoreClosedError,
     StoreNotFoundError,
     StoreRestoredError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Errors of a call after which the store may have been restored, or may have to be.
 LOST = ShardLostError, StoreClosedError, StoreNotFoundError
+ELSEWHERE = (*LOST, StaleGenerationError)
 DEFAULT = config.DEFAULT
 #: Number of a push that gets its real number with its turn, in fewer calls.
 _NEXT: Sequence[int] = (-1,)
@@ -84,7 +86,7 @@ class Handle:
         hold: Hold | None = None,
     ) -> Self:
         """Return a handle that is bound already; it may push as one producer."""
-        store = cls(meta.uid, meta.name)
+        store = cls(meta.known_as, meta.name)
         store._origin = meta.origin
         store._link = link
         store._shards = ShardClient(link, meta)
@@ -332,24 +334,80 @@ class Handle:
                         signed = one.signed(source.id, turn)
                         try:
                             found = self._finish(signed, shards.call(signed, deadline))
-                        except PushRejectedError as error:
-                            name = partial(name_applied, shards, signed.step, error, n)
-                            link.run(name)
-                            raise
+                        except (PushRejectedError, StaleGenerationError) as error:
+                            about: Any = {"make": make, "signed": signed, "n": n}
+                            again = partial(self._again, error, shards, deadline)
+                            found = link.run(partial(again, **about))
             except BaseException:
                 source.give_up(numbers, tell, range(shards.meta.layout.n_shards))
                 raise
             return found
-        except LOST as error:
-            self._hear_loss(link, uid, error, deadline)
-            raise
+        except ELSEWHERE as error:
+            read = make if source is None else None
+            return self._hear_loss(error, (uid, shards), deadline, read)
 
     def _hear_loss(
-        self, link: Link, uid: str, error: DaskPSError, deadline: Deadline
-    ) -> None:
-        """Raise what a call has to say that found its store lost, in a thread."""
-        # A task steps aside: a store that is restored may need its thread.
-        link.run_beside(partial(self._tell_loss, link, uid, error, deadline))
+        self,
+        error: DaskPSError,
+        of: tuple[str, Any],
+        deadline: Deadline,
+        read: Callable[[StoreMap], Request] | None,
+    ) -> Any:
+        """Raise what a call has to say that found its store lost, in a thread.
+
+        A `read` of shards that are no more is made again. `of` is what it went by.
+        """
+        (uid, shards), link = of, self._bind()
+        try:
+            if read is not None and isinstance(error, StaleGenerationError):
+                again = partial(self._again, error, shards, deadline)
+                return link.run(partial(again, make=read))
+            # A task steps aside: a store that is restored may need its thread.
+            link.run_beside(partial(self._tell_loss, link, uid, error, deadline))
+            raise error
+        finally:
+            del error  # as of `_tell_loss`
+
+    async def _again(
+        self,
+        error: DaskPSError,
+        shards: ShardClient,
+        deadline: Deadline,
+        *,
+        make: Callable[[StoreMap], Request],
+        signed: Request | None = None,
+        n: int = 0,
+    ) -> Any:
+        """Make a call once more, a push by its number, or raise why not: its error."""
+        try:
+            if signed is not None and isinstance(error, PushRejectedError):
+                await name_applied(shards, signed.step, error, n)
+                raise error
+            shards = await self._renewed(error, shards, deadline)
+            request = make(shards.meta)
+            if signed is not None:
+                step = signed.step
+                turn = Turn(step.sequence, step.floor, step.given_up)
+                request = (request, *request.rest)[n].signed(step.producer, turn)
+            try:
+                return self._finish(request, await shards.call_async(request, deadline))
+            except (PushRejectedError, StaleGenerationError) as found:
+                about: Any = {"make": make, "signed": signed, "n": n}
+                return await self._again(found, shards, deadline, **about)
+        finally:
+            del error  # as of `_tell_loss`
+
+    async def _renewed(
+        self, error: DaskPSError, old: ShardClient, deadline: Deadline
+    ) -> ShardClient:
+        """Return what routes calls now that the store was resharded; or raise the error."""
+        if self._shards is old:
+            self._shards, self._last_versions = None, ()
+        shards = await self._attach_within(old.link, deadline)
+        if shards.meta.uid == old.meta.uid:
+            raise error
+        old.close()
+        return shards
 
     async def _do_async(
         self,
@@ -386,10 +444,10 @@ class Handle:
                     signed = one.signed(source.id, turn)
                     try:
                         reply = await shards.call_async(signed, deadline)
-                    except PushRejectedError as error:
-                        await name_applied(shards, signed.step, error, n)
-                        raise
-                    found = self._finish(signed, reply)
+                        found = self._finish(signed, reply)
+                    except (PushRejectedError, StaleGenerationError) as error:
+                        about: Any = {"make": make, "signed": signed, "n": n}
+                        found = await self._again(error, shards, deadline, **about)
         except BaseException:
             source.give_up(numbers, tell, range(shards.meta.layout.n_shards))
             raise
@@ -429,9 +487,29 @@ class Handle:
         deadline: Deadline,
     ) -> Any:
         async def call() -> Any:
-            return await work(await self._attach_within(link, deadline), deadline)
+            shards = await self._attach_within(link, deadline)
+            while True:
+                try:
+                    return await work(shards, deadline)
+                except StaleGenerationError as error:
+                    shards = await self._renewed(error, shards, deadline)
 
         return await self._guarded(link, call, deadline)
+
+    def _in_thread(
+        self,
+        work: Callable[[ShardClient, Deadline], Coroutine[Any, Any, T]],
+        deadline: Deadline,
+    ) -> T:
+        """Do some work in a thread, all of whose calls wait in this very thread."""
+        uid, shards = self.uid, self._attached(deadline)
+        try:
+            return at_once(work(shards, deadline))
+        except StaleGenerationError as error:
+            shards.link.run(partial(self._renewed, error, shards, deadline))
+        except LOST as error:
+            self._hear_loss(error, (uid, shards), deadline, None)
+        return self._in_thread(work, deadline)
 
     def _taken(
         self, index: int | None, make: Callable[[Taken], Any], timeout: Any, what: str

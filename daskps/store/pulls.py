@@ -10,7 +10,7 @@ import numpy as np
 
 from daskps import codecs
 from daskps.store.arguments import least_version
-from daskps.store.handle import DEFAULT, LOST, Handle
+from daskps.store.handle import DEFAULT, ELSEWHERE, Handle
 from daskps.store.picture import draw, node_link
 from daskps.store.renamed import Renamed
 from daskps.store.repr import counted_tables
@@ -129,9 +129,9 @@ class Readable(Handle):
                     found = self._finish(request, known.pull(request, deadline))
                     if request.target is not None and out is not None:
                         known.reads.learn(names, out, request.target)
-            except LOST as error:
-                self._hear_loss(known.link, uid, error, deadline)
-                raise
+            except ELSEWHERE as error:
+                read = self._pulling(names, out, None)
+                return self._hear_loss(error, (uid, known), deadline, read)
             return found
         except BaseException as error:
             hide(error)

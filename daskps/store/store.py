@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint.listing import SAVED_NBYTES_A_SECOND, CheckpointTarget, sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
-from daskps.cluster.caller import saving
+from daskps.cluster.caller import resharding, saving
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.protocol.deadline import Deadline
-from daskps.errors import CheckpointError, LayoutError
+from daskps.errors import CheckpointError, IllegalStateError, LayoutError
 from daskps.layout.chunks import unbounded_tables
 from daskps.optim.master import WithMaster
 from daskps.store.arguments import number, whole
 from daskps.store.array import ParameterArray
+from daskps.store.blueprints import layout_wanted
 from daskps.store.checkpoints import CheckpointInfo, info_of
 from daskps.store.closing import Closable
 from daskps.store.handle import DEFAULT
@@ -129,6 +130,68 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
             return list(found["shards"])
 
         return self._with_shards(work, timeout, f"the drain of worker {worker}")
+
+    def reshard(
+        self, shards: Any = None, servers: Any = None, *, timeout: Any = DEFAULT
+    ) -> Any:
+        """Cut this store into another number of shards, or lay it out on other workers.
+
+        All of its state comes along, to the last bit: optimizer state, rows and counts
+        of tables, and which pushes were applied. Handles go on with the new shards by
+        themselves. Pushes wait meanwhile, reads do not; each push counts once.
+
+        Parameters
+        ----------
+        shards : int, optional
+            From 1 to 16,384; by default as many as the store was asked to have, or one
+            for each server there is now.
+        servers : str or list of str, optional
+            As of :func:`create`; by default those that the store was asked to have.
+        timeout : float, str or None
+            Seconds or a duration such as "30s"; None waits for ever. The configured
+            default grows by a second for each 10 MB.
+
+        Returns
+        -------
+        None
+            With an asynchronous client an awaitable.
+
+        Raises
+        ------
+        ConsistencyError
+            While a run trains the store, or it is being saved or resharded, and where a
+            worker fails meanwhile.
+        LayoutError
+            For a number of shards that cannot be, where workers have no room for the
+            new shards beside the old ones, and for a store on a device.
+        NotEnoughWorkersError
+            For servers that are not there.
+        ValueError, TypeError
+            For arguments that cannot be.
+        ShardLostError, StoreClosedError, TimeoutError
+            For what its name says. After an error the store has the shards that it had,
+            or all of the new ones where the answer came too late.
+
+        Notes
+        -----
+        A push that was given up before (by a timeout or a cancel) and is in some shards
+        only stays so; sent again, it counts as applied.
+
+        Examples
+        --------
+        >>> store = daskps.create({"w": np.arange(4.0)}, shards=2)
+        >>> store.reshard(4)
+        >>> len(store.placement), store["w"].pull()
+        (4, array([0., 1., 2., 3.]))
+        """
+        number, wanted = layout_wanted(shards, servers)
+
+        async def work(known: ShardClient, deadline: Deadline) -> None:
+            grows = timeout is DEFAULT
+            await resharding.reshard(known, number, wanted, deadline, grows=grows)
+            await self._renewed(IllegalStateError(), known, deadline)
+
+        return self._with_shards(work, timeout, "a reshard", beside=True)
 
     def replica(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from daskps.cluster.caller.questions import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
-from daskps.store.handle import DEFAULT, LOST, at_once
+from daskps.store.handle import DEFAULT
 from daskps.store.repr import counted_tables, table_html
 from daskps.store.snapshot import dask_table
 from daskps.store.specs import RowGrad
@@ -501,12 +501,7 @@ class ParameterTable:
 
         if link.asynchronous:
             return store._with_shards(work, timeout, what)
-        deadline, uid = store._deadline(timeout, what), store.uid
-        try:
-            return at_once(work(store._attached(deadline), deadline))
-        except LOST as error:
-            store._hear_loss(link, uid, error, deadline)
-            raise
+        return store._in_thread(work, store._deadline(timeout, what))
 
     def _at_once(self, found: Array, timeout: Any, what: str) -> Any:
         """Return what is known here; with an asynchronous client an awaitable of it."""

@@ -278,6 +278,8 @@ def sought(
     rows travel.
     """
     layout, most = meta.layout, most_rows(table)
+    # The caller's may be of other shards.
+    table = layout.table_by_name[table.name]
     flats = [np.empty(0, table.dtype)]
     found = np.zeros(len(ids), bool)
     splits: list[tuple[int, IdSplit, Array]] = []

@@ -97,7 +97,8 @@ class Viewable(Handle):
         """
         age, link = config.deadline(max_age, "max_age"), self._bind()
         asked = ViewRequest(least_version(min_version), age)
-        if (known := asked.at_hand(link, self.uid)) is not None:
+        meta = self._meta_if_known()
+        if (known := asked.at_hand(link, meta.uid if meta else self.uid)) is not None:
             return {n: known.arrays[n] for n in viewed(self, known.layout, names)}
 
         async def work(shards: ShardClient, deadline: Deadline) -> dict[str, Array]:

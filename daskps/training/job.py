@@ -89,7 +89,12 @@ class Job(RunEvents):
         deadline = Deadline(seconds, what)
 
         async def guarded() -> Any:
+            async def meet(shards: ShardClient, _: Deadline) -> None:
+                await link.directory("locate", uid=shards.meta.uid)
+
             async with scheduler_named(link, what):
+                # The shards that the store has now: it gets no others in a run.
+                await self.store._on_loop(link, meet, deadline)
                 return await self.store._guarded(link, work, deadline)
 
         async def begin(call: UserCall) -> Any:

@@ -313,7 +313,7 @@ def test_a_cut_that_begins_again_is_saved_once(here, tmp_path, monkeypatch, hold
     tries = []
     if holds:
         no_room(here, monkeypatch)
-    kind, name = (HeldShard, "_check") if holds else (BegunCopy, "read")
+    kind, name = (HeldShard, "check") if holds else (BegunCopy, "read")
     real = getattr(kind, name)
 
     def late(*args: Any) -> Any:

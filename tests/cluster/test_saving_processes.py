@@ -203,10 +203,10 @@ def test_a_worker_that_dies_fails_the_save_and_pushes_go_on(tmp_path, monkeypatc
         names = {info.uid for info in daskps.list_stores()}
         install = creation.install
 
-        async def dying(link: Any, meta: Any, source: Any) -> None:
+        async def dying(link: Any, meta: Any, source: Any, *more: Any) -> None:
             gone.append(meta.owners[-1])
             os.kill(pids[gone[0]], signal.SIGKILL)
-            await install(link, meta, source)
+            await install(link, meta, source, *more)
 
         pids, gone = client.run(os.getpid), list[str]()
         monkeypatch.setattr(creation, "install", dying)

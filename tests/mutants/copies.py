@@ -8,6 +8,7 @@ _STATES = "tests/shards/test_states.py"
 _ARRAYS = f"{_STATES}::test_arrays_have_the_bits_of_their_shard"
 _ROWS = f"{_STATES}::test_rows_have_the_bits_of_their_shard"
 _DRAIN = "tests/cluster/test_drain.py"
+_RESHARD = "tests/cluster/test_reshard.py"
 _KILLED = f"{_STATES}::test_killed_after_any_store_of_an_install"
 
 MUTANTS = (
@@ -140,5 +141,33 @@ MUTANTS = (
         (
             "tests/cluster/host/test_moving.py::test_a_host_answers_for_all_it_should_have",
         ),
+    ),
+    Mutant(
+        "other-shards-know-no-pushes",
+        "daskps.cluster.host.installation:_Relaying.count",
+        "take_over(hosted.shard.segment.current, self.applied)",
+        "pass",
+        (f"{_RESHARD}::test_a_push_whose_answer_is_lost_counts_once",),
+    ),
+    Mutant(
+        "push-to-other-shards-under-a-new-number",
+        "daskps.store.handle:Handle._again",
+        "turn = Turn(step.sequence, step.floor, step.given_up)",
+        "turn = Turn(step.sequence + 1, step.floor, step.given_up)",
+        (f"{_RESHARD}::test_a_push_whose_answer_is_lost_counts_once",),
+    ),
+    Mutant(
+        "shards-that-went-on-are-left-behind",
+        "daskps.cluster.host.moving:_stop.stop",
+        "going.live.check()",
+        "pass",
+        (f"{_RESHARD}::test_a_shard_that_went_on_is_not_left_behind",),
+    ),
+    Mutant(
+        "old-shards-read-on",
+        "daskps.cluster.host.moving:_stop.stop",
+        "return going.hosted.hand_over(error, number)",
+        "return []",
+        (f"{_RESHARD}::test_reads_wait_for_the_new_layout",),
     ),
 )

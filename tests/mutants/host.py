@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "held-shards-that-went-on",
         "daskps.shards.frozen:HeldShard.get",
-        "self._check()",
+        "self.check()",
         "pass",
         (
             "tests/cluster/test_saving.py::test_a_held_shard_that_goes_on_fails_the_save",

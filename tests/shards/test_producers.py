@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from daskps.errors import ProducerExpiredError, ShardBusyError
 from daskps.shards import producers
-from daskps.shards.memory.format import MAX_KEPT, MAX_PRODUCERS, N_KEPT, Record
+from daskps.shards.memory.format import CLOSED, MAX_KEPT, MAX_PRODUCERS, N_KEPT, Record
 from daskps.shards.producers import WINDOW, list_open, note_push
 from daskps.shards.steps import ADD, Item, Step
 from tests.invariants import validate
@@ -193,3 +193,67 @@ def test_thousands_of_tasks_push_once_each_and_none_twice():
     assert failed(send(shard, *(add(p) for p in range(1, 3900))), ProducerExpiredError)
     assert weights(shard)[A][0] == 5000
     assert not done(send(shard, add(6000))[0]).duplicate
+
+
+# -- shards that are cut anew ----------------------------------------------------------
+
+
+def cut_anew(*shards: Record) -> Record:
+    """Return a new shard that has elements of some."""
+    found = record()
+    every = [producers.noted(shard) for shard in shards]
+    # By host first, as a store does.
+    producers.take_over(
+        found, producers.joined([producers.joined(every[:2]), *every[2:]])
+    )
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 7)), max_size=60))
+def test_other_shards_know_each_push_that_any_has_applied(pushes):
+    """Each is meant for some of three shards, and within the window of the newest."""
+    shards, applied, newest = [record() for _ in range(3)], set[int](), 0
+    for sequence, meant in pushes:
+        newest = max(newest, sequence)
+        if sequence > newest - WINDOW // 2:
+            applied.add(sequence)
+            for i, shard in enumerate(shards):
+                if meant >> i & 1:
+                    took(shard, 5, sequence)
+    found = cut_anew(*shards)
+    for sequence in range(newest - WINDOW // 2 + 1, newest + 3):
+        assert took(found, 5, sequence) == (sequence not in applied)
+    assert not took(found, 5, newest - WINDOW - 200)
+    assert took(found, 6, 0)
+
+
+def test_of_what_was_given_up_other_shards_cannot_tell():
+    one, other = record(), record()
+    took(other, 1, 3)
+    given_up(one, 2, 5, before=2 * WINDOW + 30)
+    found = cut_anew(one, other)
+    for number in (2, 3, 63):
+        with pytest.raises(ProducerExpiredError, match="nothing was applied"):
+            took(found, 1, number)
+    assert not took(found, 1, WINDOW)
+    assert took(found, 1, 2 * WINDOW + 31)
+
+
+def test_those_that_were_closed_make_room_in_other_shards():
+    one, other = record(), record()
+    for producer in range(1, MAX_PRODUCERS + 1):
+        took(one, producer, 0)
+        took(other, producer + 5, 0)
+    with pytest.raises(ShardBusyError, match="still open"):
+        cut_anew(one, other)
+    for turn, producer in enumerate((9, 3, 4, 6, 7, 8), 1):
+        for shard in (one, other):
+            if (row := producers.find_row(shard, producer)) is not None:
+                row[CLOSED] = turn
+    found = cut_anew(one, other)
+    assert len(list_open(found)) == MAX_PRODUCERS - 1
+    for gone in (9, 3, 4, 6, 7):
+        with pytest.raises(ProducerExpiredError):
+            took(found, gone, 1)
+    assert took(found, 8, 1)
+    assert took(found, MAX_PRODUCERS + 5, 1)

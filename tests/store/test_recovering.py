@@ -223,11 +223,11 @@ def test_lost_again_while_it_is_restored(here, tmp_path, monkeypatch, silent):
     before, install = state(store), INSTALL
     ended: list[str] = []
 
-    async def dying(link, meta, source):
+    async def dying(link, meta, source, *more):
         if not ended:
             ended.append(meta.owners[0])
             await asyncio.to_thread(here.end, ended[0], silent=silent)
-        return await install(link, meta, source)
+        return await install(link, meta, source, *more)
 
     monkeypatch.setattr(creation, "install", dying)
     here.end(store.placement[0])
@@ -247,11 +247,11 @@ def test_who_restores_it_dies(here, tmp_path, monkeypatch):
     store.save(tmp_path)
     install, began, go_on = INSTALL, threading.Event(), asyncio.Event()
 
-    async def slow(link, meta, source):
+    async def slow(link, meta, source, *more):
         if link is not here.link:
             began.set()
             await go_on.wait()
-        return await install(link, meta, source)
+        return await install(link, meta, source, *more)
 
     monkeypatch.setattr(creation, "install", slow)
     sent, site = pickle.dumps(store), Site(here, "another-client")
@@ -293,9 +293,9 @@ def test_a_store_that_is_deleted_meanwhile_stays_deleted(here, tmp_path, monkeyp
     install = INSTALL
     other = pickle.loads(pickle.dumps(store))
 
-    async def deleting(link, meta, source):
+    async def deleting(link, meta, source, *more):
         await asyncio.to_thread(lambda: using_link(other.delete))
-        return await install(link, meta, source)
+        return await install(link, meta, source, *more)
 
     def using_link(call):
         with using(here.link):

@@ -16,6 +16,7 @@ from daskps import config
 from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage, shown
+from daskps.checkpoint.texts import to_bytes
 from daskps.cluster import upstream
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
     from daskps.checkpoint.manifest import Manifest
+    from daskps.cluster.host.installation import FrozenWords
     from daskps.layout.arrays import Layout
     from daskps.layout.tables import TableShape
     from daskps.optim import Rule
@@ -63,7 +65,11 @@ class Replaced:
     #: Of the turn to do so.
     token: int
     #: The news for its users: the checkpoint, and the work lost that came after it.
-    said: Mapping[str, Any]
+    said: Mapping[str, Any] | None = None
+    #: The shards of it that a cut holds, where it is resharded, and a function that is
+    #: called when others have all of them.
+    frozen: FrozenWords | None = None
+    filled: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,7 @@ async def create(link: Link, plan: Blueprint, seconds: float | None) -> StoreMap
 async def _create(
     link: Link, plan: Blueprint, uid: str, seconds: float | None
 ) -> StoreMap:
-    settings = config.load()
-    client = link.client
+    settings, client = config.load(), link.client
     wait = min(settings.register_timeout_seconds, MOST_SECONDS)
     with user_code("the optimizer"):
         optimizers = [(i, repr(rule)) for i, rule in plan.rules.items()]
@@ -191,20 +196,21 @@ async def _create(
         await _try_out(link, plan.recover_from, owners, ask)
     segments = await _allocate(link, StoreMap(wire), plan)
     meta = StoreMap({**wire, "segments": segments})
+    replaced = plan.replaces or Replaced("", 0)
     if plan.source is not None:
-        await install(link, meta, plan.source)
+        await install(link, meta, plan.source, replaced)
     await load(link, meta, dict.fromkeys(plan.arrays, 0), plan.arrays)
     # These tasks need nothing of the rules and the blocks of memory.
     slim = {**wire, "rules": b"", "optimizers": [], "cluster": "", "segments": []}
     await _load_collections(client, slim, plan.collections)
     futures = await _anchored(link, meta, plan)
     await link.directory(
-        "commit",
+        "commit" if replaced.frozen is None else "reshard_commit",
         uid=uid,
         anchors=[f.key for f in futures],
         segments=segments,
         overwrite=plan.overwrite,
-        loaded=None if plan.replaces is None else plan.replaces.said,
+        loaded=replaced.said,
     )
     if plan.name is None and plan.replaces is None:
         link.holds[uid] = Hold(link, uid, futures)
@@ -283,8 +289,15 @@ def _rows_nbytes(source: FoundCheckpoint) -> int:
     )
 
 
-async def install(link: Link, meta: StoreMap, source: FoundCheckpoint) -> None:
+async def install(
+    link: Link,
+    meta: StoreMap,
+    source: FoundCheckpoint,
+    replaced: Replaced | None = None,
+) -> None:
     """Have all owners read their shards' parts of a checkpoint, into a new store.
+
+    Or of the frozen shards of what is `replaced`, which a checkpoint would be made of.
 
     Raises
     ------
@@ -294,9 +307,14 @@ async def install(link: Link, meta: StoreMap, source: FoundCheckpoint) -> None:
     if source.taken is None:
         check_parameters(meta, source.manifest, shown(source.url))
     where = source.url, pack_options(source.options or {})
-    about = {"where": where, "manifest": source.digest, "taken": source.taken}
+    frozen = None if replaced is None else replaced.frozen
+    sealed = source.digest if frozen is None else to_bytes(source.manifest)
+    about: dict[str, Any] = {"where": where, "manifest": sealed, "frozen": frozen}
+    about["taken"] = source.taken
     every = (_control(link, meta, w, "install", **about) for w in meta.hosts)
     await gather(*every)
+    if replaced is not None and replaced.filled is not None:
+        await replaced.filled()
     if source.taken is not None:
         return  # another model
     run, lineage = source.manifest.progress.get("run"), source.manifest.lineage
@@ -416,7 +434,7 @@ def _write_chunk(chunk: Any, wire: Mapping[str, Any], index: int, start: int) ->
 
 async def _anchored(link: Link, meta: StoreMap, plan: Blueprint) -> list[Any]:
     """Have copies made, and submit one anchor per shard, on its owner; it does nothing."""
-    if plan.copies > 1 and plan.replaces is None:
+    if plan.copies > 1 and (plan.replaces is None or plan.replaces.frozen):
         segments = [(i, *where) for i, where in meta.where.segments.items()]
         await link.directory("copies", uid=meta.uid, segments=segments)
     nbytes = max(1, min(_ANCHOR_NBYTES, meta.layout.nbytes // meta.layout.n_shards))

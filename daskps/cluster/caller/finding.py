@@ -167,7 +167,7 @@ async def find_store(address: str, name: str, seconds: float) -> StoreView | Non
         # A session store may bear the name of a named one.
         uid = min(found, key=lambda s: bool(s["session"]))["uid"]
         meta = StoreMap(await _ask(scheduler, "find", uid=uid))
-        located = await _ask(scheduler, "locate", uid=uid)
+        located = await _ask(scheduler, "locate", uid=meta.uid)
     lost = {shard: f"lost: {reason}" for shard, _, reason in located["lost"]}
     lost |= {shard: f"away: its worker {why}" for shard, why in located["away"]}
     rows = await asyncio.gather(

@@ -187,23 +187,9 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
         "version": manifest.version,
         "lost": max(0, known - manifest.version),
     }
-    plan = creation.Blueprint(
-        name=None,
-        shapes={p.name: (p.shape, p.dtype) for p in lost.layout.parameters},
-        tables=_tables(lost.layout),
-        arrays={},
-        collections={},
-        initializers={},
-        rules=Rules(lost.layout, lost.rules).by_index,
-        shards=turn["shards"],
-        servers=turn["servers"],
-        seed=manifest.seed,
-        overwrite=False,
-        source=found,
-        replaces=creation.Replaced(uid, turn["token"], said),
-        device=lost.device,
-        copies=lost.copies,
-    )
+    where = {name: turn[name] for name in ("shards", "servers")}
+    replaces = creation.Replaced(lost.uid, turn["token"], said)
+    plan = replacing(lost, found, **where, replaces=replaces)
     seconds = config.deadline()
     if seconds is not None:
         seconds += manifest.nbytes / listing.SAVED_NBYTES_A_SECOND
@@ -211,6 +197,27 @@ async def _restore(link: Link, uid: str, turn: Mapping[str, Any]) -> None:
     logger.info(
         "daskps: store %r was restored from %s, at version %d",
         *(meta.name, said["checkpoint"], manifest.version),
+    )
+
+
+def replacing(
+    old: StoreMap, source: listing.FoundCheckpoint, **how: Any
+) -> creation.Blueprint:
+    """Return what a store is made of that is to replace another one, and `how`."""
+    return creation.Blueprint(
+        name=None,
+        shapes={p.name: (p.shape, p.dtype) for p in old.layout.parameters},
+        tables=_tables(old.layout),
+        arrays={},
+        collections={},
+        initializers={},
+        rules=Rules(old.layout, old.rules).by_index,
+        seed=source.manifest.seed,
+        overwrite=False,
+        source=source,
+        device=old.device,
+        copies=old.copies,
+        **how,
     )
 
 

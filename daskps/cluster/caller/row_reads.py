@@ -22,7 +22,7 @@ from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.targets import NO_SLICES, Target, find_overlap
 from daskps.cluster.protocol.row_messages import RowRequest, most_rows
 from daskps.config import cache_dir
-from daskps.errors import ProtocolError
+from daskps.errors import ProtocolError, StaleGenerationError
 from daskps.layout.ids import as_ids
 from daskps.layout.tables import UnboundedTable
 from daskps.row_init import initial_rows
@@ -226,7 +226,8 @@ class RowReads:
     ) -> bool:
         """Read rows over sockets; a message asks for those that no socket answers.
 
-        Returns False for ids that a shard does not have: the general read says which.
+        Returns False for ids that a shard does not have, the general read says which; and
+        for shards that are no more.
         """
         layout, flats = self._meta.layout, list["Array"]()
         rows: dict[int, tuple[RowSlice, ...]] = {}
@@ -245,7 +246,10 @@ class RowReads:
         request = Request(self._route, _READ, {}, target)
         route = self._remote.find_socket_route(request, [*pending])
         if route is not None:
-            SocketCarrier.of(self._remote, route, request, until()).run()
+            try:
+                SocketCarrier.of(self._remote, route, request, until()).run()
+            except StaleGenerationError:
+                return False
         return route is not None
 
     def _asked(
@@ -289,6 +293,8 @@ class RowReads:
         Of an unbounded table also what becomes of those that no shard has.
         """
         (table, ids, out), n_shards = asked, self._meta.layout.n_shards
+        # The caller's may be of the shards that the store had before.
+        table = self._meta.layout.table_by_name[table.name]
         if n_shards == 1 and table.is_bounded:
             one = RowsRead(self._firsts[0] + table.index, ids, out)
             pending.setdefault(0, []).append(one)

@@ -22,7 +22,7 @@ from daskps.checkpoint.manifest import MANIFEST, Manifest, StoredParameter, Stor
 from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
-from daskps.checkpoint.zarr import nodes
+from daskps.checkpoint.zarr import node_paths, nodes
 from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.protocol.deadline import gather
@@ -33,6 +33,7 @@ from daskps.layout.slots import marked
 from daskps.layout.spans import CANDIDATES, IDS
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installation import Counted
+from daskps.shards.producers import KnownPushes, joined
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from daskps.checkpoint.listing import CheckpointTarget
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.epochs import Epochs
     from daskps.layout.arrays import Layout
@@ -58,6 +60,16 @@ class WholeCut:
     copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
     #: The run that the store was in, or came after, as its directory describes it.
     trained_by: str = ""
+
+    @classmethod
+    def of(cls, name: str, layout: Layout, found: Mapping[str, Any]) -> WholeCut:
+        """Return a cut as the directory has told of it."""
+        n, owners = len(unbounded_tables(layout, WHOLE)), found["where"]["owners"]
+        copies = [
+            (owners[shard], version, of[:n], of[n:])
+            for shard, version, _, *of in sorted(found["versions"])
+        ]
+        return cls(name, copies, found["trained_by"])
 
     def counts(self, tables: Sequence[Table]) -> Counts:
         """Return how many rows and candidates all shards have."""
@@ -125,18 +137,13 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
     ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
         As of :func:`save`.
     """
-    meta, name = shards.meta, uuid.uuid4().hex
+    name = uuid.uuid4().hex
     try:
         found = await take_cut(shards, name, index=WHOLE, deadline=deadline)
     except BaseException:
         await drop_cut(shards, name)
         raise
-    n, owners = len(unbounded_tables(meta.layout, WHOLE)), found["where"]["owners"]
-    copies = [
-        (owners[shard], version, of[:n], of[n:])
-        for shard, version, _, *of in sorted(found["versions"])
-    ]
-    return WholeCut(name, copies, found["trained_by"])
+    return WholeCut.of(name, shards.meta.layout, found)
 
 
 async def write(
@@ -180,30 +187,20 @@ async def _write(
     meta = shards.meta
     rules = Rules(meta.layout, meta.rules)
     folder, sequence, parent = await asyncio.to_thread(_place, target, meta.lineage)
-    run = {"run": json.loads(cut.trained_by)} if cut.trained_by else {}
     try:
-        said, held = await _by_owners(
-            shards, cut, target, folder=folder, rules=rules, silent=silent
-        )
+        where = target.folder(folder), pack_options(target.options)
+        said, held = await _by_owners(shards, cut, where, rules=rules, silent=silent)
         history = training.history
         if training.hear is not None:
             history = await training.hear(said.counted.epochs)
-        counts = cut.counts(unbounded_tables(meta.layout, WHOLE))
-        manifest = Manifest(
-            store="" if meta.session else meta.name,
-            lineage=meta.lineage,
+        manifest = replace(
+            _manifest(meta, cut, rules, said),
             parent=parent,
             sequence=sequence,
-            time=time.time(),
-            seed=_seed(meta.layout.tables),
-            version=said.counted.version,
-            **_contents(meta.layout, rules, counts, said),
-            epochs=said.counted.epochs,
-            progress=training.progress or run,
             history=history,
-            files=(),
-            daskps=VERSION,
         )
+        if training.progress:
+            manifest = replace(manifest, progress=training.progress)
         manifest = await _whole(_seal, target, folder, manifest, said)
         about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
         # For users who watch; without this message the checkpoint counts all the same.
@@ -213,6 +210,41 @@ async def _write(
         await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))
         raise
     return folder, manifest
+
+
+async def describe(
+    shards: ShardClient, cut: WholeCut, silent: set[str]
+) -> tuple[Manifest, KnownPushes]:
+    """Return what a checkpoint of a cut would say, and what its shards know of pushes.
+
+    In `silent` are the owners that have yet to answer. Raises as :func:`write`.
+    """
+    rules = Rules(shards.meta.layout, shards.meta.rules)
+    said, _ = await _by_owners(shards, cut, None, rules=rules, silent=silent)
+    manifest = _manifest(shards.meta, cut, rules, said)
+    nodes = [StoredFile(path, 0, digest(b"")) for path in node_paths(manifest.arrays)]
+    return replace(manifest, files=(*said.files, *nodes)), said.applied
+
+
+def _manifest(
+    meta: StoreMap, cut: WholeCut, rules: Rules, said: _OwnersSaid
+) -> Manifest:
+    """Return the manifest of a cut, without files."""
+    counts = cut.counts(unbounded_tables(meta.layout, WHOLE))
+    return Manifest(
+        store="" if meta.session else meta.name,
+        lineage=meta.lineage,
+        parent="",
+        sequence=0,
+        time=time.time(),
+        seed=_seed(meta.layout.tables),
+        version=said.counted.version,
+        **_contents(meta.layout, rules, counts, said),
+        epochs=said.counted.epochs,
+        progress={"run": json.loads(cut.trained_by)} if cut.trained_by else {},
+        files=(),
+        daskps=VERSION,
+    )
 
 
 async def _whole(work: Callable[..., _T], *args: Any) -> _T:
@@ -245,22 +277,22 @@ def _place(target: CheckpointTarget, lineage: str) -> tuple[str, int, str]:
 async def _by_owners(
     shards: ShardClient,
     cut: WholeCut,
-    target: CheckpointTarget,
+    where: tuple[str, str] | None,
     *,
-    folder: str,
     rules: Rules,
     silent: set[str],
 ) -> tuple[_OwnersSaid, list[str]]:
     """Have all owners write their chunks; return their answers, and who had no room.
 
-    In `silent` are the owners that have yet to write.
+    `where` are the URL of the folder, and options as JSON; None is for a description
+    alone. In `silent` are the owners that have yet to write.
     """
     meta, link = shards.meta, shards.link
     slots = [(i, [*map(float, of)], marked(of)) for i, of in rules.slots.items()]
     about = {
         "store": meta.uid,
         "cut": cut.name,
-        "where": (target.folder(folder), pack_options(target.options)),
+        "where": where,
         "slots": slots,
         "copies": cut.copies,
     }
@@ -334,6 +366,8 @@ class _OwnersSaid:
     begins: Mapping[str, int]
     #: The counts of the store.
     counted: Counted
+    #: The pushes that held shards have applied.
+    applied: KnownPushes
 
     @classmethod
     def joined(cls, replies: Sequence[Mapping[str, Any]]) -> _OwnersSaid:
@@ -341,7 +375,8 @@ class _OwnersSaid:
         files = [StoredFile(*row) for reply in replies for row in reply["files"]]
         begins = dict(tuple(row) for reply in replies for row in reply["begins"])
         every = [Counted(*row) for reply in replies for row in reply["counted"]]
-        return cls(files, begins, Counted.joined(every))
+        applied = joined(KnownPushes(*reply["applied"]) for reply in replies)
+        return cls(files, begins, Counted.joined(every), applied)
 
 
 def _contents(

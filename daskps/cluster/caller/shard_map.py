@@ -98,6 +98,9 @@ class StoreMap:
 
     def __init__(self, wire: Mapping[str, Any]) -> None:
         self.uid: str = wire["uid"]
+        #: The uid that users know, which stays, and how often it was resharded.
+        self.known_as: str = wire.get("known_as", self.uid)
+        self.epoch: int = wire.get("epoch", 0)
         self.name: str = wire["name"]
         self.session: bool = wire["session"]
         #: The uid of the store that it goes back to through checkpoints, or its own.

@@ -220,8 +220,9 @@ async def take_cut(
     shards: ShardClient,
     cut: str,
     *,
-    index: int | None,
     deadline: Deadline,
+    method: str = "cut",
+    **about: Any,
 ) -> Mapping[str, Any]:
     """Have all hosts copy their shards at one moment.
 
@@ -233,10 +234,13 @@ async def take_cut(
         The store.
     cut : str
         A name that no other cut has.
-    index : int or None
-        The part of the shards to copy, see :mod:`daskps.layout.chunks`.
     deadline : Deadline
         When to give up.
+    method : str
+        The message to the directory: "cut", or "reshard".
+    **about : object
+        More of it: the `index` of the part of the shards to copy, see
+        :mod:`daskps.layout.chunks`; or the servers of a reshard.
 
     Returns
     -------
@@ -249,15 +253,8 @@ async def take_cut(
         As their names say; no shard is held any more.
     """
     link, meta, seconds = shards.link, shards.meta, deadline.remaining()
-    ask = partial(
-        link.directory,
-        "cut",
-        uid=meta.uid,
-        owner=link.owner,
-        seconds=seconds,
-        cut=cut,
-        index=index,
-    )
+    of = {"uid": meta.uid, "owner": link.owner, "seconds": seconds, "cut": cut}
+    ask = partial(link.directory, method, **of, **about)
     margin = None if seconds is None else seconds + _MARGIN_SECONDS
     found: Mapping[str, Any] = await link.within(ask, margin, deadline.what)
     if "waited_for" in found:

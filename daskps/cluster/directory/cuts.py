@@ -9,6 +9,7 @@ begins, a message that is lost) all are released and the cut starts again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,10 @@ class _OpenCut:
     shards: Sequence[int]
     #: The parameter, None for all.
     index: int | None
+    #: Whether shards are held until it is dropped, and not copied; then it has the
+    #: store's turn as long.
+    hold: bool = False
+    has_turn: bool = False
     attempt: int = 0
     #: For callers that it takes too long: "" for the hosts that are silent.
     waits_for: str = "another snapshot of the store to end"
@@ -97,8 +102,9 @@ class Cuts:
         *,
         cut: str,
         index: int | None,
+        hold: bool = False,
     ) -> dict[str, Any]:
-        """Copy a cut on the hosts; `drop_cut` frees the copies.
+        """Copy a cut on the hosts, or `hold` their shards; `drop_cut` ends that.
 
         Returns "versions", with the number of rows of each unbounded table, "where" the
         shards are, and "trained_by", the run that has trained the store last; or after
@@ -115,7 +121,7 @@ class Cuts:
             )
         if index == WHOLE:
             self._check_idle(entry)
-        begun = _OpenCut(cut, entry, (kind, name), shards, index)
+        begun = _OpenCut(cut, entry, (kind, name), shards, index, hold)
         work = begun.work = asyncio.ensure_future(self._within(begun, seconds))
         self._claims[cut] = begun
         try:
@@ -138,7 +144,8 @@ class Cuts:
             if other.entry is entry and other.index == WHOLE:
                 raise ConsistencyError(
                     f"store {entry.name!r} is being saved by {' '.join(other.owner)}, "
-                    f"which is not done yet; nothing was saved now, try again later"
+                    f"or resharded, which is not done yet; nothing was done now, try "
+                    f"again later"
                 )
 
     @DIRECTORY.handles("drop_cut")
@@ -159,6 +166,19 @@ class Cuts:
         about = {"checkpoint": checkpoint, "nbytes": nbytes, "held": list(held)}
         self._hosts.tell("store-saved", begun.entry, **about)
 
+    def held(self, cut: str) -> Sequence[tuple[int, ...]]:
+        """Return shard, version and more of all shards that a cut holds.
+
+        Raises
+        ------
+        ConsistencyError
+            If it is over.
+        """
+        if (begun := self._claims.get(cut)) is None or not begun.has_turn:
+            raise ConsistencyError(f"cut {cut!r:.60} is over, and holds no shard")
+        found: Sequence[tuple[int, ...]] = begun.work.result()["versions"]
+        return found
+
     # -- what the cluster tells us -------------------------------------------
 
     def left(self, kind: str, name: str) -> None:
@@ -175,6 +195,10 @@ class Cuts:
         remember(self._over, cut, None)
         if (begun := self._claims.pop(cut, None)) is not None:
             begun.work.cancel()
+            if begun.has_turn:
+                begun.entry.cutting.release()
+                if begun.entry.lease.cut == cut:
+                    begun.entry.lease.end()
             for worker in sorted(begun.asked):
                 # Else the host keeps copies, or holds shards, for good.
                 at = self._hosts, worker, "drop_cut", DROP_SECONDS
@@ -186,8 +210,12 @@ class Cuts:
     async def _within(self, cut: _OpenCut, seconds: float | None) -> dict[str, Any]:
         entry, scope = cut.entry, asyncio.timeout(seconds)
         try:
-            async with scope, entry.cutting:
+            async with scope, contextlib.AsyncExitStack() as turn:
+                await turn.enter_async_context(entry.cutting)
                 versions = await self._until_done(cut)
+                if cut.hold:
+                    turn.pop_all()
+                    cut.has_turn = True
                 where, trained_by = entry.where(), entry.trained_by
                 return {"versions": versions, "where": where, "trained_by": trained_by}
         except TimeoutError:
@@ -213,7 +241,8 @@ class Cuts:
             cut.attempt += 1
             try:
                 async with asyncio.timeout(hold):
-                    await self._everywhere(cut, "prepare_cut", index=cut.index)
+                    about: dict[str, Any] = {"index": cut.index, "hold": cut.hold}
+                    await self._everywhere(cut, "prepare_cut", **about)
                 async with asyncio.timeout(hold):
                     return await self._attempt(cut, hold)
             except (OSError, ConsistencyError) as error:

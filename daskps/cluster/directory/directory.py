@@ -20,6 +20,7 @@ from daskps.cluster.directory.machines import Orphans, Readiness
 from daskps.cluster.directory.move import ShardMoves
 from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.rebalance import Rebalance
+from daskps.cluster.directory.resharding import Reshards
 from daskps.cluster.directory.runs import Runs
 from daskps.cluster.directory.store_registry import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
@@ -69,12 +70,13 @@ class Directory:
         self.stores = Stores(
             scheduler, self.hosts, made=self._store_made, gone=self._store_gone
         )
-        self.runs = Runs(self.hosts, self.stores.entry, self.producers.new)
+        self.runs = Runs(self.hosts, self.stores.current, self.producers.new)
         self.trainers = TrainerMessages(self.hosts, self.runs)
         self.cuts = Cuts(self.hosts, self.stores.entry, self.producers.on_ended)
         self.moves = ShardMoves(scheduler, self.hosts, self.runs, self.stores)
         self.copies = SecondCopies(self.moves)
         self.drains = Drains(self.stores, self.moves, self.copies)
+        self.reshards = Reshards(self.stores, self.moves, self.cuts, self.drains)
         self.rebalance = Rebalance(self.moves, self.drains.send)
         self.recoveries = self.stores.recoveries
         self.readiness = Readiness(scheduler, self.hosts, self.stores)
@@ -184,8 +186,9 @@ class Directory:
         sent = self.drains.worker_left(worker, reason, is_retired=is_retired)
         self.orphans.worker_left(worker)
         self.runs.worker_left(worker)
-        self.cuts.left("worker", worker)
+        # First: the turn to reshard a store ends with its cut.
         self.recoveries.left("worker", worker)
+        self.cuts.left("worker", worker)
         self.producers.forget("worker", worker)
         return sent
 
@@ -205,8 +208,8 @@ class Directory:
     def client_left(self, client: str) -> None:
         """End the runs of a client and free its session stores."""
         self.runs.client_left(client)
-        self.cuts.left("client", client)
         self.recoveries.left("client", client)
+        self.cuts.left("client", client)
         self.producers.forget("client", client)
         for entry in list(self.stores.values()):
             if entry.client == client and (entry.session or not entry.ready):

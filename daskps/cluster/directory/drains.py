@@ -419,21 +419,30 @@ class Drains:
         shard = of["shard"]
         if entry.uid not in self._stores:
             return
-        generation = entry.generations[shard] + 1
         if entry.away.get(shard) == _handing(source, target):
-            # The other worker may have become the owner, and could not say so.
-            entry.raise_generation(shard)
-            about = {**of, "generation": generation + 1}
-            if (row := await self._taken_back(entry, source, about)) is not None:
-                self._moves.install(entry, source, [row])
-            elif entry.uid in self._stores:
-                entry.settle([shard])
-                self._moves.left(entry, source, "died as it handed over a shard")
+            await self.take_back(entry, source, of)
         else:
+            generation = entry.generations[shard] + 1
             await self._taken_back(entry, source, {**of, "generation": generation})
         about = {"pause": _PAUSE_SECONDS, **of}
         dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
         await asyncio.wait({dropping}, timeout=_ANSWER_SECONDS)
+
+    async def take_back(
+        self, entry: StoreEntry, source: str, of: dict[str, Any]
+    ) -> None:
+        """Have a worker that has stopped a shard go on; or others look for it."""
+        shard = of["shard"]
+        if entry.uid not in self._stores:
+            return
+        # Another worker may have become the owner, and could not say so.
+        entry.raise_generation(shard)
+        about = {**of, "generation": entry.generations[shard] + 1}
+        if (row := await self._taken_back(entry, source, about)) is not None:
+            self._moves.install(entry, source, [row])
+        elif entry.uid in self._stores:
+            entry.settle([shard])
+            self._moves.left(entry, source, "died as it handed over a shard")
 
     async def _taken_back(
         self, entry: StoreEntry, source: str, about: dict[str, Any]

@@ -39,6 +39,8 @@ class _Lease:
     holder: tuple[str, str] | None = None
     #: The uid of what it makes, "" where there is nothing yet.
     made: str = ""
+    #: The cut that is laid out anew, "" where a lost store is restored.
+    cut: str = ""
     _until: float = 0.0
     #: Why the last one has failed that did, its number, and when anew may be tried.
     _why: str = ""
@@ -59,10 +61,10 @@ class _Lease:
         heard = now < self._again_at or 0 < tried <= self._failed
         return self._why if heard else ""
 
-    def take(self, holder: tuple[str, str], now: float) -> int:
+    def take(self, holder: tuple[str, str], now: float, cut: str = "") -> int:
         """Give somebody the turn; return the number by which it is told from others."""
         self.token += 1
-        self.holder, self.made = holder, ""
+        self.holder, self.made, self.cut = holder, "", cut
         self.renew(self.token, now)
         return self.token
 
@@ -81,8 +83,9 @@ class _Lease:
         """Refuse whoever has not the turn, or not any more."""
         if self.holder is None or token != self.token:
             raise ConsistencyError(
-                "this process was silent for too long while it restored a store, and its "
-                "turn is over; what it had made was undone"
+                "this process was silent for too long while it restored a store, or the "
+                "store was lost while it resharded it, and its turn is over; what it had "
+                "made was undone"
             )
 
     def fail(self, why: str, now: float) -> None:
@@ -167,6 +170,9 @@ class StoreEntry:
     trained_by: str = ""
     #: The uid of the first store that others have taken the place of; "" for its own.
     origin: str = ""
+    #: How often it was resharded, and the uid that its users know, which stays then.
+    epoch: int = 0
+    known_as: str = ""
     #: The store that this one is made in place of, and whose turn that is.
     replaces: tuple[str, int] | None = None
     #: Where to restore it from, once a shard is lost: an URL, and options that may be
@@ -190,6 +196,7 @@ class StoreEntry:
 
     def __post_init__(self) -> None:
         self.generations = self.generations or (1,) * len(self.owners)
+        self.known_as = self.known_as or self.uid
         self.settled.set()
 
     @property
@@ -346,6 +353,8 @@ class StoreEntry:
         return {
             **self.where(),
             "uid": self.uid,
+            "known_as": self.known_as,
+            "epoch": self.epoch,
             "name": self.name,
             "session": self.session,
             "lineage": self.lineage or self.uid,
@@ -432,7 +441,7 @@ class Hosts:
 
         Never once per step: the log is short and goes to everyone who subscribed.
         """
-        event = {"action": action, "store": entry.name, "uid": entry.uid, **more}
+        event = {"action": action, "store": entry.name, "uid": entry.known_as, **more}
         self._scheduler.log_event(_TOPIC, event)
 
     def spawn(self, work: Awaitable[Any]) -> asyncio.Future[Any]:

@@ -67,6 +67,8 @@ class Recoveries:
         self._hosts, self._stores = hosts, stores
         self._entry, self._free = entry, free
         self._known: dict[str, StoreRestoredError] = {}
+        #: By uid of a store that was resharded the uid of what it is now.
+        self._relaid: dict[str, str] = {}
 
     # -- turns ---------------------------------------------------------------
 
@@ -123,12 +125,12 @@ class Recoveries:
             "token": token,
             "store": entry.to_wire(),
             "shards": entry.asked_shards,
-            "servers": self._servers(entry),
+            "servers": self.servers(entry),
             "hosts": entry.hosts,
             "where": entry.recover_from,
         }
 
-    def _servers(self, entry: StoreEntry) -> Any:
+    def servers(self, entry: StoreEntry) -> Any:
         """Return what servers a store was asked to have; of those named, who is there.
 
         An address that is gone does not come back: where all are, any worker is taken.
@@ -196,11 +198,21 @@ class Recoveries:
         remember(self._known, lost.uid, error)
         return of
 
+    def relay(self, old: StoreEntry, entry: StoreEntry) -> None:
+        """Note that a store is another one now, with other shards of the same state."""
+        remember(self._relaid, old.uid, entry.uid)
+
+    def relaid(self, uid: str) -> str:
+        """Return the uid of what a store is now that was resharded, or its own."""
+        while uid in self._relaid:
+            uid = self._relaid[uid]
+        return uid
+
     def latest(self, uid: str) -> str:
         """Return the uid of what has the place of a store now, or its own."""
-        while uid in self._known:
-            uid = self._known[uid].uid
-        return uid
+        while (now := self.relaid(uid)) in self._known:
+            uid = self._known[now].uid
+        return now
 
     def error(self, uid: str) -> StoreRestoredError:
         """Return what to say of a store that others have the place of: the last one."""
@@ -235,15 +247,21 @@ def reserve_again(
         recover_from=lost.recover_from,
     )
     held = held_bytes(stores)
+    relays = bool(lost.lease.cut)
     try:
         entry = reserve(scheduler, wanted, workers, held, devices=devices)
     except LayoutError:
+        if relays:
+            raise
         held.subtract(lost.nbytes)
         entry = reserve(scheduler, wanted, workers, held, devices=devices)
         lost.nbytes.clear()
     entry.origin = lost.origin or lost.uid
-    # As they were asked for once: those may be back that are gone now.
-    entry.asked_servers = lost.asked_servers
+    if relays:
+        entry.epoch, entry.known_as = lost.epoch + 1, lost.known_as
+    else:
+        # As they were asked for once: those may be back that are gone now.
+        entry.asked_servers = lost.asked_servers
     entry.asked_placement = lost.asked_placement
     lost.lease.made = entry.uid
     return entry

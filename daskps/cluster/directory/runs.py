@@ -80,8 +80,11 @@ class Runs:
             # First: a run that is refused waits for nobody.
             await self.free_entry(uid)
             # No shard is handed over meanwhile.
-            async with self._entry(uid).cutting:
+            locked = self._entry(uid)
+            async with locked.cutting:
                 entry = await self.free_entry(uid)
+                if entry is not locked:
+                    continue  # it was resharded meanwhile
                 if not self._hosts.has_client(who["client"]):
                     # The run would never end, and keeps all others from the store.
                     raise RunCancelledError(

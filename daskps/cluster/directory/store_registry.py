@@ -25,6 +25,7 @@ from daskps.cluster.protocol.wellformed import check
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,
+    StaleGenerationError,
     StoreClosedError,
     StoreExistsError,
     StoreNotFoundError,
@@ -69,7 +70,7 @@ class Stores(dict[str, StoreEntry]):
         self._labelled: dict[str | None, StoreEntry] = {}
         self._freed: dict[str, str] = {}
         #: The turns to restore those that have lost a shard.
-        self.recoveries = Recoveries(hosts, self, self.entry, self.free)
+        self.recoveries = Recoveries(hosts, self, self.current, self.free)
         #: Set when a store gets a name, and then replaced.
         self._named = asyncio.Event()
 
@@ -110,7 +111,7 @@ class Stores(dict[str, StoreEntry]):
         """Return a store that somebody restores, or refuse where that is over."""
         entry = self.entry(uid)
         entry.lease.check(token)
-        if not entry.lost:
+        if not (entry.lost or entry.lease.cut):
             raise ConsistencyError(
                 f"store {entry.name!r} is whole again: a worker has found what was lost"
             )
@@ -178,10 +179,16 @@ class Stores(dict[str, StoreEntry]):
             If its turn is over, or the other one is gone or whole again.
         """
         lost = self._lost(*replaces)
-        loaded = self.recoveries.note(lost, entry, said)
+        entry.client = lost.client
         # Or it would be undone with that.
         lost.lease.made = ""
-        entry.client = lost.client
+        if lost.lease.cut:
+            self.recoveries.relay(lost, entry)
+            # Its hosts have them, and are to free them.
+            lost.settle([*lost.away])
+            self.free(lost.uid, "was resharded", "store-resharded")
+            return
+        loaded = self.recoveries.note(lost, entry, said)
         self.free(lost.uid, f"was restored from {loaded.checkpoint}")
         self._hosts.tell("store-restored", entry, **asdict(loaded))
 
@@ -227,7 +234,7 @@ class Stores(dict[str, StoreEntry]):
             if name not in self._names:
                 raise StoreNotFoundError(self._not_named(name))
             uid = self._names[name]
-        return self.entry(uid).to_wire()
+        return self.current(uid).to_wire()
 
     def _not_named(self, name: str | None) -> str:
         """Return what to say where no named store has a name."""
@@ -251,6 +258,11 @@ class Stores(dict[str, StoreEntry]):
         """Return a store, or say what became of it."""
         if uid in self:
             return self[uid]
+        if (now := self.recoveries.relaid(uid)) != uid:
+            raise StaleGenerationError(
+                f"store {self.entry(now).name!r} was resharded after this call was made for "
+                f"its shards; ask the directory for its layout"
+            )
         if (latest := self.recoveries.latest(uid)) != uid:
             if latest in self:
                 raise self.recoveries.error(uid)
@@ -262,6 +274,10 @@ class Stores(dict[str, StoreEntry]):
             f"restarted since it was made, create it again"
         )
 
+    def current(self, uid: str) -> StoreEntry:
+        """Return a store, also for who knows the uid that it had before a reshard."""
+        return self.entry(self.recoveries.relaid(uid))
+
     def anchored_by(self, key: Any) -> StoreEntry | None:
         """Return the store that a key is an anchor of, if it is one."""
         return self._labelled.get(store_of_anchor(key))
@@ -272,7 +288,7 @@ class Stores(dict[str, StoreEntry]):
         return [
             {
                 "name": e.name,
-                "uid": e.uid,
+                "uid": e.known_as,
                 "nbytes": Layout.from_wire(e.layout).nbytes,
                 "device": e.device,
                 **e.summary(),
@@ -295,6 +311,8 @@ class Stores(dict[str, StoreEntry]):
         """Free a session store, or with `undo` any; closing it twice is fine."""
         uid = uid if undo else self.recoveries.latest(uid)
         entry = self.get(uid)
+        if entry is not None and undo and entry.ready and entry.replaces is not None:
+            return  # the answer to its commit was lost, and there is no other one
         if entry is not None and (entry.session or undo):
             await _settled(self.free(uid, "was closed"), wait_seconds)
         elif entry is None and undo:

@@ -40,10 +40,13 @@ def _concerned(host: ShardHost, store: str, index: int | None) -> list[HostedSha
 
 
 @HOST.handles("prepare_cut")
-async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) -> None:
+async def prepare_cut(
+    host: ShardHost, *, store: str, cut: str, index: int | None, hold: bool = False
+) -> None:
     """Take the memory for the copies, before any push has to wait for it.
 
-    If there is not enough, a save holds the shards until they are written.
+    If there is not enough, a save holds the shards until they are written; so does a
+    reshard, by `hold`, and needs none.
 
     Raises
     ------
@@ -54,6 +57,8 @@ async def prepare_cut(host: ShardHost, store: str, cut: str, index: int | None) 
     claim = host.snapshots.claim(store, cut)
     one = host.of(store)[0]
     host.snapshots.stores[store] = one.name, one.layout
+    claim.holds |= hold
+    claim.asked |= hold
     if claim.holds:
         return
     missing = {
@@ -154,6 +159,12 @@ async def copy_cut(
         # Taken out: if the cut begins again meanwhile, it reads into other memory.
         room = None if claim.holds else claim.begun.pop(hosted.index)
         made = await _freeze(host, hosted, name, room=room, flip=ready.flip)
+        if claim.holds and not claim.asked:
+            logger.warning(
+                "daskps: worker %s has no room for a copy of shard %d of store %r, %d "
+                "bytes; pushes to it wait until it is saved",
+                *(host.worker.address, hosted.index, hosted.name, made.nbytes),
+            )
         key = copy_key(store, index, hosted.index, ready.version)
         if index == WHOLE:
             key = saved_key(cut, hosted.index, ready.version)
@@ -201,12 +212,6 @@ async def _freeze(
     is_held, *_ = await host.under(hosted, end)
     if made is None or not is_held:
         raise broken("updates ran into the copy")
-    if room is None:
-        logger.warning(
-            "daskps: worker %s has no room for a copy of shard %d of store %r, %d "
-            "bytes; pushes to it wait until it is saved",
-            *(host.worker.address, hosted.index, hosted.name, made.nbytes),
-        )
     return made
 
 

@@ -7,11 +7,14 @@ needed; no caller has seen the shards by then.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,7 +32,13 @@ from daskps.checkpoint.selection import Selection
 from daskps.checkpoint.texts import from_bytes
 from daskps.checkpoint.zarr import node_paths
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.host.saving import ThreadFiles
+from daskps.cluster.host.saving import (
+    CopyWords,
+    FrozenShards,
+    ThreadFiles,
+    find_frozen,
+    planned,
+)
 from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.packing import unpack_options
@@ -43,21 +52,26 @@ from daskps.errors import (
     StoreClosedError,
 )
 from daskps.kernels.id_hash import hashes
-from daskps.layout.spans import CANDIDATES, COUNTS, IDS
+from daskps.layout.spans import CANDIDATES, COUNTS, IDS, Span
 from daskps.layout.tables import UnboundedTable
 from daskps.shards.installation import Counted, Installation
+from daskps.shards.producers import KnownPushes, take_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from daskps.checkpoint.arrays import StoredArray
     from daskps.checkpoint.manifest import Manifest
-    from daskps.checkpoint.plan import ChunkPart
+    from daskps.checkpoint.plan import ChunkPart, StoredChunk
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
     from daskps.typing import Array
 
 
+#: A cut, its copies, the layout that they have, and what they know of pushes.
+FrozenWords: TypeAlias = tuple[
+    str, Sequence[CopyWords], Mapping[str, Any], tuple[Any, Any, int]
+]
 #: Files that a host reads at the same time.
 _IN_FLIGHT = 2
 #: Areas of unbounded tables that define which rows exist.
@@ -69,17 +83,15 @@ class _Installing:
     """The new shards of one host, and the checkpoint that they are filled from."""
 
     files: ThreadFiles
-    #: The digest of the manifest when the caller read it.
-    sealed: str
+    #: The digest of the manifest when the caller read it, or all of it.
+    sealed: Any
     hosted: Mapping[int, HostedShard]
     taken: Sequence[tuple[int, str, str, bool]] | None
     manifest: Manifest = field(init=False)
     selection: Selection = field(init=False)
     into: Mapping[int, Installation] = field(init=False)
     #: For each file the shards that need it, and their parts of it.
-    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(
-        default_factory=lambda: iter(())
-    )
+    jobs: Iterator[tuple[ChunkRead, list[tuple[int, ChunkPart]]]] = field(init=False)
 
     def read_manifest(self) -> Manifest:
         """Return the manifest, which must be the one that the caller has read.
@@ -109,6 +121,11 @@ class _Installing:
         room = files.room[: file.nbytes]
         content = read_file(files.storage, self.manifest, file, room)
         return np.frombuffer(content, read.dtype)
+
+    def values(self, read: ChunkRead, parts: Sequence[ChunkPart]) -> list[Array]:
+        """Return elements of a file, all of which is read."""
+        content = self.content(read)
+        return [content[part.start : part.stop] for part in parts]
 
     def begin(self) -> None:
         """Give rows to ids, and list the remaining files to read."""
@@ -179,15 +196,14 @@ class _Installing:
     def _rows(self, reads: Iterable[ChunkRead]) -> Array:
         parts = [np.empty(0, np.int64)]
         for read in reads:
-            content = self.content(read)
-            parts += [np.array(content[p.start : p.stop]) for p in read.parts]
+            parts += map(np.array, self.values(read, read.parts))
         return np.concatenate(parts)
 
-    def put(self, read: ChunkRead, wanted: Iterable[tuple[int, ChunkPart]]) -> None:
+    def put(self, read: ChunkRead, wanted: Sequence[tuple[int, ChunkPart]]) -> None:
         """Read a file, and write the needed parts of it to their shards."""
-        content = self.content(read)
-        for shard, part in wanted:
-            self.into[shard].put(part.span, content[part.start : part.stop])
+        every = self.values(read, [part for _, part in wanted])
+        for (shard, part), values in zip(wanted, every, strict=True):
+            self.into[shard].put(part.span, values)
 
     def count(self) -> None:
         """Set the counters of the shards to their saved values."""
@@ -210,19 +226,73 @@ class _Installing:
             mine.put(hosted.shard.segment)
 
 
+@dataclass(eq=False)
+class _Relaying(_Installing):
+    """The same from shards that a cut holds, as they were laid out before."""
+
+    frozen: FrozenShards
+    layout: Mapping[str, Any]
+    copies: Sequence[CopyWords]
+    applied: KnownPushes
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    #: By path of a file that a checkpoint would have.
+    chunks: Mapping[str, StoredChunk] = field(init=False)
+
+    def read_manifest(self) -> Manifest:
+        """Return what a checkpoint would say."""
+        manifest = from_bytes(self.sealed)
+        every = planned(layout_of(self.layout), manifest.slots, self.copies)
+        self.chunks = {chunk.path: chunk for chunk in every}
+        return manifest
+
+    def values(self, read: ChunkRead, parts: Sequence[ChunkPart]) -> list[Array]:
+        """Return elements that such a file would have, of whichever shards have them."""
+        if not parts:  # as of what describes an array
+            return []
+        whole = self.chunks[read.path]
+        ends = [*accumulate(span.stop - span.start for _, span in whole.parts)]
+        pieces = [[*_within(whole, ends, part)] for part in parts]
+        chunk = whole._replace(parts=tuple(piece for of in pieces for piece in of))
+        asked = asyncio.run_coroutine_threadsafe(self.frozen.fetch(chunk), self.loop)
+        found = iter(self.frozen.values(chunk, asked.result()))
+        return [np.concatenate([next(found) for _ in of]) for of in pieces]
+
+    def count(self) -> None:
+        """Set the counters, and have the shards know what was pushed."""
+        super().count()
+        for hosted in self.hosted.values():
+            take_over(hosted.shard.segment.current, self.applied)
+
+
+def _within(
+    chunk: StoredChunk, ends: Sequence[int], part: ChunkPart
+) -> Iterator[tuple[int, Span]]:
+    """Give the parts of a chunk, which end at `ends`, that have some elements of it."""
+    at = part.start
+    for i in range(bisect_right(ends, at), len(ends)):
+        shard, span = chunk.parts[i]
+        stop, before = min(part.stop, ends[i]), span.stop - ends[i]
+        yield shard, span._replace(start=at + before, stop=stop + before)
+        if (at := stop) == part.stop:
+            break
+
+
 @HOST.handles("install")
 async def _install(
     host: ShardHost,
     *,
     store: str,
     where: tuple[str, str],
-    manifest: str,
+    manifest: str | bytes,
     taken: Sequence[tuple[int, str, str, bool]] | None,
+    frozen: FrozenWords | None,
 ) -> None:
     """Fill the shards here of a store, before any caller sees it, from a checkpoint.
 
     `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
-    the file of that name; `taken` says what of it is read, None for all as it is.
+    the file of that name; `taken` says what of it is read, None for all as it is. Or
+    from the shards of a cut, which are `frozen`: then it is all of the manifest that
+    they would have.
     """
     url, options = where
     hosted = {one.index: one for one in host.of(store)}
@@ -237,8 +307,12 @@ async def _install(
             )
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="daskps-restore")
-    files = ThreadFiles(url, unpack_options(options))
-    made = _Installing(files, manifest, hosted, taken)
+    of = ThreadFiles(url, unpack_options(options)), manifest, hosted, taken
+    made = _Installing(*of)
+    if frozen is not None:
+        cut, copies, layout, applied = frozen
+        shards = find_frozen(host, store, cut, copies)
+        made = _Relaying(*of, shards, layout, copies, KnownPushes(*applied))
 
     async def read() -> None:
         for job in made.jobs:

@@ -32,6 +32,7 @@ import numpy as np
 from daskps.cluster.host.adoption import row_of
 from daskps.cluster.host.calls import CallTickets, Parked
 from daskps.cluster.host.hosted import Backing
+from daskps.cluster.keys import saved_key
 from daskps.cluster.protocol.handlers import FETCHES, HOST
 from daskps.cluster.protocol.packing import pack_array
 from daskps.cluster.protocol.states import pack_arrays, pack_state
@@ -46,7 +47,7 @@ from daskps.errors import (
 )
 from daskps.layout.spans import Span
 from daskps.shards import states
-from daskps.shards.frozen import LiveShard
+from daskps.shards.frozen import HeldShard, LiveShard
 from daskps.shards.installation import Counted
 from daskps.shards.states import Mark, State
 from daskps.shards.steps import Ready
@@ -81,7 +82,7 @@ class Going:
 
     move: str
     hosted: HostedShard
-    live: LiveShard
+    live: HeldShard
     #: Lets rounds go on where nobody asks for the last one.
     lease: asyncio.TimerHandle | None = None
     #: Whether it waits for nothing but its next owner; else others may adopt it.
@@ -290,6 +291,44 @@ async def _done(host: ShardHost, *, store: str, shard: int, move: str) -> None:
         going.hosted.close()
     if host.sockets is not None:
         host.sockets.let_go()
+
+
+@HOST.handles("relay_end")
+async def _stop(
+    host: ShardHost,
+    *,
+    store: str,
+    cut: str,
+    shards: Sequence[tuple[int, int, int]],
+) -> None:
+    """Stop shards that a cut holds, and of which others have all as they are.
+
+    `shards` are their numbers, versions in the cut, and generations from then on. By
+    `move_back` each goes on.
+
+    Raises
+    ------
+    ConsistencyError
+        If the cut holds one no more.
+    """
+    error = StaleGenerationError(
+        f"worker {host.worker.address} holds store {store} no more, which was resharded"
+    )
+    for shard, version, generation in shards:
+        hosted = host.get_shard(store, shard)
+        held = host.snapshots.find(saved_key(cut, shard, version))
+        if not isinstance(held, HeldShard):
+            raise ConsistencyError(f"cut {cut} holds shard {shard} no more")
+        going = Going(cut, hosted, held, is_handed_over=True)
+
+        def stop(_: Shard, going: Going = going, number: int = generation) -> list[Any]:
+            check_open(host, going.hosted.name, store, cut)
+            going.live.check()
+            return going.hosted.hand_over(error, number)
+
+        await host.under(hosted, stop)
+        host.going[store, shard] = going
+        host.shards.pop((store, shard), None)
 
 
 # -- a shard with a second copy --------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,20 +29,28 @@ from daskps.kernels.id_hash import hashes
 from daskps.layout.chunks import WHOLE, unbounded_tables
 from daskps.layout.slots import with_marks
 from daskps.layout.spans import CANDIDATES, IDS, Span
+from daskps.shards.frozen import HeldShard
+from daskps.shards.producers import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
+    from daskps.checkpoint.arrays import Slots
     from daskps.cluster.host.host import ShardHost
     from daskps.layout.arrays import Layout
     from daskps.shards.frozen import FrozenShard
     from daskps.typing import Array
 
+#: Of a shard in a cut: the host of its copy, its version, and the numbers of rows and
+#: of candidates of its unbounded tables.
+CopyWords: TypeAlias = tuple[str, int, Sequence[int], Sequence[int]]
 #: Chunks that a host writes at the same time from copies; the other number is for held
 #: shards, whose chunks are copied. With eight, pushes on two cores waited half as long
 #: again.
 _IN_FLIGHT = 4
 _IN_FLIGHT_HELD = 2
+#: Areas of ids, in the order of their hashes.
+_WITH_IDS = IDS, CANDIDATES
 
 
 class ThreadFiles(threading.local):
@@ -66,32 +75,18 @@ class ThreadFiles(threading.local):
 
 
 @dataclass(eq=False, slots=True)
-class _Writing:
-    """The chunks that one message makes a host write."""
+class FrozenShards:
+    """All shards of a store as a cut has them, read by one host."""
 
     host: ShardHost
     store: str
-    layout: Layout
     #: For all shards: the host of the copy, and its key.
     owners: Sequence[str]
     keys: Sequence[str]
     #: Copies on this host.
     copies: Mapping[int, FrozenShard]
-    to: ThreadFiles
-    chunks: Iterator[StoredChunk]
-    files: list[tuple[str, int, str]] = field(default_factory=list)
-    #: The hash of the first id of each chunk of ids, by path.
-    begins: list[tuple[str, int]] = field(default_factory=list)
 
-    async def write_all(self, pool: ThreadPoolExecutor) -> None:
-        """Write one chunk after the other; several of these tasks share the chunks."""
-        loop = asyncio.get_running_loop()
-        for chunk in self.chunks:
-            remote = await self._fetch(chunk)
-            file = await loop.run_in_executor(pool, self._write, chunk, remote)
-            self.files.append(file)
-
-    async def _fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
+    async def fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
         """Return the elements of a chunk that shards of other hosts have."""
         wanted: dict[str, list[tuple[int, Span]]] = {}
         for shard, span in chunk.parts:
@@ -113,17 +108,44 @@ class _Writing:
             raise SnapshotLostError(self.store, shard, owner, why) from error
         return found
 
-    def _write(
+    def values(
         self, chunk: StoredChunk, remote: Mapping[tuple[int, Span], Array]
-    ) -> tuple[str, int, str]:
-        """Write a chunk, in a thread that may wait; return its description."""
-        values = [
+    ) -> list[Array]:
+        """Return the parts of a chunk, those of other hosts among what was fetched."""
+        return [
             self.copies[shard].get(span)
             if shard in self.copies
             else remote[shard, span]
             for shard, span in chunk.parts
         ]
-        if chunk.parts[0][1].area in (IDS, CANDIDATES):
+
+
+@dataclass(eq=False, slots=True)
+class _Writing:
+    """The chunks that one message makes a host write."""
+
+    layout: Layout
+    shards: FrozenShards
+    to: ThreadFiles
+    chunks: Iterator[StoredChunk]
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    #: The hash of the first id of each chunk of ids, by path.
+    begins: list[tuple[str, int]] = field(default_factory=list)
+
+    async def write_all(self, pool: ThreadPoolExecutor) -> None:
+        """Write one chunk after the other; several of these tasks share the chunks."""
+        loop = asyncio.get_running_loop()
+        for chunk in self.chunks:
+            remote = await self.shards.fetch(chunk)
+            file = await loop.run_in_executor(pool, self._write, chunk, remote)
+            self.files.append(file)
+
+    def _write(
+        self, chunk: StoredChunk, remote: Mapping[tuple[int, Span], Array]
+    ) -> tuple[str, int, str]:
+        """Write a chunk, in a thread that may wait; return its description."""
+        values = self.shards.values(chunk, remote)
+        if chunk.parts[0][1].area in _WITH_IDS:
             self.begins.append((chunk.path, self._hash_of(chunk, values[0][:1])))
         if len(values) == 1 and not chunk.pad:
             content = np.ascontiguousarray(values[0])
@@ -133,6 +155,17 @@ class _Writing:
         data = content.view(np.uint8).data
         self.to.storage.write(chunk.path, data)
         return chunk.path, data.nbytes, digest(data)
+
+    def describe(self) -> None:
+        """Say what would be written, without a file: whoever reads asks the shards."""
+        for chunk in self.chunks:
+            shard, span = chunk.parts[0]
+            if span.area in _WITH_IDS:
+                first = self.shards.copies[shard].get(
+                    span._replace(stop=span.start + 1)
+                )
+                self.begins.append((chunk.path, self._hash_of(chunk, first)))
+            self.files.append((chunk.path, chunk.nbytes, digest(b"")))
 
     def sync_names(self) -> None:
         """Sync the names of all written files to the disk."""
@@ -152,13 +185,14 @@ async def _write_checkpoint(
     *,
     store: str,
     cut: str,
-    where: tuple[str, str],
+    where: tuple[str, str] | None,
     slots: Sequence[tuple[int, Sequence[float], Sequence[int]]],
-    copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]],
+    copies: Sequence[CopyWords],
 ) -> dict[str, Any]:
     """Write the chunks whose first element one of the shards here has copied.
 
-    `where` are the URL of the folder, and options as JSON; `slots` first values by
+    `where` are the URL of the folder, and options as JSON, None for a description of
+    all without files, and of what the shards know of pushes; `slots` first values by
     index and the marked ones among them; `copies` for each shard its host, its version,
     and the number of rows and candidates of each unbounded table. Returns the files,
     the hashes at which chunks of ids begin, the counters of each shard, and whether the
@@ -167,49 +201,33 @@ async def _write_checkpoint(
     if (known := host.snapshots.stores.get(store)) is None:
         raise ConsistencyError(f"worker {host.worker.address} has no part in cut {cut}")
     name, layout = known
-    mine, keys, counted = dict[int, "FrozenShard"](), [], []
-    for shard, (owner, version, *_) in enumerate(copies):
-        keys.append(saved_key(cut, shard, version))
-        if owner == host.worker.address:
-            if (copy := host.snapshots.find(keys[-1])) is None:
-                why = "no longer has the copy"
-                raise SnapshotLostError(name, shard, owner, why)
-            if copy.counted is None:
-                raise ConsistencyError(
-                    f"the copy of shard {shard} is none of everything"
-                )
-            mine[shard] = copy
-            counted.append(astuple(copy.counted))
-    rows, candidates = [of for *_, of, _ in copies], [of for *_, of in copies]
-    counts = Counts.by_shard(unbounded_tables(layout, WHOLE), rows, candidates)
+    shards = find_frozen(host, name, cut, copies)
+    counted = []
+    for shard, copy in shards.copies.items():
+        if copy.counted is None:
+            raise ConsistencyError(f"the copy of shard {shard} is none of everything")
+        counted.append(astuple(copy.counted))
     first = {index: with_marks(values, of) for index, values, of in slots}
 
     def plan() -> list[StoredChunk]:
-        arrays = stored_arrays(layout, first, counts)
-        every = chunks_written(layout, arrays, counts)
-        return [chunk for chunk in every if chunk.home in mine]
+        every = planned(layout, first, copies)
+        return [chunk for chunk in every if chunk.home in shards.copies]
 
-    url, options = where
+    url, options = where or ("", "{}")
     chunks = iter(await host.in_thread(plan))
     claim = host.snapshots.claim(store, cut)
     in_flight = _IN_FLIGHT_HELD if claim.holds else _IN_FLIGHT
     pool = ThreadPoolExecutor(in_flight, thread_name_prefix="daskps-save")
-    work = _Writing(
-        host=host,
-        store=name,
-        layout=layout,
-        owners=[owner for owner, *_ in copies],
-        keys=keys,
-        copies=mine,
-        to=ThreadFiles(url, unpack_options(options)),
-        chunks=chunks,
-    )
+    work = _Writing(layout, shards, ThreadFiles(url, unpack_options(options)), chunks)
+    last = work.describe
     try:
-        writing = gather(*(work.write_all(pool) for _ in range(in_flight)))
-        claim.writing = asyncio.ensure_future(writing)
-        await claim.writing
-        # Before this host reports the files: the manifest is written after that.
-        await asyncio.get_running_loop().run_in_executor(pool, work.sync_names)
+        if where is not None:
+            writing = gather(*(work.write_all(pool) for _ in range(in_flight)))
+            claim.writing = asyncio.ensure_future(writing)
+            await claim.writing
+            # Before this host reports the files: the manifest is written after that.
+            last = work.sync_names
+        await asyncio.get_running_loop().run_in_executor(pool, last)
     except asyncio.CancelledError:
         if not host.snapshots.is_over(cut):
             raise
@@ -222,8 +240,44 @@ async def _write_checkpoint(
         "holds": claim.holds,
         "files": work.files,
         "begins": work.begins,
+        "applied": joined(
+            copy.applied
+            for copy in shards.copies.values()
+            if isinstance(copy, HeldShard)
+        ),
         "counted": counted,
     }
+
+
+def find_frozen(
+    host: ShardHost, name: str, cut: str, copies: Sequence[CopyWords]
+) -> FrozenShards:
+    """Return the shards of a cut, of a store of this name, for one of its hosts.
+
+    Raises
+    ------
+    SnapshotLostError
+        If a copy that was made here is gone.
+    """
+    keys = [
+        saved_key(cut, shard, version) for shard, (_, version, *_) in enumerate(copies)
+    ]
+    here, mine = host.worker.address, dict[int, "FrozenShard"]()
+    for shard, (owner, *_) in enumerate(copies):
+        if owner == here:
+            if (copy := host.snapshots.find(keys[shard])) is None:
+                raise SnapshotLostError(name, shard, here, "no longer has the copy")
+            mine[shard] = copy
+    return FrozenShards(host, name, [owner for owner, *_ in copies], keys, mine)
+
+
+def planned(
+    layout: Layout, slots: Slots, copies: Sequence[CopyWords]
+) -> Iterator[StoredChunk]:
+    """Give the chunks of a checkpoint of a cut, with the place of their elements."""
+    rows, candidates = [of for *_, of, _ in copies], [of for *_, of in copies]
+    counts = Counts.by_shard(unbounded_tables(layout, WHOLE), rows, candidates)
+    return chunks_written(layout, stored_arrays(layout, slots, counts), counts)
 
 
 @HOST.handles("edges")
@@ -239,18 +293,22 @@ async def _edges(
     ProtocolError
         If more elements are requested than all copies have: some come twice.
     """
-    found, copies = [], {}
-    for key, span in wanted:
-        copy = host.snapshots.find(key)
-        if copy is None:
-            raise ConsistencyError(
-                f"worker {host.worker.address} no longer has copy {key}"
-            )
-        copies[key] = copy
-        try:
-            found.append(copy.get(Span(*span)))
-        except LookupError as error:
-            raise ConsistencyError(f"copy {key} has no {span}") from error
+    found, copies = list[Any](), {}
+
+    def read() -> None:
+        for key, span in wanted:
+            copy = host.snapshots.find(key)
+            if copy is None:
+                raise ConsistencyError(
+                    f"worker {host.worker.address} no longer has copy {key}"
+                )
+            copies[key] = copy
+            try:
+                found.append(copy.get(Span(*span)))
+            except LookupError as error:
+                raise ConsistencyError(f"copy {key} has no {span}") from error
+
+    await host.in_thread(read)
     asked = sum(values.nbytes for values in found)
     if asked > sum(copy.nbytes for copy in copies.values()):
         raise ProtocolError(

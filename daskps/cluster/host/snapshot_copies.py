@@ -67,6 +67,8 @@ class _CutHere:
     copies: dict[str, FrozenShard] = field(default_factory=dict)
     #: Whether there was no room for copies, so that the cut holds the shards instead.
     holds: bool = False
+    #: Whether that was asked for.
+    asked: bool = False
     #: The last attempt that has begun.
     attempt: int = 0
     #: Releases the shards if the directory never does.

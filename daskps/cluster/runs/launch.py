@@ -276,7 +276,8 @@ async def _saying_away(link: Link, uid: str, name: str) -> AsyncIterator[None]:
 
 async def _say_away(link: Link, uid: str, name: str) -> None:
     await asyncio.sleep(_SAY_SECONDS)
-    located = await link.directory("locate", uid=uid)
+    now = await link.directory("find", uid=uid)
+    located = await link.directory("locate", uid=now["uid"])
     for shard, why in sorted(located["away"])[:1]:
         worker = located["owners"][shard]
         logger.warning(

@@ -27,7 +27,7 @@ TO_HOSTS = {
     "host.installation": "install warm",
     "host.copies": "move_fill move_own move_drop copy_follow",
     "host.moving": "move_begin move_read move_state move_last move_back move_done copy_on "
-    "copy_next copy_deposed",
+    "copy_next copy_deposed relay_end",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
@@ -42,6 +42,7 @@ TO_THE_DIRECTORY = {
     "directory.recoveries": "recover recovering recovery_failed",
     "directory.copies": "copies copy-ended copy-silent",
     "directory.drains": "drain leaving",
+    "directory.resharding": "reshard reshard_commit",
     "directory.move": "awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
     "directory.trainers": "register collects barrier trains_on finishes finished report progress "
