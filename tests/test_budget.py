@@ -187,6 +187,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "reshards: the verb, and calls that are planned anew by their number",
     ),
     ("training", 3, 3, "reshards: a run begins with the shards that its store has now"),
+    ("cluster", 12, 12, "copies that are about to take over, or whose worker closes"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

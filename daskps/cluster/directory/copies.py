@@ -54,6 +54,8 @@ class SecondCopies:
         moves.standby = self
         #: Stores whose copies are being made.
         self._making = set[str]()
+        #: Stores and shards whose copies are about to take over.
+        self._taking = set[tuple[str, int]]()
 
     @DIRECTORY.handles("copies")
     async def on_copies(
@@ -299,24 +301,34 @@ class SecondCopies:
         """Make copies the owners of shards whose worker has gone.
 
         Returns the shards without any. `otherwise` is called for those whose copy
-        cannot take over.
+        cannot take over, here or where it was about to do so before.
         """
-        if kept := [shard for shard in shards if shard in entry.copies]:
+        if kept := [shard for shard in shards if self.serves(entry, shard)]:
             entry.set_away(kept, f"{left_by[1]}; its second copy takes over")
         for shard in kept:
-            self._hosts.spawn(self._promote(entry, shard, left_by, otherwise))
-        return [shard for shard in shards if shard not in kept]
+            self._taking.add((entry.uid, shard))
+            # Now: its worker may leave before the task begins, and nobody hear of it.
+            if (copy := self._forget(entry, shard)) is not None:
+                about: Any = {"left_by": left_by, "otherwise": otherwise}
+                self._hosts.spawn(self._promote(entry, shard, copy, **about))
+        return [shard for shard in shards if (entry.uid, shard) not in self._taking]
+
+    def serves(self, entry: StoreEntry, shard: int) -> bool:
+        """Whether a shard has a copy whose worker may take over: it does not close."""
+        copy, workers = entry.copies.get(shard), self._moves.scheduler.workers
+        ws = workers.get(copy.worker) if copy else None
+        return ws is not None and ws.status in {Status.running, Status.paused}
 
     async def _promote(
         self,
         entry: StoreEntry,
         shard: int,
+        copy: Copy,
+        *,
         left_by: tuple[str, str],
         otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
     ) -> None:
-        copy, worker = self._forget(entry, shard), left_by[0]
-        if copy is None:
-            return
+        worker = left_by[0]
         # Adopters that were asked before, or are later, have others than this number.
         entry.raise_generation(shard)
         entry.raise_generation(shard)
@@ -330,9 +342,12 @@ class SecondCopies:
             told = self.depose(entry, shard, worker)
             await asyncio.wait({told}, timeout=_DEPOSE_SECONDS)
         try:
-            row = await self._own(copy.worker, {**of, **about})
-            hands = copy.worker, worker
-            await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
+            try:
+                row = await self._own(copy.worker, {**of, **about})
+                hands = copy.worker, worker
+                await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
+            finally:
+                self._taking.discard((entry.uid, shard))
         except (OSError, DaskPSError) as error:
             logger.warning("a copy could not take over shard %d: %r", shard, error)
             self._drop(entry, shard, copy)

@@ -93,7 +93,8 @@ class Drains:
         self._scheduler, self._hosts = moves.scheduler, moves.hosts
         self._stores, self._moves, self._runs = stores, moves, moves.runs
         self._copies = copies
-        self._under_way: set[tuple[str, str]] = set()
+        #: By store and worker those under way, also if their callers have given up.
+        self.under_way: set[tuple[str, str]] = set()
         self._departures: dict[str, _Departure] = {}
 
     @DIRECTORY.handles("drain")
@@ -105,17 +106,17 @@ class Drains:
             raise ValueError(
                 f"worker {worker!r:.100} is none of the cluster; its workers are {known}"
             )
-        if (uid, worker) in self._under_way:
+        if (uid, worker) in self.under_way:
             raise ShardBusyError(
                 f"worker {worker} is being drained of store {entry.name!r} already; wait "
                 f"for that call"
             )
-        self._under_way.add((uid, worker))
+        self.under_way.add((uid, worker))
         entry.drained.add(worker)
         try:
             shards = await self._drain(entry, worker)
         finally:
-            self._under_way.discard((uid, worker))
+            self.under_way.discard((uid, worker))
         return {"shards": shards, "where": entry.where()}
 
     async def _drain(self, entry: StoreEntry, worker: str) -> list[int]:
@@ -234,7 +235,7 @@ class Drains:
             if entry.ready and not entry.device:
                 mapped = {row[0] for row in entry.segments if is_near}
                 # A copy takes over at once.
-                mapped |= entry.copies.keys()
+                mapped |= {i for i in entry.copies if self._copies.serves(entry, i)}
                 # A drain may have stopped one, which it may have to give back.
                 mine = _owned(entry, worker) + _handed_over(entry, worker)
                 found += [(entry, i) for i in mine if i not in mapped]
@@ -342,7 +343,7 @@ class Drains:
         """Return a worker that runs and has room for each shard, or refuse."""
         workers = self._scheduler.workers
         running = {w: ws for w, ws in workers.items() if ws.status == Status.running}
-        for uid, worker in self._under_way:
+        for uid, worker in self.under_way:
             if uid == entry.uid:
                 running.pop(worker, None)
         held = held_bytes(self._stores.values())
@@ -396,7 +397,7 @@ class Drains:
     ) -> None:
         shard = of["shard"]
         is_there = shard in _owned(self._stores.entry(entry.uid), source)
-        if not is_there or (entry.uid, target) in self._under_way:
+        if not is_there or (entry.uid, target) in self.under_way:
             raise ConsistencyError(
                 f"shard {shard} has left {source}, or {target} is drained"
             )

@@ -13,7 +13,7 @@ from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from daskps.cluster.directory.copies import SecondCopies
-from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.entry import Copy, StoreEntry
 from daskps.cluster.directory.move import END_SECONDS, ShardMoves
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
@@ -58,6 +58,7 @@ class Cluster:
         self.stores = {"u": self.entry}
         runs: Any = SimpleNamespace(
             rounds_of=lambda _: None,
+            for_owner=lambda _: {"rounds": None, "codecs": []},
             codecs_of=lambda _: [],
             mailbox_moved=lambda *_: None,
             shards_away=lambda entry, shards, why: self.noted.append(why),
@@ -66,7 +67,7 @@ class Cluster:
         self.runs, scheduler = runs, cast("Any", self)
         hosts: Any = self
         self.moves = ShardMoves(scheduler, hosts, runs, self.stores)
-        SecondCopies(self.moves)
+        self.copies = SecondCopies(self.moves)
 
     status = Status.running
 
@@ -85,6 +86,8 @@ class Cluster:
             answer = await answer
         if isinstance(answer, Exception):
             raise answer
+        if method == "move_own":
+            return {**TAKEN, "shard": more["shard"], "generation": more["generation"]}
         return [
             {"shard": row[0], **answer}
             if "sight" in answer
@@ -453,3 +456,59 @@ def test_lost_after_is_configured() -> None:
     with dask.config.set({"daskps.lost-after": "20s", "daskps.run-away-timeout": None}):
         look_after(cluster, 30.0)
     assert cluster.told() == [(5.0, "away"), (20.0, "lost")]
+
+
+# -- second copies ---------------------------------------------------------------------
+
+
+def with_copy(status: Status = Status.running) -> Cluster:
+    """Return a cluster where another machine has a copy of the shard."""
+    cluster = Cluster(FAR)
+    cluster.workers[FAR].status = status
+    cluster.entry.n_copies = 2
+    cluster.entry.copies[0] = Copy(FAR, "m", 10, counts=True)
+    found = dict.fromkeys(["move_own", "copy_on", "move_drop"], said("found"))
+    cluster.answers = {(FAR, method): answer for method, answer in found.items()}
+    cluster.answers[DEAD, "copy_deposed"] = said("found")
+    return cluster
+
+
+def test_a_shard_is_not_lost_while_its_copy_takes_over() -> None:
+    """The last worker of its machine says meanwhile that the memory is freed."""
+    cluster = with_copy()
+    [(_, name, *_)] = cluster.entry.segments
+
+    def own(now: float) -> Any:
+        cluster.moves.on_removed(DEAD, [name])
+        return said("found")
+
+    cluster.answers[FAR, "move_own"] = own
+    look_after(cluster, 5.0)
+    assert [what for _, what in cluster.told()] == ["promoted"]
+    assert cluster.entry.owners == (FAR,)
+
+
+def test_a_copy_that_leaves_with_its_owner_is_missed() -> None:
+    """At once: else callers would wait for a shard that nobody looks for."""
+    cluster = with_copy()
+    cluster.answers[FAR, "move_own"] = OSError("nobody is there")
+
+    async def watch() -> None:
+        cluster.die()
+        del cluster.workers[FAR]
+        cluster.copies.worker_left(FAR)
+        await asyncio.sleep(15.0)
+        cluster.stores.clear()
+
+    virtual.run(watch())
+    assert [what for _, what in cluster.told()][-1] == "lost"
+    assert set(cluster.entry.lost) == {0}
+
+
+def test_a_copy_whose_worker_closes_does_not_take_over() -> None:
+    """It would refuse, when the owner, which may live, has heard that it is none."""
+    cluster = with_copy(Status.closing_gracefully)
+    cluster.answers[FAR, "look"] = cluster.answers[FAR, "adopt"] = said("absent")
+    look_after(cluster, 5.0)
+    assert {method for _, _, method in cluster.asked} <= {"look", "adopt"}
+    assert cluster.copies.serves(cluster.entry, 0) is False
