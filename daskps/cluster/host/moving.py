@@ -346,9 +346,12 @@ async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
             return owner.hold_rounds(0 if move else None)
 
         await host.under(hosted, change)
-        host.going.pop((store, shard), None)
         if before is not None:
             before.end()
+    # Also where it has heard this before: `move_begin` may have been on its way then.
+    going = host.going.get((store, shard))
+    if going is not None and going.move == move:
+        del host.going[store, shard]
     backing = hosted.backing
     if backing is not None and backing.watching is None:
         backing.watching = asyncio.ensure_future(_watch(host, store, hosted, backing))

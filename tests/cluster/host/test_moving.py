@@ -106,6 +106,18 @@ def test_late_messages_of_a_move_that_was_given_up_change_nothing(two):
     assert state.pieces[0].weights.tolist() == [1.0] * 4
 
 
+def test_a_copy_that_stays_is_not_on_its_way(two):
+    """Even where its owner has waited for it before; another move goes on."""
+    owner = Owner(two)
+    owner.ask("copy_on")
+    owner.ask("move_begin")
+    owner.ask("copy_on")
+    assert not owner.host.going
+    owner.ask("move_begin", move="two")
+    owner.ask("copy_on", move="")
+    assert [going.move for going in owner.host.going.values()] == ["two"]
+
+
 def test_a_shard_that_others_may_have_is_not_taken_back(two):
     """It was let go of meanwhile: somebody of the machine adopts its memory."""
     owner = Owner(two)
