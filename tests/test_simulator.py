@@ -19,8 +19,7 @@ from tests.simulator.known_bad import VARIANTS
 #: Much of it is processor time, of which a busy machine gives little.
 pytestmark = pytest.mark.timeout(600)
 #: Seeds that must be without a finding; of the last ones the traces are compared.
-#: Number 12 took another course by itself where sets were in the order of addresses.
-FIRST, N_GOOD, N_REPEATED = 10, 6, 3
+FIRST, N_GOOD, N_REPEATED = 47, 6, 3
 #: It took three courses in four where attempts to connect were given up in the order of the
 #: addresses of functions.
 SCATTERED = 27
@@ -29,17 +28,22 @@ KEPT = ".cache/daskps/kernels"
 #: Where the search for what is wrong begins, if few seeds find it: its course may change
 #: with every line that sends a message, and then the search takes longer.
 BEGIN = {
-    "answered-before-backed": 3,
-    "adopter-forgets-who-has-scaled": 1,
+    "adopter-forgets-who-has-scaled": 2,
     "adopter-knows-nothing-of-delays": 2,
+    "adopter-starts-at-the-wrong-round": 6,
+    "answered-before-backed": 6,
     "changes-forget-a-producer": 2,
-    "deliveries-stay-behind": 180,
-    "former-owner-goes-on": 3,
+    "cut-holds-nothing": 2,
+    "deliveries-stay-behind": 57,
+    "fence-forgets-a-shard": 2,
+    "former-owner-goes-on": 5,
     "half-of-a-log-put-back": 2,
-    "last-state-before-the-owner-stops": 3,
-    "manifest-first": 11,
-    "stale-generation-accepted": 1,
-    "states-forget-producers": 1,
+    "last-state-before-the-owner-stops": 7,
+    "manifest-first": 24,
+    "owner-goes-on-alone": 45,
+    "reads-of-rounds-that-a-copy-lacks-wait": 78,
+    "stale-generation-accepted": 5,
+    "states-forget-producers": 2,
 }
 
 
@@ -72,6 +76,9 @@ def test_good_code_has_no_findings() -> None:
     assert sum(r["outcomes"].get("ok", 0) for r in reports) > 10 * N_GOOD
     assert sum(r["n_restored"] for r in reports) > 2 * N_GOOD
     assert sum(r["n_moved"] for r in reports) > 2 * N_GOOD
+    # Second copies have taken over, also in runs, which went on.
+    assert sum(r["n_promoted"] for r in reports) > N_GOOD
+    assert sum(r["n_gone_on"] for r in reports) > 0
 
 
 def test_seeds_repeat_message_by_message_whatever_ran_before_them() -> None:

@@ -152,3 +152,31 @@ def same(one: State, other: State) -> None:
 
 def widths(slots: Mapping[int, Sequence[float]], index: int, dim: int) -> list[int]:
     return [width(first, dim) for first in slots.get(index, ())]
+
+
+def content(segment: Segment, flip: int) -> list[Any]:
+    """All values of a flip; of rows those in force now."""
+    record, found = segment.record(flip), list[Any]()
+    for position in range(len(segment.pieces)):
+        found.append(segment.weights_of(record, position).tobytes())
+        found += [s.tobytes() for s in segment.slots_of(record, position)]
+    for table in segment.tables if flip == segment.flip else ():
+        if table.unbounded is None:
+            found += [a.tobytes() for a in (table.rows, *table.slots)]
+            continue
+        since = table.since(record)
+        ids, rows = table.unbounded.ids(since)
+        found += [ids.tolist(), table.unbounded.counts(since)]
+        found += [a[rows].tolist() for a in (table.rows, *table.slots)]
+        found += [table.unbounded.state[rows].tolist()]
+        found += [a.tolist() for a in table.unbounded.index.candidates()]
+    return found
+
+
+def used(segment: Segment) -> list[bytes]:
+    """All that the record in force says, but where things are in its segment."""
+    record = segment.current
+    words = record.words.copy()
+    for part in record.own:
+        words[part] = 0
+    return [words[part].tobytes() for part in record.used()]

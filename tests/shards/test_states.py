@@ -46,7 +46,7 @@ from tests.kernels.compiling import kept
 from tests.shards import rowing, unbounded_rowing
 from tests.shards.making import RUN, Momentum, send
 from tests.shards.rowing import AddingRows
-from tests.shards.stating import spans_of
+from tests.shards.stating import content, spans_of, used
 from tests.shards.storing import Stores, put
 from tests.shards.unbounded_storing import Noting, watched_unbounded
 
@@ -119,34 +119,6 @@ class Copy:
         one, two = self.shard.segment, self.segment
         assert content(one, one.flip) == content(two, two.flip)
         assert used(one) == used(two)
-
-
-def content(segment: Segment, flip: int) -> list[Any]:
-    """All values of a flip; of rows those in force now."""
-    record, found = segment.record(flip), list[Any]()
-    for position in range(len(segment.pieces)):
-        found.append(segment.weights_of(record, position).tobytes())
-        found += [s.tobytes() for s in segment.slots_of(record, position)]
-    for table in segment.tables if flip == segment.flip else ():
-        if table.unbounded is None:
-            found += [a.tobytes() for a in (table.rows, *table.slots)]
-            continue
-        since = table.since(record)
-        ids, rows = table.unbounded.ids(since)
-        found += [ids.tolist(), table.unbounded.counts(since)]
-        found += [a[rows].tolist() for a in (table.rows, *table.slots)]
-        found += [table.unbounded.state[rows].tolist()]
-        found += [a.tolist() for a in table.unbounded.index.candidates()]
-    return found
-
-
-def used(segment: Segment) -> list[bytes]:
-    """All that the record in force says, but where things are in its segment."""
-    record = segment.current
-    words = record.words.copy()
-    for part in record.own:
-        words[part] = 0
-    return [words[part].tobytes() for part in record.used()]
 
 
 class Story:

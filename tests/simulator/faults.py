@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.simulator.files import SimFiles
 from tests.simulator.ground import CHANCE, CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from tests.simulator.loop import Process, VirtualLoop
     from tests.simulator.oracles import Watch
@@ -23,12 +24,22 @@ FILE_LOSSES = (0.0, 0.0, 0.02, 0.1)
 FAULT_SECONDS = (1.5, 5.0)
 #: How long after a crash its peers see the end of their streams, at most.
 SILENCE_SECONDS = 2.0
+#: The same of the peers of a machine that loses its power: Dask looks every 5 s.
+POWER_SECONDS = 12.0
+#: The share of such ends before which no worker ends.
+CALM_SHARE = 0.6
+#: How long a run takes, about.
+RUN_SECONDS = 1.5
+#: How long two workers do not reach each other: for less, or more, than they are patient.
+APART_SECONDS = (1.5, 8.0)
 #: How long a worker hangs that Dask takes for lost meanwhile: it looks every 5 s.
 HANG_SECONDS = 11.0
 #: The share of stopped workers that have locked shards of their machine.
 LOCK_SHARE = 0.4
 #: How long a worker may take to close; then its nanny kills it.
 CLOSE_SECONDS = 4.0
+#: How often a machine ends, by how many kinds of stores have second copies.
+_ENDS = (0,), (0, 0, 1), (0, 1, 1)
 
 
 class Faults:
@@ -40,8 +51,16 @@ class Faults:
         What was done, in order.
     """
 
-    def __init__(self, world: World, watch: Watch) -> None:
+    def __init__(
+        self,
+        world: World,
+        watch: Watch,
+        n_copies: Sequence[int],
+        has_begun: asyncio.Event,
+    ) -> None:
         self._world, self._watch = world, watch
+        #: Set when trainers are at work.
+        self._has_begun = has_begun
         self.happened: list[str] = []
         #: Workers that take the place of others.
         self.coming: list[asyncio.Future[None]] = []
@@ -61,7 +80,14 @@ class Faults:
             self.close: CHANCE.choice((0, 0, 1, 2)),
             self.retire: CHANCE.choice((0, 0, 1)),
             self.close_machine: CHANCE.choice((0, 0, 0, 0, 0, 1)),
+            self.part: CHANCE.choice((0, 0, 1)),
+            # Of stores without second copies half is lost, which shows little.
+            self.end_machine: CHANCE.choice(_ENDS[sum(n_copies) - 2]),
         }
+        if self._kinds[self.end_machine] and CHANCE.random() < CALM_SHARE:
+            # Else many shards have no copy just then.
+            calm = self.stop, self.cut, self.part, self.end_machine
+            self._kinds = {kind: self._kinds[kind] for kind in calm}
 
     async def run(self) -> None:
         """Disturb, then let everything be as it should."""
@@ -142,6 +168,28 @@ class Faults:
             self._world.network.crash(victim, CHANCE.uniform(0.0, 0.2))
             # When the scheduler has heard of it, or it refuses them.
             self._replace(machine, CHANCE.uniform(0.3, 0.8), victim.pid)
+
+    async def end_machine(self) -> None:
+        """End all workers of a machine at once, with the memory that they share.
+
+        In a run, where one begins soon.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_begun.wait(), RUN_SECONDS)
+            await asyncio.sleep(CHANCE.uniform(0.0, RUN_SECONDS))
+        machine, victims = self._machine()
+        if not {*self._world.live} - self._leaving - {*victims}:
+            return
+        silence = CHANCE.choice(
+            (0.0, CHANCE.uniform(0.0, SILENCE_SECONDS), POWER_SECONDS)
+        )
+        self._note(f"{machine} ends, heard of after {silence:.2g} s")
+        self._hangs_until = max(self._hangs_until, CLOCK.now + silence)
+        for victim in victims:
+            self._world.network.crash(victim, silence)
+        self._world.machines[machine].end()
+        for _ in range(CHANCE.choice((0, 1, len(victims)))):
+            self._replace(machine, CHANCE.uniform(0.3, 3.0))
 
     def _replace(self, machine: str, seconds: float, number: int = 0) -> None:
         """Have a worker come, to a certain address of its machine if one is given."""
@@ -260,7 +308,7 @@ class Faults:
         if victim.is_stopped or not self._spares([victim]):
             return
         self._stop(victim, HANG_SECONDS)
-        self._hangs_until = CLOCK.now + HANG_SECONDS
+        self._hangs_until = max(self._hangs_until, CLOCK.now + HANG_SECONDS)
         self._end(victim, self._world.workers[victim.name].finished(), HANG_SECONDS)
         if CHANCE.random() < 0.5:
             self._replace(victim.machine, HANG_SECONDS + CHANCE.uniform(-5.0, 2.0))
@@ -274,3 +322,15 @@ class Faults:
         self._note(f"cut {source} > {target} for {seconds:g} s")
         network.cut(source, target)
         asyncio.get_running_loop().call_later(seconds, network.mend, source, target)
+
+    async def part(self) -> None:
+        """Cut two workers apart; both still reach the scheduler."""
+        if len(live := self._world.live) < 2:
+            return
+        network, seconds = self._world.network, CHANCE.choice(APART_SECONDS)
+        one, other = (process.name for process in CHANCE.sample(live, 2))
+        self._note(f"cut {one} and {other} apart for {seconds:g} s")
+        self._hangs_until = max(self._hangs_until, CLOCK.now + seconds)
+        for link in ((one, other), (other, one)):
+            network.cut(*link)
+            asyncio.get_running_loop().call_later(seconds, network.mend, *link)

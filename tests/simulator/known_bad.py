@@ -16,7 +16,7 @@ from daskps.cluster.directory.fencing import RunEnd
 from daskps.cluster.host import adoption, copies
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
-from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.host.hosted import Backing, HostedShard
 from daskps.cluster.protocol.messages import Answer
 from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
@@ -32,6 +32,7 @@ from daskps.shards.memory.format import (
     SEEN,
 )
 from daskps.shards.pushes import Pushes
+from daskps.shards.rounds.round import Round
 from daskps.shards.shard import Shard
 from daskps.shards.steps import NOTHING, SCALE, Ready, Ticket
 from daskps.store.replica import Replica
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 #: How late the pushes are applied that were acknowledged before.
 LATE_SECONDS = 0.005
+#: How long an owner waits for its copy, where it decides alone.
+ALONE_SECONDS = 0.05
 #: And files that were said to be there.
 FILES_LATE_SECONDS = 0.3
 
@@ -286,6 +289,28 @@ def answered_before_backed() -> None:
     put(HostedShard, back=answer_at_once)
 
 
+def owner_goes_on_alone() -> None:
+    """Answer without the copy where that is silent for a while, as if it were struck off."""
+    back = HostedShard.back
+
+    def go_on(backing: Backing, flip: int) -> None:
+        for ticket in backing.reach(flip):
+            ticket.owner.one_done()
+
+    def back_or_not(hosted: HostedShard, ticket: Ticket) -> None:
+        back(hosted, ticket)
+        if ticket.outcome is None:
+            about: Any = (hosted.backing, hosted.shard.segment.flip)
+            asyncio.get_running_loop().call_later(ALONE_SECONDS, go_on, *about)
+
+    put(HostedShard, back=back_or_not)
+
+
+def reads_of_rounds_that_a_copy_lacks_wait() -> None:
+    """Have a copy that takes over wait for a round that its trainers have sent before."""
+    put(Round, check_has=lambda *_: None)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -309,5 +334,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
         states_forget_producers,
         deliveries_stay_behind,
         answered_before_backed,
+        owner_goes_on_alone,
+        reads_of_rounds_that_a_copy_lacks_wait,
     )
 }

@@ -112,6 +112,13 @@ class SimMachine:
     members: set[int] = field(default_factory=set)
     #: Whether its last member has left in order, and taken away what was there.
     is_freed: bool = False
+    #: Whether it has ended once, with its memory.
+    has_ended: bool = False
+
+    def end(self) -> None:
+        """Lose all memory: whoever comes to this machine finds nothing."""
+        self.blocks.clear()
+        self.has_ended = True
 
     def lock_some(self, process: Process) -> int:
         """Have a process hold locks that are free; return how many.

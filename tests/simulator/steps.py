@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps import consistency
@@ -9,10 +10,10 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.producer import producer_of
 from daskps.cluster.caller.routes import GRADIENT, Step
-from daskps.cluster.caller.session import Session
+from daskps.cluster.caller.session import _MOST_TRIES, Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.protocol.deadline import Deadline
-from daskps.errors import ContributionLostError, RunCancelledError
+from daskps.errors import ContributionLostError
 from daskps.store import targets as targets_of
 from tests.simulator.oracles import SECONDS
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from daskps.cluster.caller.link import Link
+    from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.row_routes import RowBatch
+    from daskps.cluster.caller.trainer_step import TrainerStep
     from daskps.typing import Array
 
 #: How long trainers wait for each other to register.
@@ -74,63 +77,53 @@ class AsyncTrainer(Session):
         """Read all parameters, and rows of tables; see :meth:`Session.read`."""
         whole = routes.whole(self.meta)
         (target,) = targets_of.with_rows(self.meta, whole, rows, {})
-        request = routes.read(self.meta, target, None, self._step())
-        deadline = self._deadline(None, "a pull")
-        reply = await self.shards.call_async(request, deadline)
-        if (seen := self.shards.seen) is not None:
-            seen.update(reply.versions)
+        await self._call_async(routes.read(self.meta, target, None, self._step()))
         return target.finish()
 
-    async def deliver_async(
-        self,
-        arrays: Mapping[int, Array],
-        *,
-        rows: Sequence[RowBatch] = (),
-        tick: bool = True,
-    ) -> None:
-        """Send gradients, and the tick to all; see :meth:`Session.deliver`.
-
-        Rows come with a tick: what is kept to be sent again is arrays.
-        """
+    async def deliver_async(self, given: TrainerStep, *, tick: bool = True) -> None:
+        """Send gradients, and the tick to all; see :meth:`Session.deliver`."""
+        step = self._step(self._next_number(GRADIENT, tick), GRADIENT, tick)
+        request = self._request(step, given, tick=tick, target=None)
         try:
-            await self._send_async(arrays, rows, tick)
-        except RunCancelledError:
-            raise
-        except BaseException:
-            self.shards.acknowledge(-1 - self.rank, self.sequence, self.run)
+            await self._send_async(request)
+        except BaseException as error:
+            self._give_up(step, error, tick=tick)
             raise
         self.clock += tick
-        self._open = not tick
-        if tick:
-            self._uncommitted.clear()
-        elif self.bsp:
-            self._uncommitted.add(arrays)
+        if self._open or not tick or self._keeps_last:
+            self._note_open(step, given)
 
-    async def _send_async(
-        self, arrays: Mapping[int, Array], rows: Sequence[RowBatch], tick: bool
-    ) -> None:
-        try:
-            await self._send_once(arrays, rows, tick)
-        except ContributionLostError:
-            whole = self._uncommitted.whole(Step(), arrays, rows)
-            await self._send_once(whole.arrays, whole.rows, tick, whole=True)
+    async def _send_async(self, request: Request) -> None:
+        """Send a push; see :meth:`Session._send`."""
+        if not (self._open and request.step.tick and self._keeps_last):
+            with contextlib.suppress(ContributionLostError):
+                return await self._call_async(request)
+        whole: Any = self._send_whole(request, self._forever)
+        return await self._call_async(whole)
 
-    async def _send_once(
-        self,
-        arrays: Mapping[int, Array],
-        rows: Sequence[RowBatch],
-        tick: bool,
-        *,
-        whole: bool = False,
-    ) -> None:
-        number = self._next_number(GRADIENT, tick)
-        step = self._step(number, GRADIENT, tick)._replace(whole=whole)
-        request = routes.push(self.meta, arrays, step, everywhere=tick, rows=rows)
-        request = request._replace(seen=self.shards.seen)
-        await self.shards.call_async(request, self._deadline(None, "a push"))
+    def _call(self, request: Request, deadline: Deadline) -> Any:
+        """Return a request, for `_call_async`: :meth:`Session._send_whole` makes one."""
+        return request
+
+    async def _call_async(self, request: Request) -> None:
+        """Make a call, again where a copy lacks what came before; see `Session._call`."""
+        deadline, last = self._deadline(None, "a call"), self._last
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                reply = await self.shards.call_async(request, deadline)
+                break
+            except ContributionLostError:
+                if not (left and last) or request is last:
+                    raise
+            await self._call_async(last)
+        seen, target = self.shards.seen, request.target
+        if seen is not None and target is not None:
+            seen.update(reply.versions)
 
     async def finish_async(self) -> None:
         """Tell shards and directory that it has ended; see :meth:`Session.finish`."""
+        if self._keeps_last:
+            await self._call_async(routes.barrier(self.meta, self._step()))
         await self._finish()
 
 

@@ -16,6 +16,7 @@ import daskps
 from daskps import optim
 from daskps.cluster import upstream
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch
+from daskps.cluster.caller.trainer_step import TrainerStep
 from daskps.consistency import ASP, BSP, SSP, encoded, measures_delay
 from daskps.epochs import Epochs
 from daskps.errors import RunCancelledError
@@ -51,6 +52,8 @@ SIZES = (4, 4, 60, 600)
 SECONDS = 30.0
 #: The share of runs that their caller cancels.
 CANCELLED_SHARE = 0.3
+#: What is said of a run whose shards have not all begun it.
+NOT_BEGUN = "it could not begin"
 #: How often a trainer is looked for on a worker that has died.
 LOOK_SECONDS = 0.2
 
@@ -78,6 +81,8 @@ class Training:
     is_cancelled: bool = False
     #: Ranks and clocks that were acknowledged.
     acknowledged: set[tuple[int, int]] = field(default_factory=set)
+    #: Set when all shards have begun it.
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.sync = CHANCE.choice(POLICIES)
@@ -156,8 +161,9 @@ class Training:
         try:
             uid, run = await self.watch.call("open_run", opening, SECONDS)
         except EXPECTED as error:
-            self.why = f"it could not begin: {error!r}"
+            self.why = f"{NOT_BEGUN}: {error!r}"
             return
+        self.has_begun.set()
         ranks = asyncio.gather(*(self._rank(uid, run, rank) for rank in range(N_RANKS)))
         if self.is_cancelled:
             await asyncio.wait({ranks}, timeout=CHANCE.uniform(0.3, 2.0))
@@ -249,10 +255,10 @@ class Training:
             some[1] = np.full(self.n_shards, (trainer.rank + 1.0) * (clock + 1))
         if self._in_halves:
             some = {index: values / 2 for index, values in some.items()}
-            await trainer.deliver_async(some, tick=False)
+            await trainer.deliver_async(TrainerStep(some), tick=False)
         step = trainer.rank * N_CLOCKS + clock
         rows = self._rows(trainer.meta.layout, counts, step)
-        await trainer.deliver_async(some, rows=rows)
+        await trainer.deliver_async(TrainerStep(some, rows=rows))
         self.acknowledged.add((trainer.rank, clock))
 
     def _rows(self, layout: Layout, counts: Any, step: int) -> list[RowBatch]:
