@@ -189,6 +189,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("training", 3, 3, "reshards: a run begins with the shards that its store has now"),
     ("cluster", 12, 12, "copies that are about to take over, or whose worker closes"),
     ("cluster", 1, 0, "what was on its way and stays is not on its way any more"),
+    ("shards", 1, 1, "parked steps are asked again where less is held back"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

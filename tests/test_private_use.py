@@ -29,7 +29,7 @@ ALLOWED = {
     "cluster/protocol": 1,
     "compat": 4,
     "kernels": 1,
-    "shards": 8,
+    "shards": 7,
     "shards/memory": 1,
     "shards/rounds": 5,
     "simulator": 12,

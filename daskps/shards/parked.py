@@ -106,8 +106,8 @@ class ParkedTickets:
     def __init__(self, segment: Segment, run_state: ShardRun) -> None:
         self.tickets: list[Ticket] = []
         self._segment, self._run_state = segment, run_state
-        #: The sight of the shard at which they were asked last.
-        self._asked: object = None
+        #: The sight of the shard at which they were asked last; None to ask them again.
+        self.asked: object = None
 
     def settle(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Finish tickets that need not wait, park the rest; return those finished."""
@@ -125,14 +125,14 @@ class ParkedTickets:
         """Hand all of them out, to be asked again, where that may end a wait."""
         if not self.tickets or not self.is_stale:
             return []
-        self._asked = self._sight()
+        self.asked = self._sight()
         waiting, self.tickets = self.tickets, []
         return waiting
 
     @property
     def is_stale(self) -> bool:
         """Whether something was published that they were not asked at."""
-        return bool(self.tickets) and self._asked != self._sight()
+        return bool(self.tickets) and self.asked != self._sight()
 
     def _sight(self) -> object:
         """Return all that may end a wait: a flip, a gate, a fence."""

@@ -216,6 +216,8 @@ class Shard:
         held = self.cut is not None or self.run_state.is_held
         held |= self.last_flip is not None
         set_gate(self.segment, READING if held else OPEN)
+        # A step may go on though the gate stays as it is, for another reason.
+        self.parked.asked = None
 
     @property
     def waiting(self) -> list[Ticket]:

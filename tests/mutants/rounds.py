@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "reader-is-thought-to-have-been-asked",
         "daskps.shards.parked:ParkedTickets.is_stale",
-        "return bool(self.tickets) and self._asked != self._sight()",
+        "return bool(self.tickets) and self.asked != self._sight()",
         "return False",
         (
             "tests/shards/test_try_step.py"

@@ -418,7 +418,7 @@ def test_readers_that_wait_are_told_when_their_round_is_complete():
     steps = [Ticket(step(rank, 0, wait=READ)) for rank in (1, 2, 0)]
     done = [shard.submit([ticket]) for ticket in steps[:2]]
     # Asked again, though nothing was published: nobody is told of the open round.
-    shard.parked._asked = None
+    shard.parked.asked = None
     assert shard.submit([]) == []
     done.append(shard.submit(steps[2:]))
     assert [len(of) for of in done] == [0, 0, 5]

@@ -16,6 +16,7 @@ from daskps.errors import (
     RunCancelledError,
 )
 from daskps.shards import producers
+from daskps.shards.cuts.cut import Cut
 from daskps.shards.run_record import first_of
 from daskps.shards.steps import (
     ADD,
@@ -82,6 +83,23 @@ def test_an_early_push_parks_until_its_round_opens():
     assert not done(early).duplicate
     send(shard, step(1, 1))
     assert weights(shard)[A] == [2, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("by_cut", [False, True])
+def test_a_step_alone_in_its_round_goes_on_where_that_may_be_applied(by_cut):
+    """The gate stays as it is: the next round is held back, for a second copy."""
+    shard = bsp(1)
+    shard.hold_rounds(shard.segment.flip + by_cut)
+    if by_cut:
+        shard.cut = Cut(("cut", 1))
+    (early,) = send(shard, step(0, 0))
+    assert (early.outcome, early.applied) == (None, False)
+    if by_cut:
+        shard.release_cut("it is over")
+    else:
+        shard.hold_rounds(shard.segment.flip + 1)
+    assert early.applied
+    assert weights(shard)[A] == [1, 0, 0, 0, 0]
 
 
 def test_two_rounds_complete_in_one_call():
