@@ -190,6 +190,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 12, 12, "copies that are about to take over, or whose worker closes"),
     ("cluster", 1, 0, "what was on its way and stays is not on its way any more"),
     ("shards", 1, 1, "parked steps are asked again where less is held back"),
+    ("cluster", 1, 1, "a read sends its last step as often as shards lack it"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

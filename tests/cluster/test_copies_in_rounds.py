@@ -13,6 +13,9 @@ import pytest
 
 import daskps
 from daskps import optim
+from daskps.cluster.caller.client import ShardClient
+from daskps.errors import ContributionLostError
+from daskps.shards.steps import NOTHING
 from tests import inprocess
 from tests.cluster.test_drain import Held
 from tests.inprocess import Cluster
@@ -191,6 +194,21 @@ def test_a_round_that_was_not_answered_is_made_again(four, loop):
     expected = trained(four, loop, lambda store: None)
     assert trained(four, loop, partial(end_behind, four)) == expected
     assert promoted(four) == 1
+
+
+def test_many_shards_may_lack_a_step_in_turn(four, monkeypatch):
+    """So many owners may go while one read waits for its round."""
+    expected = trained(four, pushes, lambda store: None)
+    call, lacking = ShardClient.call, [ContributionLostError("gone")] * 5
+
+    def lacks(client: Any, request: Any, deadline: Any) -> Any:
+        if request.step.floor == AT and request.step.kind == NOTHING and lacking:
+            raise lacking.pop()
+        return call(client, request, deadline)
+
+    monkeypatch.setattr(ShardClient, "call", lacks)
+    assert trained(four, pushes, lambda store: None) == expected
+    assert not lacking
 
 
 def ends_early(trainer: Any, n: int) -> None:

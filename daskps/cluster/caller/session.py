@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-#: How often a call is made where shards lack what came before it.
-_MOST_TRIES = 3
-
-
 class Session:
     """The place of one trainer in a run.
 
@@ -529,14 +525,18 @@ class Session:
 
     def _call(self, request: Request, deadline: Deadline) -> Reply:
         with self._lock:
-            for left in reversed(range(_MOST_TRIES)):
+            step = request.step
+            # Its clock's pushes before it may be lacking: `_send` sends all of them.
+            is_part = self._open and step.kind != NOTHING and not step.whole
+            while True:
                 try:
                     reply = self.shards.call(request, deadline)
                     break
                 except ContributionLostError:
-                    if not (left and self._last) or request is self._last:
+                    if self._last is None or request is self._last or is_part:
                         raise
-                # A second copy has taken its shard over, without the open round.
+                # A second copy has taken a shard over, without the open round: as many
+                # times as there are shards, or more in a first round.
                 self._call(self._last, deadline)
             self.reads.lag = max(self.reads.lag, reply.lag)
             seen, target = self.shards.seen, request.target
