@@ -397,18 +397,23 @@ class Cluster:
         """Call a function once: all workers are this process."""
         function(self.hosts[0].worker)
 
-    def end(self, worker: str, *, silent: bool = False) -> None:
-        """Have a worker die, and what it holds with it."""
+    def end(self, *workers: str, silent: bool = False) -> None:
+        """Have workers die at once, and what they hold with them."""
 
         async def die() -> None:
-            host = HOSTS.pop(worker)
-            self.hosts.remove(host)
-            del self.scheduler.workers[worker]
-            self.doors[worker].handlers = _Gone(silent=silent)
-            host.close("has died")
-            self.directory.worker_left(worker, "died")
+            for worker in workers:
+                self.end_here(worker, silent=silent)
 
         asyncio.run_coroutine_threadsafe(die(), self.loop.asyncio_loop).result()
+
+    def end_here(self, worker: str, *, silent: bool = False) -> None:
+        """Have a worker die, on the loop."""
+        host = HOSTS.pop(worker)
+        self.hosts.remove(host)
+        del self.scheduler.workers[worker]
+        self.doors[worker].handlers = _Gone(silent=silent)
+        host.close("has died")
+        self.directory.worker_left(worker, "died")
 
     def join(self) -> str:
         """Have another worker come; return its name."""

@@ -155,7 +155,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 5, 5, "what was given up is told to shards that have moved"),
     ("cluster", 48, 35, "trainers send a round again that a second copy lacks"),
     ("shards", 23, 16, "a shard says which round it lacks"),
-    ("cluster", 6, 4, "a copy that its owner alone cannot hear is struck off"),
+    ("cluster", 7, 4, "a copy that its owner alone cannot hear is struck off"),
     ("cluster", 1, 0, "bytes of second copies in stats()"),
     (
         "training",
@@ -191,6 +191,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 1, 0, "what was on its way and stays is not on its way any more"),
     ("shards", 1, 1, "parked steps are asked again where less is held back"),
     ("cluster", 1, 1, "a read sends its last step as often as shards lack it"),
+    ("cluster", 2, 2, "a copy whose worker leaves too does not take over"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -283,6 +283,25 @@ def test_a_copy_takes_over_though_its_answer_is_lost(three):
     assert store.placement == (other,)
 
 
+def test_a_shard_is_lost_whose_workers_die_at_once(three):
+    """The worker of the copy has left before that is asked to take over."""
+    store, *both = one_shard(three)
+    three.end(*both)
+    with pytest.raises(daskps.ShardLostError):
+        store.pull(timeout=20)
+
+
+def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
+    """Its answer has come, and nobody would hear that it has left."""
+    store, owner, other = one_shard(three)
+    held = Held(three, other, "move_own")
+    held.after = partial(three.end_here, other)
+    held.go_on(does_it=True)
+    three.end(owner)
+    with pytest.raises(daskps.ShardLostError):
+        store.pull(timeout=20)
+
+
 def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     store, owner, other = one_shard(three)
     held = Held(three, owner, "copy_next", times=1)

@@ -10,7 +10,7 @@ from daskps.cluster.caller import routes
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.producer import producer_of
 from daskps.cluster.caller.routes import GRADIENT, Step
-from daskps.cluster.caller.session import _MOST_TRIES, Session
+from daskps.cluster.caller.session import Session
 from daskps.cluster.caller.shard_map import RunMembership, StoreMap
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import ContributionLostError
@@ -108,12 +108,12 @@ class AsyncTrainer(Session):
     async def _call_async(self, request: Request) -> None:
         """Make a call, again where a copy lacks what came before; see `Session._call`."""
         deadline, last = self._deadline(None, "a call"), self._last
-        for left in reversed(range(_MOST_TRIES)):
+        while True:
             try:
                 reply = await self.shards.call_async(request, deadline)
                 break
             except ContributionLostError:
-                if not (left and last) or request is last:
+                if last is None or request is last:
                     raise
             await self._call_async(last)
         seen, target = self.shards.seen, request.target

@@ -346,6 +346,8 @@ class SecondCopies:
                 row = await self._own(copy.worker, {**of, **about})
                 hands = copy.worker, worker
                 await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
+                if not self._hosts.has_worker(copy.worker):
+                    raise ConsistencyError(f"worker {copy.worker} has left too")
             finally:
                 self._taking.discard((entry.uid, shard))
         except (OSError, DaskPSError) as error:
