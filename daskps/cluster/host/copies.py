@@ -394,7 +394,9 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
         try:
             about = {**asks, "since": tuple(coming.mark)}
             ask = host.worker.ask(coming.source, "copy_next", **about)
-            packed = await asyncio.wait_for(ask, SUSPECT_SECONDS)
+            # Not `wait_for`, which forgets a cancellation that comes with an answer.
+            async with asyncio.timeout(SUSPECT_SECONDS):
+                packed = await ask
             await _install(host, coming, packed)
             state = coming.hosted.shard.run_state
             at = state.find_position(state.run)
