@@ -187,6 +187,7 @@ class Config:
     timeout_seconds: float | None = _setting("timeout", _seconds, _SECONDS)
     register_timeout_seconds: float = _setting("register-timeout", _positive, _POSITIVE)
     lost_after_seconds: float = _setting("lost-after", _positive, _POSITIVE)
+    suspect_after_seconds: float = _setting("suspect-after", _positive, _POSITIVE)
     run_away_seconds: float | None = _setting("run-away-timeout", _seconds, _SECONDS)
     check_finite: bool = _setting("finite", _finite, '"reject" or "allow"')
     memory_share: float = _setting(

@@ -157,6 +157,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 23, 16, "a shard says which round it lacks"),
     ("cluster", 7, 4, "a copy that its owner alone cannot hear is struck off"),
     ("cluster", 1, 0, "bytes of second copies in stats()"),
+    (".", 1, 1, "a setting: how long one of two copies may be silent"),
+    ("cluster", 3, 3, "a setting: how long one of two copies may be silent"),
     (
         "training",
         1,
@@ -246,7 +248,7 @@ FIGURES = {
     # Second copies: two modules more. Their states go by socket: one more, and frames
     # of states. Reshards: two, and what they take of others.
     "names of cluster/ that other modules use": 543,
-    "public names of cluster/": 699,
+    "public names of cluster/": 700,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are.

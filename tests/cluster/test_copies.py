@@ -17,7 +17,6 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.cluster.caller.link import using
-from daskps.cluster.host import moving
 from daskps.cluster.host.node import HOSTS
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
@@ -316,10 +315,15 @@ def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     until(lambda: 0 in entry.copies and entry.copies[0].worker not in (owner, other))
 
 
-def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(three, monkeypatch):
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Who is silent for half a second is suspected."""
+    with dask.config.set({"daskps.suspect-after": "0.5s"}):
+        yield
+
+
+def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(soon, three):
     """Both reach the scheduler: it waits for the copy, but not for ever."""
-    monkeypatch.setattr(moving, "SUSPECT_SECONDS", 0.5)
-    monkeypatch.setattr(moving, "_IDLE_SECONDS", 0.01)
     store, owner, _ = one_shard(three)
     store.add({"w": np.ones(6)})
     held = Held(three, owner, "copy_next")

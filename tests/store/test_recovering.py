@@ -100,6 +100,20 @@ def raises_once(call):
     return caught.value
 
 
+def test_a_store_whose_two_copies_went_comes_back_with_two(here, tmp_path):
+    store = filled(tmp_path, copies=2, shards=1)
+    store.save(tmp_path)
+    before = state(store)
+    (entry,) = here.directory.stores.values()
+    here.end(store.placement[0], entry.copies[0].worker)
+    raises_once(store.pull)
+    assert state(store) == before
+    (again,) = here.directory.stores.values()
+    until(lambda: 0 in again.copies and again.copies[0].counts)
+    here.end(store.placement[0])
+    assert state(store) == before
+
+
 @pytest.mark.parametrize("name", ["model", None])
 def test_a_lost_store_goes_on_from_its_last_checkpoint(here, tmp_path, name):
     """With its optimizers and rows to the last bit, under the same name and kind."""

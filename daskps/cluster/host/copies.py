@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import config
 from daskps.cluster.host.adoption import row_of
 from daskps.cluster.host.growth import Budget
-from daskps.cluster.host.moving import SUSPECT_SECONDS, check_open
+from daskps.cluster.host.moving import LOOKS, check_open
 from daskps.cluster.host.opening import open_socket
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.host.store_messages import make_shards
@@ -395,7 +396,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
             about = {**asks, "since": tuple(coming.mark)}
             ask = host.worker.ask(coming.source, "copy_next", **about)
             # Not `wait_for`, which forgets a cancellation that comes with an answer.
-            async with asyncio.timeout(SUSPECT_SECONDS):
+            async with asyncio.timeout(config.load().suspect_after_seconds):
                 packed = await ask
             await _install(host, coming, packed)
             state = coming.hosted.shard.run_state
@@ -454,8 +455,9 @@ class _Asking:
         """
         source, store, token = self._coming.source, self._of["store"], self._of["move"]
         about = self._host.worker.server.rpc, source, store
+        seconds = config.load().suspect_after_seconds
         try:
-            taken = await open_socket(*about, token=token, seconds=SUSPECT_SECONDS)
+            taken = await open_socket(*about, token=token, seconds=seconds)
             first = self._ask(text_of(["copy_next", self._of]))
             channel = sockets.serve(taken, self, token, first)
         except (OSError, DaskPSError) as error:
@@ -463,9 +465,9 @@ class _Asking:
             return
         try:
             while channel.is_open:
-                await asyncio.sleep(1)
+                await asyncio.sleep(seconds / LOOKS)
                 self._silent += 1
-                if self._silent >= SUSPECT_SECONDS:
+                if self._silent >= LOOKS:
                     raise TimeoutError(f"{source} is silent")
         finally:
             channel.shut()

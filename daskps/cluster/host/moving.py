@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from daskps import config
 from daskps.cluster.host.adoption import row_of
 from daskps.cluster.host.calls import CallTickets, Parked
 from daskps.cluster.host.hosted import Backing
@@ -68,9 +69,9 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS, _PAUSE_SECONDS = 1.0, 0.002
 #: How long rounds are held for a directory that never comes back to it.
 _HOLD_SECONDS = 5.0
-#: How long a second copy waits for a state where no answer does; and how long one of the
-#: two may be silent before the other one tells the directory.
-_IDLE_SECONDS, SUSPECT_SECONDS = 1.0, 5.0
+#: How often the two hear from each other within the time that one may be silent before
+#: the other one tells the directory.
+LOOKS = 5
 
 
 # -- a shard that moves ----------------------------------------------------------------
@@ -364,13 +365,13 @@ async def _watch(
     about = {"store": store, "shard": hosted.index, "move": backing.move}
     while hosted.backing is backing and backing.error is None:
         backing.n_silent += 1
-        await asyncio.sleep(_IDLE_SECONDS)
+        await asyncio.sleep(config.load().suspect_after_seconds / LOOKS)
         await host.run_for(hosted, hosted.send_on)
         host.keep_looking()
-        times, rest = divmod(backing.n_silent * _IDLE_SECONDS, SUSPECT_SECONDS)
+        times, rest = divmod(backing.n_silent, LOOKS)
         if times and not rest:
             with contextlib.suppress(OSError, DaskPSError):
-                await host.worker.directory("copy-silent", **about, times=int(times))
+                await host.worker.directory("copy-silent", **about, times=times)
 
 
 @dataclass(eq=False)
