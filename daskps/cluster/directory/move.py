@@ -266,7 +266,8 @@ class ShardMoves:
     async def _try_end_run(self, entry: StoreEntry, by: str, run: int) -> bool:
         """Have a new owner end a run that has ended while nobody held its shards."""
         if not run or (how := self.runs.how_over(run)) is None:
-            return True
+            # A former owner may have answered for one that ends just now.
+            return not run or self.runs.why_over(run) is None
         about = {"store": entry.uid, "run": run, **how}
         try:
             asked = self.hosts.control(by, "end_run", **about)

@@ -451,6 +451,25 @@ def test_an_adopter_is_told_of_the_end_of_a_run_until_it_answers(leaves: bool) -
     assert asked == [float(i) for i in range(7 if leaves else 11)]
 
 
+def test_a_new_owner_is_told_of_a_run_that_is_ending() -> None:
+    """The former one may have answered for it, and the run waits for other shards."""
+    cluster = Cluster(ONE)
+    over: list[Any] = []
+
+    def how_over(run: int) -> Any:
+        return {"reason": "it is over"} if cluster.now > 4.5 else None
+
+    def ended(now: float) -> Any:
+        over.append(now)
+        return {}
+
+    cluster.answers = {(ONE, "adopt"): {**TAKEN, "run": 4}, (ONE, "end_run"): ended}
+    cluster.runs.how_over = how_over
+    cluster.runs.why_over = lambda run: "it has ended"
+    look_after(cluster, 30.0)
+    assert over == [5.0]
+
+
 def test_lost_after_is_configured() -> None:
     cluster = Cluster()
     with dask.config.set({"daskps.lost-after": "20s", "daskps.run-away-timeout": None}):
