@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,36 @@ def cluster(namespaces: Sequence[str], workers: Sequence[str]) -> Iterator[str]:
         yield scheduler
 
 
+@contextmanager
+def talking(
+    namespace: str, module: str, scheduler: str
+) -> Iterator[Callable[..., Any]]:
+    """A program in a namespace: it is told to go on, and says what it found."""
+    process = subprocess.Popen(
+        inside(namespace, module, scheduler),
+        env={**os.environ, **APART},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def found(*, goes_on: bool = True) -> Any:
+        said, told = process.stdout, process.stdin
+        assert said is not None
+        assert told is not None
+        if goes_on:
+            told.write("\n")
+            told.flush()
+        return json.loads(said.readline())
+
+    with process:
+        try:
+            yield found
+        finally:
+            process.kill()
+
+
 def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
     with cluster(namespaces, ADDRESSES) as scheduler:
         done = subprocess.run(
@@ -114,32 +145,18 @@ def test_a_client_that_reaches_the_scheduler_alone_is_told_so(namespaces):
     ip("-n", first, "addr", "add", f"{APART_ADDRESS}/30", "dev", "wire")
     ip("-n", second, "route", "add", APART_NETWORK, "dev", "wire")
     heard = {}
-    with cluster(namespaces, [APART_ADDRESS] * 2) as scheduler:
-        process = subprocess.Popen(
-            inside(second, "tests.cluster.unreached", scheduler),
-            env={**os.environ, **APART},
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            said, told = process.stdout, process.stdin
-            assert said is not None
-            assert told is not None
-            try:
-                assert json.loads(said.readline()) == "open"
-                # What goes there is nobody's: it is dropped, connections included.
-                nobody = ("lladdr", "02:00:00:00:00:99", "dev", "wire")
-                where = ("neigh", "replace", APART_ADDRESS, *nobody)
-                ip("-n", second, *where, "nud", "permanent")
-                told.write("\n")
-                told.flush()
-                heard["dropped"] = json.loads(said.readline())
-                ip("-n", second, "route", "replace", "unreachable", APART_NETWORK)
-                heard["refused"] = json.loads(process.communicate("\n")[0])
-            finally:
-                process.kill()
+    with (
+        cluster(namespaces, [APART_ADDRESS] * 2) as scheduler,
+        talking(second, "tests.cluster.unreached", scheduler) as found,
+    ):
+        assert found(goes_on=False) == "open"
+        # What goes there is nobody's: it is dropped, connections included.
+        nobody = ("lladdr", "02:00:00:00:00:99", "dev", "wire")
+        where = ("neigh", "replace", APART_ADDRESS, *nobody)
+        ip("-n", second, *where, "nud", "permanent")
+        heard["dropped"] = found()
+        ip("-n", second, "route", "replace", "unreachable", APART_NETWORK)
+        heard["refused"] = found()
     for what, (errors, others) in heard.items():
         assert set(errors.values()) == {f"tcp://{APART_ADDRESS}"}, (what, errors)
         # Each run adds -0.5 times the mean of two ones.
@@ -150,28 +167,14 @@ def test_a_client_that_reaches_the_scheduler_alone_is_told_so(namespaces):
 def test_a_cut_wire_costs_no_push(namespaces):
     """Its second copy takes the place of an owner that only the wire kept."""
     first, second = namespaces
-    with cluster(namespaces, [ADDRESSES[0], *ADDRESSES]) as scheduler:
-        process = subprocess.Popen(
-            inside(first, "tests.cluster.cut", scheduler),
-            env={**os.environ, **APART},
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            said, told = process.stdout, process.stdin
-            assert said is not None
-            assert told is not None
-            try:
-                assert json.loads(said.readline()) == [-3.0] * 6
-                heard = []
-                for state in ("down", "up"):
-                    ip("-n", second, "link", "set", "wire", state)
-                    told.write("\n")
-                    told.flush()
-                    heard.append(json.loads(said.readline()))
-            finally:
-                process.kill()
+    heard = []
+    with (
+        cluster(namespaces, [ADDRESSES[0], *ADDRESSES]) as scheduler,
+        talking(first, "tests.cluster.cut", scheduler) as found,
+    ):
+        assert found(goes_on=False) == [-3.0] * 6
+        for state in ("down", "up"):
+            ip("-n", second, "link", "set", "wire", state)
+            heard.append(found())
     assert heard[0].pop("waited") > 1
     assert heard == [{"w": [-14.0] * 6, "moved": True}, {"w": [-16.0] * 6}]
