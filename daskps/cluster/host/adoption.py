@@ -379,7 +379,7 @@ async def leave(host: ShardHost, reason: str) -> None:
     finally:
         removed = host.close(reason, keeps=keeps)
     if removed:
-        await _tell(host, "removed", _LATE_SECONDS, names=removed)
+        await _tell(host, "removed", TELL_SECONDS, names=removed)
 
 
 @HOST.handles("let_go")
