@@ -29,7 +29,7 @@ nbformat.write(notebook, target)
 """
 
 
-#: What Dask says where a cluster closes just as a worker tells that it lives.
+#: Dask's words where a cluster closes just as a worker tells that it lives.
 CLOSING = re.compile(
     r"^.* - distributed.worker - ERROR - Failed to communicate with scheduler during "
     r"heartbeat\.\n[\s\S]*?closing\.\n",

@@ -39,7 +39,7 @@ def with_python(pages: list[Path]) -> list[str]:
     return [str(p.relative_to(ROOT)) for p in pages if blocks(p, "python")]
 
 
-#: What Dask says, not as an error, where a cluster closes with words on their way.
+#: Dask's words, not of an error, where a cluster closes with some on their way.
 CLOSING = re.compile(
     r"^.* - INFO - Batched Comm Closed [\s\S]*?CommClosedError.*\n", re.MULTILINE
 )

@@ -127,7 +127,7 @@ def trained(client: Any, kind: str, act: Callable[[Any], Any] | None = None) -> 
     if kind in ("resident", "int8"):
         how["rows"] = {"emb": rows_of}
     if "codec" in how:
-        # What words have yet to say of gradients goes with a trainer.
+        # A trainer takes the rest of gradients along that words have yet to say.
         how["workers"] = workers[2:]
     about: dict[str, Any] = {"servers": servers, "shards": 2, "client": client}
     rule = daskps.optim.Adam(0.01)

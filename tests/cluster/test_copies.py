@@ -317,7 +317,7 @@ def test_an_owner_goes_on_alone_where_its_copy_dies(three):
 
 @pytest.fixture
 def soon() -> Iterator[None]:
-    """Who is silent for half a second is suspected."""
+    """One that is silent for half a second is suspected."""
     with dask.config.set({"daskps.suspect-after": "0.5s"}):
         yield
 

@@ -150,7 +150,7 @@ def test_a_client_that_reaches_the_scheduler_alone_is_told_so(namespaces):
         talking(second, "tests.cluster.unreached", scheduler) as found,
     ):
         assert found(goes_on=False) == "open"
-        # What goes there is nobody's: it is dropped, connections included.
+        # Nobody gets what goes there: it is dropped, connections included.
         nobody = ("lladdr", "02:00:00:00:00:99", "dev", "wire")
         where = ("neigh", "replace", APART_ADDRESS, *nobody)
         ip("-n", second, *where, "nud", "permanent")

@@ -52,7 +52,7 @@ SIZES = (4, 4, 60, 600)
 SECONDS = 30.0
 #: The share of runs that their caller cancels.
 CANCELLED_SHARE = 0.3
-#: What is said of a run whose shards have not all begun it.
+#: The reason of a run whose shards have not all begun it.
 NOT_BEGUN = "it could not begin"
 #: How often a trainer is looked for on a worker that has died.
 LOOK_SECONDS = 0.2

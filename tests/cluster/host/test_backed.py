@@ -170,7 +170,7 @@ def test_to_ask_for_a_state_says_that_the_one_before_is_there(owner):
     asked = owner.ask(*state.now)
     assert not push.waits()
     assert push.answer().version == 1
-    # What came meanwhile is the next state.
+    # The next state has all that came meanwhile.
     assert later.waits()
     state = state_in(asked)
     assert waits(owner.ask(*state.now))
@@ -207,7 +207,7 @@ def test_where_the_shard_has_another_owner_nobody_is_answered(owner):
         assert not one.waits()
         with pytest.raises(RefusedError, match="StaleGenerationError"):
             one.answer()
-    # What it has applied by itself is no more on both than before.
+    # Of its own changes no more is on both than before.
     assert owner.hosted.behind == 1
     with pytest.raises(StaleGenerationError):
         owner.run(all_backed([owner.hosted], owner.host.run_for))
