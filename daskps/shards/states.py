@@ -65,9 +65,10 @@ class Mark(NamedTuple):
 
 
 class PieceState(NamedTuple):
-    """One piece of an array."""
+    """One piece of an array, or the part of it that has changed."""
 
     position: int
+    start: int
     weights: Array
     slots: tuple[Array, ...]
 
@@ -102,7 +103,7 @@ class State:
     def nbytes(self) -> int:
         """Bytes of its arrays."""
         arrays = [self.header, *(array for _, array in self.words)]
-        for _, weights, slots in self.pieces:
+        for *_, weights, slots in self.pieces:
             arrays += [weights, *slots]
         for _, ids, rows, slots, known, _ in self.tables:
             arrays += [ids, rows, *slots, *(known or ())]
@@ -149,9 +150,11 @@ def take(
             tables.append(rows._replace(whole=is_whole))
     pieces, own = [], own or payload.fetch
     for position in np.flatnonzero(changed[:n]).tolist():
-        slots = map(own, segment.slots_of(record, position))
-        weights = own(segment.weights_of(record, position))
-        pieces.append(PieceState(position, weights, tuple(slots)))
+        start, stop = segment.part_since(since.flip, position)
+        slots = [own(slot[start:stop]) for slot in segment.slots_of(record, position)]
+        weights = own(segment.weights_of(record, position)[start:stop])
+        pieces.append(PieceState(position, start, weights, tuple(slots)))
+    segment.parts = {}
     words = [(part.start, np.array(record.words[part])) for part in record.used()]
     now = Mark(segment.flip, record.version)
     return State(since, now, words, segment.words[[*_HEADER]], pieces, tables)
@@ -278,11 +281,15 @@ class _Successor(Publication):
                 self._put_rows(of)
         if segment.is_together and 0 < len(state.pieces) < len(segment.pieces):
             self._take_along()
-        for position, weights, slots in state.pieces:
+        for position, start, weights, slots in state.pieces:
             record.changed[position] = self.flip
-            segment.payload.write(self._weights(position)[1], weights)
-            for out, slot in zip(self._slots(position)[1], slots, strict=True):
-                segment.payload.write(out, slot)
+            part = slice(start, start + len(weights))
+            (old, new), (olds, news) = self._weights(position), self._slots(position)
+            both = zip((old, *olds), (new, *news), (weights, *slots), strict=True)
+            for before, into, values in both:
+                if len(values) < len(into) and into is not before:
+                    segment.payload.copy(into, before)
+                segment.payload.write(into[part], values)
         super().commit()
 
     def _put_rows(self, of: RowsState) -> None:
@@ -304,11 +311,11 @@ def _check(segment: Segment, state: State) -> None:
     n_words = record.ranks_at + RANK_WORDS * int(fixed[N_RANKS])
     fits = (start, len(fixed)) == (0, n_words) and len(state.header) == len(_HEADER)
     fits = fits and all(0 < at <= len(record.words) - len(w) for at, w in others)
-    for position, weights, slots in state.pieces:
-        fits = fits and 0 <= position < len(segment.pieces)
-        at = position if fits else 0
-        theirs = (segment.weights[0][at], *segment.slots[0][at])
-        fits = fits and _kinds(weights, *slots) == _kinds(*theirs)
+    for position, start, weights, slots in state.pieces:
+        fits = fits and 0 <= position < len(segment.pieces) and start >= 0
+        at, part = position if fits else 0, slice(start, start + len(weights))
+        mine = segment.weights[0][at], *segment.slots[0][at]
+        fits = fits and _kinds(weights, *slots) == _kinds(*(a[part] for a in mine))
     for ordinal, ids, rows, slots, known, _ in state.tables:
         fits = fits and 0 <= ordinal < len(segment.tables)
         table, n = segment.tables[ordinal if fits else 0], slice(len(ids))

@@ -34,6 +34,27 @@ MUTANTS = (
         (f"{_STATES}::test_a_reset_of_rows_sends_all_of_them",),
     ),
     Mutant(
+        "part-of-a-piece-that-was-changed-elsewhere-too",
+        "daskps.shards.memory.publication:Publication._note_parts",
+        "if last != before:",
+        "if last < 0:",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "part-that-was-noted-after-the-copy-was-here",
+        "daskps.shards.memory.segment:Segment.part_since",
+        "if since <= flip and last == self.current.changed[position]:",
+        "if last == self.current.changed[position]:",
+        (_ARRAYS,),
+    ),
+    Mutant(
+        "part-of-a-piece-without-the-rest",
+        "daskps.shards.states:_Successor.commit",
+        "segment.payload.copy(into, before)",
+        "pass",
+        (_ARRAYS,),
+    ),
+    Mutant(
         "state-without-producers",
         "daskps.shards.states:take",
         "words = [(part.start, np.array(record.words[part])) for part in record.used()]",

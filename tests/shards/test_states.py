@@ -233,6 +233,33 @@ def test_arrays_have_the_bits_of_their_shard(durable, how, every, rng, monkeypat
     assert withdrawable >= (9 if every == 1 else 0)
 
 
+def test_a_state_has_the_elements_that_changed():
+    """Not all of a large piece where pushes changed a few, since the last state."""
+    n = 100_000
+    layout = Layout.build({"w": ((n,), "float32")}, 1)
+    segment = Segment(layout, 0, {0: (0.5,)}, durable=True)
+    segment.words[GENERATION] = 1
+    shard = Shard(segment, {0: Momentum()}, cache_dir=kept())
+    copy = Copy(shard, partial(Segment, layout, 0, {0: (0.5,)}, durable=True))
+
+    def parts(*spans: tuple[int, int]) -> list[tuple[int, int]]:
+        for start, stop in spans:
+            item = Item(0, start, np.ones(stop - start, "f4"))
+            number = int(segment.current.version) + 1
+            applied(shard, Step(GRADIENT, [item], producer=1, sequence=number))
+        state = states.take(segment, copy.mark)
+        assert state is not None
+        copy.follow()
+        return [(of.start, of.start + len(of.weights)) for of in state.pieces]
+
+    assert parts((7, 9)) == [(0, n)]  # nobody has noted any yet
+    assert parts((7, 9)) == [(7, 9)]
+    assert parts((50, 60), (3, 4), (20, 21)) == [(3, 60)]
+    assert parts((n - 1, n)) == [(n - 1, n)]
+    assert parts((1, 2), (0, n), (1, 2)) == [(0, n)]
+    assert parts() == []
+
+
 #: An array, a bounded table, an unbounded one with a rule and one of integers without.
 TABLE_SLOTS = {0: (0.5,), 1: (0.25,), 2: (0.25, PerRow(0.25))}
 IDS_FROM, IDS_TO = -50, 50
@@ -527,6 +554,8 @@ MALFORMED: dict[str, Callable[[State], State]] = {
     "a piece that is not there": lambda s: piece_with(s, position=1),
     "a piece before the first": lambda s: piece_with(s, position=-1),
     "other weights": lambda s: piece_with(s, weights=np.zeros(5, np.float32)),
+    "a part behind its end": lambda s: piece_with(s, start=1),
+    "a part before its beginning": lambda s: piece_with(s, start=-1),
     "another dtype": lambda s: piece_with(s, weights=np.zeros(6)),
     "no slots": lambda s: piece_with(s, slots=()),
     "a table that is not there": lambda s: rows_with(s, ordinal=3),

@@ -31,8 +31,7 @@ def pack_state(
         "words": [(at, _pack(words)) for at, words in state.words],
         "header": _pack(state.header),
         "pieces": [
-            (of.position, _pack(of.weights), [*map(_pack, of.slots)])
-            for of in state.pieces
+            (*of[:2], _pack(of.weights), [*map(_pack, of.slots)]) for of in state.pieces
         ],
         "tables": [
             (
@@ -90,8 +89,8 @@ def unpack_state(packed: Any, unpack: Callable[[Any], Array] = bytes_of) -> Stat
             [(at, _unpack(words)) for at, words in packed["words"]],
             _unpack(packed["header"]),
             [
-                PieceState(position, _unpack(weights), tuple(map(_unpack, slots)))
-                for position, weights, slots in packed["pieces"]
+                PieceState(i, start, _unpack(weights), tuple(map(_unpack, slots)))
+                for i, start, weights, slots in packed["pieces"]
             ],
             [
                 RowsState(

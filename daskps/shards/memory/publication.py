@@ -155,8 +155,6 @@ class Publication:
         is_here, sizes = segment.payload.device is None, segment.sizes
         if not is_here or (segment.n_sides == 1 and segment.has_slots):
             self._look_first()
-        if not is_here:
-            self._update_on_device()
         large = segment.weights_nbytes >= PAST_NBYTES
         for position, operations in changed.items() if is_here else ():
             data, start, rule, scalars, replace, check = operations[0]
@@ -176,6 +174,8 @@ class Publication:
                 self._update(position, rule, whole, scalars)
             else:
                 self._run(position, operations, large=large)
+        if segment.parts is not None:
+            self._note_parts(segment.parts)
         self.record.plain[SIDE] = self.record.side
         if (self._resets or self.withdraws) and segment.tables:
             kind = undo.RESET if self._resets else undo.WITHDRAW
@@ -189,6 +189,18 @@ class Publication:
         header[CHANGED_ROW] = self.row
         if self._rows:
             undo.done(header)
+
+    def _note_parts(self, parts: dict[int, tuple[int, int, int, int]]) -> None:
+        """Note which elements of pieces have changed; see `Segment.parts`."""
+        for position, operations in self._operations.items():
+            before = self.old.changed.item(position)
+            since, last, start, stop = parts.pop(position, (0, -1, 0, 0))
+            if last != before:
+                since, start, stop = before, self.segment.sizes[position], 0
+            start = min(start, *(of.start for of in operations))
+            stop = max(stop, *(of.start + len(of.data) for of in operations))
+            if stop - start < self.segment.sizes[position]:
+                parts[position] = since, self.flip, start, stop
 
     def _update_on_device(self) -> None:
         """Update all pieces there, and wait; give the shard up where that stops midway.
@@ -237,10 +249,12 @@ class Publication:
     def _look_first(self) -> None:
         """Look at sums before anything is written, where slots in force would be.
 
-        In memory of this process alone slots have one buffer.
+        In memory of this process alone slots have one buffer. A device goes on with the
+        updates.
         """
         if self.segment.payload.device is not None:
             self._queue_looks()
+            self._update_on_device()
             return
         slots = self.segment.slot_init
         if not any(map(slots.__getitem__, self._operations)):

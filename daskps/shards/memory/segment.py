@@ -85,6 +85,10 @@ class Segment:
     memory: Memory | None = None
     #: How much of it is memory of a device, in bytes.
     device_nbytes = 0
+    #: Of pieces of which only some elements have changed since the last state was taken:
+    #: the flip before, the last one, and which. This process alone notes it, from the
+    #: first state on.
+    parts: dict[int, tuple[int, int, int, int]] | None = None
 
     def __init__(
         self,
@@ -305,6 +309,14 @@ class Segment:
             self.header[CHANGED_ROW] = 0
         for at, value in words:
             into[at] = value
+
+    def part_since(self, flip: int, position: int) -> tuple[int, int]:
+        """Return which elements of a piece may have changed since a flip."""
+        since, last, *part = (self.parts or {}).get(position, (0, -1, 0, 0))
+        if since <= flip and last == self.current.changed[position]:
+            return part[0], part[1]
+        # Some change was noted nowhere, or came before.
+        return 0, self.sizes[position]
 
     def slots_of(self, record: Record, position: int) -> tuple[Array, ...]:
         """Return the optimizer slots of a piece as a record has them."""
