@@ -164,6 +164,42 @@ def test_pushes_survive_a_machine(machines):
     assert events_of(client, "shards-lost") == []
 
 
+def shards_here(dask_worker: Any) -> int:
+    return len(HOSTS[dask_worker.address].shards)
+
+
+def test_a_neighbour_that_adopts_too_late_gives_the_shard_up(tmp_path):
+    """A process that is stopped is asked to, and goes on once the copy has taken over."""
+    workers = []
+    for name, host in zip("aab", (*MACHINES[:1] * 2, MACHINES[1]), strict=True):
+        (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
+        shared = {"DASK_DASKPS__SHARED_MEMORY_DIRECTORY": str(tmp_path / name)}
+        workers.append((["--host", host, "--no-nanny"], shared))
+    soon = {"DASK_DASKPS__SUSPECT_AFTER": "1s"}
+    file = tmp_path / "scheduler.json"
+    with terminal_cluster(file, workers, **soon) as (client, (owner, near, _)):
+        pids = {pid: worker for worker, pid in client.run(os.getpid).items()}
+        about: dict[str, Any] = {"client": client, "copies": 2}
+        about |= {"servers": [pids[owner.pid]], "shards": 1}
+        with daskps.create({"w": np.zeros(6)}, **about) as store:
+            store.add({"w": np.ones(6)})
+            os.kill(near.pid, signal.SIGSTOP)
+            owner.kill()
+            try:
+                store.add({"w": np.ones(6)})
+            finally:
+                os.kill(near.pid, signal.SIGCONT)
+            [taken] = events_of(client, "shards-promoted")
+            assert store.placement == (taken["by"],)
+            # It has been asked, and does what it was asked to.
+            late = [pids[near.pid]]
+            until(lambda: [*client.run(shards_here, workers=late).values()] == [0])
+            store.add({"w": np.ones(6)})
+            assert store.pull()["w"].tolist() == [3.0] * 6
+            assert store.placement == (taken["by"],)
+            assert events_of(client, "shards-adopted") == []
+
+
 def test_a_copy_goes_to_a_machine_that_joins(tmp_path):
     first, second = (["--host", host, "--no-nanny"] for host in MACHINES)
     file = tmp_path / "scheduler.json"

@@ -506,15 +506,12 @@ class Move:
             # A second copy has taken its place meanwhile.
             self._moves.standby.depose(entry, row["shard"], by)
             taken.remove(row)
+        if not taken:
+            return
         shards = self._moves.install(entry, by, taken)
         hosts.tell("shards-adopted", entry, shards=shards, worker=self.worker, by=by)
-        logger.info(
-            "daskps: %s adopted %s of store %r from %s",
-            by,
-            counted(len(shards), "shard"),
-            entry.name,
-            self.worker,
-        )
+        about = by, counted(len(shards), "shard"), entry.name, self.worker
+        logger.info("daskps: %s adopted %s of store %r from %s", *about)
 
     # -- verdicts ------------------------------------------------------------
 
