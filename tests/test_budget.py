@@ -196,6 +196,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a copy whose worker leaves too does not take over"),
     ("shards", 24, 26, "a state has the elements of a piece that changed, not all"),
     ("cluster", 0, 3, "no event tells of shards that came to nobody"),
+    ("cluster", 1, 5, "copies on workers that Dask retires take over, or in vain"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -13,11 +13,14 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from distributed.core import Status
 
 import daskps
 from daskps import optim
 from daskps.cluster.caller.link import using
+from daskps.cluster.host.copies import Coming
 from daskps.cluster.host.node import HOSTS
+from daskps.errors import ConsistencyError
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
 from tests.cluster.killing_copies import (
@@ -335,6 +338,65 @@ def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
     three.end(owner)
     with pytest.raises(daskps.ShardLostError):
         store.pull(timeout=20)
+
+
+def test_a_silent_owner_may_die_while_its_copy_is_asked_in_vain(three):
+    """Else the shard would stay with nobody, and callers wait for it."""
+    store, owner, other = one_shard(three)
+    copy = three.directory.stores[store.uid].copies[0]
+    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    assert asked.reached.wait(60)
+    three.end(owner)
+    asked.go_on(ConsistencyError("it leaves"))
+    silent.go_on()
+    with pytest.raises(daskps.ShardLostError, match="is silent"):
+        store.pull(timeout=20)
+
+
+def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):
+    """It came before the copy took over, and its thread goes on after that."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    install, found = Coming.install, list[Exception]()
+    come, go_on, tried = threading.Event(), threading.Event(), threading.Event()
+
+    def install_late(coming: Coming, *state: Any) -> None:
+        come.set()
+        assert go_on.wait(60)
+        try:
+            install(coming, *state)
+        except ConsistencyError as error:
+            found.append(error)
+        tried.set()
+
+    monkeypatch.setattr(Coming, "install", install_late)
+    thread, answers = push_beside(store)
+    assert come.wait(60)
+    three.end(owner)
+    thread.join()
+    assert answers == [2]
+    assert store.placement == (other,)
+    assert store.add({"w": np.ones(6)}) == 3
+    go_on.set()
+    assert tried.wait(60)
+    assert "the copy has stopped" in str(*found)
+    assert store.pull()["w"].tolist() == [3.0] * 6
+    assert store.version == 3
+
+
+def test_a_copy_takes_over_whose_worker_is_being_retired(three):
+    """It has all there is, and the worker sends it on before it closes."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    three.scheduler.workers[other].status = Status.closing_gracefully
+    three.end(owner)
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert store.placement == (other,)
+    drain_first(store)
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert store.placement not in ((owner,), (other,))
 
 
 def test_an_owner_goes_on_alone_where_its_copy_dies(three):

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 _STATES = "tests/shards/test_states.py"
 _ARRAYS = f"{_STATES}::test_arrays_have_the_bits_of_their_shard"
 _ROWS = f"{_STATES}::test_rows_have_the_bits_of_their_shard"
+_COPIES = "tests/cluster/test_copies.py"
+_BACKED = "tests/cluster/host/test_backed.py"
 _DRAIN = "tests/cluster/test_drain.py"
 _RESHARD = "tests/cluster/test_reshard.py"
 _KILLED = f"{_STATES}::test_killed_after_any_store_of_an_install"
@@ -37,7 +39,7 @@ MUTANTS = (
         "part-of-a-piece-that-was-changed-elsewhere-too",
         "daskps.shards.memory.publication:Publication._note_parts",
         "if last != before:",
-        "if last < 0:",
+        "if False:",
         (_ARRAYS,),
     ),
     Mutant(
@@ -116,6 +118,20 @@ MUTANTS = (
         "return np.maximum(found, 1) if span.area == TOUCHED else found",
         "return found",
         (_ROWS,),
+    ),
+    Mutant(
+        "rounds-that-their-copy-lacks",
+        "daskps.cluster.host.moving:_NextState._hear",
+        "last_flip = backing.flip + 1 if owner.run_state.is_bsp else None",
+        "last_flip = None",
+        (f"{_BACKED}::test_a_round_waits_until_the_copy_has_the_one_before",),
+    ),
+    Mutant(
+        "late-state-of-a-former-owner",
+        "daskps.cluster.host.copies:Coming.install",
+        "if self.turn is not turn:",
+        "if False:",
+        (f"{_COPIES}::test_a_late_state_of_a_former_owner_changes_nothing",),
     ),
     Mutant(
         "last-state-before-the-owner-stops",

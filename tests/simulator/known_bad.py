@@ -17,7 +17,6 @@ from daskps.cluster.host import adoption, copies
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import Backing, HostedShard
-from daskps.cluster.host.moving import _NextState
 from daskps.cluster.protocol.messages import Answer
 from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
@@ -312,27 +311,6 @@ def reads_of_rounds_that_a_copy_lacks_wait() -> None:
     put(Round, check_has=lambda *_: None)
 
 
-def states_of_a_former_owner_are_installed() -> None:
-    """Bring a copy that has taken over, or follows another owner, to a late state."""
-    install = copies.Coming.install
-
-    def install_any(coming: copies.Coming, state: State, _: object = None) -> None:
-        coming.mark = state.since
-        install(coming, state, coming.turn)
-
-    put(copies.Coming, install=install_any)
-
-
-def rounds_go_on_without_their_copy() -> None:
-    """Apply the next round of a run before the second copy has the one before."""
-    hear = _NextState._hear
-
-    def hear_and_go_on(asked: _NextState, owner: Shard) -> list[Ticket]:
-        return hear(asked, owner) + owner.hold_rounds(None)
-
-    put(_NextState, _hear=hear_and_go_on)
-
-
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -358,7 +336,5 @@ VARIANTS: dict[str, Callable[[], None]] = {
         answered_before_backed,
         owner_goes_on_alone,
         reads_of_rounds_that_a_copy_lacks_wait,
-        states_of_a_former_owner_are_installed,
-        rounds_go_on_without_their_copy,
     )
 }

@@ -105,10 +105,16 @@ class SecondCopies:
             if not owner:
                 self.strike(entry, shard, "is silent")
             elif copy.counts:
-                left_by = worker, "is silent"
-                self.promote(
-                    entry, [shard], left_by, lambda of, at, _: self.moved(of, at)
-                )
+                self.promote(entry, [shard], (worker, "is silent"), self._goes_on)
+
+    def _goes_on(
+        self, entry: StoreEntry, shards: list[int], owner_why: tuple[str, str]
+    ) -> None:
+        """Have the owner of shards go on whose copy cannot take over, if it lives."""
+        if self._hosts.has_worker(owner_why[0]):
+            self.moved(entry, shards)
+        else:
+            self._moves.left(entry, *owner_why)
 
     def worker_came(self) -> None:
         """Hear that a worker came, which has no host yet."""
@@ -314,10 +320,14 @@ class SecondCopies:
         return [shard for shard in shards if (entry.uid, shard) not in self._taking]
 
     def serves(self, entry: StoreEntry, shard: int) -> bool:
-        """Whether a shard has a copy whose worker may take over: it does not close."""
+        """Whether a shard has a copy whose worker may take over: it does not close.
+
+        Also one that Dask retires: it sends on what it has by then.
+        """
         copy, workers = entry.copies.get(shard), self._moves.scheduler.workers
         ws = workers.get(copy.worker) if copy else None
-        return ws is not None and ws.status in {Status.running, Status.paused}
+        alive = Status.running, Status.paused, Status.closing_gracefully
+        return ws is not None and ws.status in alive
 
     async def _promote(
         self,

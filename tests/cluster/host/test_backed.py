@@ -31,7 +31,7 @@ from daskps.cluster.sockets.served import views_of
 from daskps.consistency import ASP, BSP
 from daskps.errors import StaleGenerationError
 from daskps.shards.states import State
-from daskps.shards.steps import ADD, NOTHING, READ, Item, Step
+from daskps.shards.steps import ADD, MODEL, NOTHING, READ, Item, Step
 from tests import inprocess
 from tests.cluster.by_socket import Caller, RefusedError, calling
 from tests.cluster.test_drain import Held
@@ -230,3 +230,21 @@ def test_trainers_that_promise_nothing_to_each_other_read_ahead(owner, policy):
     read = owner.read(run=7, rank=0)
     assert owner.hosted.behind
     assert read.waits() == isinstance(policy, BSP)
+
+
+def test_a_round_waits_until_the_copy_has_the_one_before(owner):
+    """Two rounds as one state could not be taken back one by one."""
+    shard = owner.hosted.shard
+    shard.begin_run(7, BSP(), 1)
+
+    def push(clock: int) -> Begun:
+        place: dict[str, Any] = {"run": 7, "rank": 0, "clock": clock, "sequence": clock}
+        items = (Item(0, 0, np.ones(N)),)
+        return owner.begin(Step(MODEL, items, tick=True, **place), reads=False)
+
+    assert waits(owner.ask(owner.flip, 0))
+    push(0)
+    push(1)
+    assert shard.rounds_of(7) == 1
+    owner.ask(owner.flip, shard.segment.current.version)
+    assert shard.rounds_of(7) == 2
