@@ -52,6 +52,7 @@ from daskps.training.fit import TrainResult, run, train
 from daskps.training.monitoring import Monitor
 from daskps.training.saves import Checkpoints
 from daskps.training.stats import RankStats, TrainStats
+from daskps.training.timeline import Timeline
 from daskps.training.trainer import Trainer
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
 from daskps.version import Version
@@ -100,6 +101,7 @@ __all__ = [
     "StoreNotFoundError",
     "StoreRestoredError",
     "TableSpec",
+    "Timeline",
     "TrainResult",
     "TrainStats",
     "Trainer",

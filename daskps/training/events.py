@@ -170,7 +170,7 @@ class RunEvents:
         except Exception:
             await self._save(epoch=True)  # which is due of an epoch that has ended
             raise
-        self.spent.add(reports)
+        self.spent.add(event["epoch"], reports)
         watching = of_kind(self.callbacks, Monitor)
         for report in reports:
             for number, *record in report.get("records", ()):

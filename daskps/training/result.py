@@ -10,7 +10,9 @@ import numpy as np
 
 from daskps.layout.arrays import counted
 from daskps.store.repr import html_tables
+from daskps.training.explain import explain
 from daskps.training.stats import TrainStats, lines_of
+from daskps.training.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,6 +131,45 @@ class TrainResult:
     version: int
     execution: str
     stats: TrainStats
+
+    def explain(self) -> str:
+        """Say in words where the time of the trainers went, and what would help.
+
+        It says whether computing, calls or bytes bound the run, and names a trainer
+        that is much slower than the others, with what it is slow at, and a shard that
+        has much more than the others.
+
+        Returns
+        -------
+        str
+            Some lines, which a notebook shows as they are.
+
+        Examples
+        --------
+        >>> gradient = lambda params, X, y: {"w": X.mean(axis=0)}
+        >>> store = daskps.create({"w": np.zeros(4)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.train(store, gradient, np.eye(4), trainers=2).explain()
+        2 trainers, 1 round: ...% of their time computing, ...% delivering, ...% waiting.
+        ...
+        """
+        return explain(self.stats)
+
+    def timeline(self) -> Timeline:
+        """Return compute, delivery and waiting of each trainer over the epochs.
+
+        Returns
+        -------
+        Timeline
+            Shown as a picture in a notebook; `save` writes it as a trace.
+
+        Examples
+        --------
+        >>> gradient = lambda params, X, y: {"w": X.mean(axis=0)}
+        >>> store = daskps.create({"w": np.zeros(4)}, optimizer=daskps.optim.SGD(1.0))
+        >>> daskps.train(store, gradient, np.eye(4), trainers=2).timeline()
+        <daskps.Timeline: 2 trainers, 1 epoch, ... s>
+        """
+        return Timeline(self.stats.epochs)
 
     def to_frame(self) -> Any:
         """Return the history as a DataFrame of pandas.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.utils import format_bytes
 
 from daskps.cluster.caller.targets import sizes_of
+from daskps.training.timeline import EpochTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +43,9 @@ class RankStats:
         time to read the weights, and waiting the rest of an epoch.
     retries : int
         Messages that were sent again.
+    messages, socket_calls, local_calls : int
+        Calls to shards by message, by socket, and in memory of this machine. The task
+        graph makes none.
 
     Examples
     --------
@@ -60,6 +65,17 @@ class RankStats:
     delivery_seconds: float = 0.0
     waiting_seconds: float = 0.0
     retries: int = 0
+    messages: int = 0
+    socket_calls: int = 0
+    local_calls: int = 0
+
+
+class ShardShare(NamedTuple):
+    """The share of one shard in a store."""
+
+    shard: int
+    worker: str
+    nbytes: int
 
 
 #: Names of the fields that add up from report to report: all but the rank.
@@ -101,6 +117,10 @@ class TrainStats:
         Checkpoints that were left out, as the one before was still being written.
     clock : int
         Rounds that there were; under SSP and ASP the last clock.
+    shards : tuple of ShardShare
+        Number, worker and bytes of each shard at the end.
+    epochs : tuple of EpochTimes
+        Where each trainer's time went, epoch by epoch; see :meth:`TrainResult.timeline`.
 
     Examples
     --------
@@ -125,6 +145,8 @@ class TrainStats:
     moved_parts: int = 0
     skipped_saves: int = 0
     clock: int = 0
+    shards: tuple[ShardShare, ...] = ()
+    epochs: tuple[EpochTimes, ...] = ()
 
     def sum(self, name: str) -> Any:
         """Return what a field of `ranks` comes to over all trainers.
@@ -149,6 +171,8 @@ class TrainStats:
 
 
 _TIMES = ("compute", "delivery", "waiting")
+#: Counts of a trainer's calls, which it reports.
+_COUNTED = ("retries", "messages", "socket_calls", "local_calls")
 _TROUBLE = ("lost_trainers", "retried_rounds", "retried_runs", "skipped_saves")
 
 
@@ -189,15 +213,19 @@ class StatsOfRun:
 
     def __init__(self) -> None:
         self._ranks: dict[int, RankStats] = {}
+        self._epochs: list[EpochTimes] = []
         self._staleness: Counter[int] = Counter()
 
-    def add(self, reports: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, epoch: int, reports: Iterable[Mapping[str, Any]]) -> None:
         """Take in the reports of an epoch."""
         for report in reports:
             rank = report["rank"]
             before = self._ranks.get(rank, RankStats(rank))
-            more = {name: getattr(before, name) + report[name] for name in _SUMMED}
+            more = {n: getattr(before, n) + report.get(n, 0) for n in _SUMMED}
             self._ranks[rank] = replace(before, **more)
+            begin = sum(getattr(before, f"{of}_seconds") for of in _TIMES)
+            times = (report[f"{of}_seconds"] for of in _TIMES)
+            self._epochs.append(EpochTimes(rank, epoch, begin, *times))
             self._staleness.update(dict(report["lags"]))
 
     def total(
@@ -206,6 +234,7 @@ class StatsOfRun:
         """Return all of it, with what the client and the shards have counted."""
         delays: Counter[int] = Counter()
         dropped = duplicates = 0
+        shards = sorted(shards, key=itemgetter("shard"))
         for row in shards:
             delays.update(dict(row["delays"]))
             dropped += row["dropped"]
@@ -217,6 +246,11 @@ class StatsOfRun:
             dropped,
             duplicates,
             **counted,
+            shards=tuple(
+                ShardShare(*(row[name] for name in ShardShare._fields))
+                for row in shards
+            ),
+            epochs=tuple(self._epochs),
         )
 
 
@@ -237,7 +271,7 @@ class Meter:
         self._session, self._more_lag = session, more_lag
         self._dense = sizes_of(dense, in_words=session.reads_in_words)
         self._quickest = math.inf
-        self._told_saved = self._told_retries = 0
+        self._told_saved, self._told = 0, dict.fromkeys(_COUNTED, 0)
         self._clear()
 
     def _clear(self) -> None:
@@ -283,7 +317,8 @@ class Meter:
         session, delivery = self._session, 0.0
         if self._n:
             delivery = self._n * self._quickest
-        saved, retries = session.saved_nbytes, session.shards.counters.retries
+        saved, counters = session.saved_nbytes, session.shards.counters
+        now = {name: getattr(counters, name) for name in _COUNTED}
         found = {
             "sent_nbytes": self._sent,
             "sent_encoded_nbytes": self._sent - (saved - self._told_saved),
@@ -292,9 +327,9 @@ class Meter:
             "compute_seconds": self._compute,
             "delivery_seconds": delivery,
             "waiting_seconds": max(0.0, self._exchanging - delivery),
-            "retries": retries - self._told_retries,
+            **{name: n - self._told[name] for name, n in now.items()},
             "lags": [*self._lags.items()],
         }
-        self._told_saved, self._told_retries = saved, retries
+        self._told_saved, self._told = saved, now
         self._clear()
         return found

@@ -10,6 +10,7 @@ import pytest
 
 import daskps
 from daskps import codecs, optim
+from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import GRADIENT, Computed
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.stats import Meter, RankStats, StatsOfRun, TrainStats, lines_of
@@ -101,7 +102,7 @@ def meter(more_lag: int = 0) -> tuple[Meter, Any]:
         reads=SimpleNamespace(lag=0),
         saved_nbytes=0,
         reads_in_words=True,
-        shards=SimpleNamespace(counters=SimpleNamespace(retries=0)),
+        shards=SimpleNamespace(counters=Counters()),
     )
     return Meter(session, [np.zeros(4, "f4"), np.zeros(1, "i8")], more_lag), session
 
@@ -114,7 +115,8 @@ def test_what_takes_longer_than_the_quickest_is_waiting() -> None:
         session.reads.lag = lag
         counted.exchanged(seconds)
         assert session.reads.lag == 0
-    session.saved_nbytes, session.shards.counters.retries = 60, 2
+    session.saved_nbytes = 60
+    session.shards.counters = Counters(messages=3, local_calls=7, retries=2)
     assert counted.lag == 2
     found = counted.report()
     assert found == {
@@ -126,6 +128,9 @@ def test_what_takes_longer_than_the_quickest_is_waiting() -> None:
         "delivery_seconds": 0.75,
         "waiting_seconds": 1.0,
         "retries": 2,
+        "messages": 3,
+        "socket_calls": 0,
+        "local_calls": 7,
         "lags": [(0, 1), (2, 2)],
     }
     # Only what came since.
@@ -148,11 +153,12 @@ def test_what_was_read_a_clock_before_is_older_by_that() -> None:
 def total(**counted: int) -> TrainStats:
     spent, report = StatsOfRun(), meter()[0].report()
     for rank in (1, 0, 1):
-        spent.add([report | {"rank": rank, "sent_nbytes": 1500, "lags": [(3, 1)]}])
+        spent.add(0, [report | {"rank": rank, "sent_nbytes": 1500, "lags": [(3, 1)]}])
     rows = [
-        {"delays": [(0, 2), (4, 1)], "dropped": 1, "duplicates": 2},
-        {"delays": [(0, 1)], "dropped": 0, "duplicates": 1},
+        {"shard": 1, "delays": [(0, 2), (4, 1)], "dropped": 1, "duplicates": 2},
+        {"shard": 0, "delays": [(0, 1)], "dropped": 0, "duplicates": 1},
     ]
+    rows = [row | {"worker": "tcp://a:1", "nbytes": 8} for row in rows]
     names = ("lost_trainers", "retried_rounds", "moved_parts", "clock")
     return spent.total(dict.fromkeys(names, 0) | counted, rows)
 
@@ -167,6 +173,7 @@ def test_reports_add_up_by_rank() -> None:
     assert (found.delays, found.dropped, found.duplicates) == ({0: 3, 4: 1}, 1, 3)
     assert (found.lost_trainers, found.clock) == (1, 7)
     assert found.sum("sent_nbytes") == 4500
+    assert found.shards == ((0, "tcp://a:1", 8), (1, "tcp://a:1", 8))
 
 
 def test_it_is_said_in_a_few_lines() -> None:

@@ -38,8 +38,11 @@ class EpochReport:
     compute_seconds: float = 0.0
     delivery_seconds: float = 0.0
     waiting_seconds: float = 0.0
-    #: Messages that were sent again.
+    #: Messages that were sent again; calls by message, by socket and without either.
     retries: int = 0
+    messages: int = 0
+    socket_calls: int = 0
+    local_calls: int = 0
     #: Values that monitors watch: the number of the monitor, step, name and value.
     records: Sequence[tuple[int, int, str, float]] = ()
     #: How often the slowest trainer was so many clocks behind.
