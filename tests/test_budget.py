@@ -196,7 +196,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a copy whose worker leaves too does not take over"),
     ("shards", 24, 26, "a state has the elements of a piece that changed, not all"),
     ("cluster", 0, 3, "no event tells of shards that came to nobody"),
-    ("cluster", 1, 5, "copies on workers that Dask retires take over, or in vain"),
+    ("cluster", 4, 8, "copies on workers that Dask retires; owners that let go"),
     ("training", 229, 179, "runs are explained in words, and shown over time"),
     ("cluster", 3, 3, "trainers report by which ways their calls went"),
     (".", 2, 1, "names of the package: Timeline"),

@@ -423,6 +423,10 @@ async def _let_go(
             return
         await asyncio.sleep(pause)
         pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+    for hosted in released:
+        if hosted.backing is not None:
+            # Their copies follow others by now, and ask here no more.
+            hosted.backing.end(error)
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

@@ -92,6 +92,7 @@ class Owner:
 
     def tell(self, method: str, **more: Any) -> None:
         about = {"store": self.store.uid, "shard": 0, **more}
+        about = {key: value for key, value in about.items() if value is not None}
         owner = self.store.owners[0]
         self._link.run(lambda: self._link.control(owner, method, **about))
 
@@ -200,15 +201,27 @@ def test_a_call_whose_time_is_up_goes_on_by_message(owner):
     assert again.answer().version == 1
 
 
-def test_where_the_shard_has_another_owner_nobody_is_answered(owner):
-    begun = owner.push(), owner.read()
+def closed(owner: Owner) -> None:
     owner.hosted.close()
+
+
+def let_go(owner: Owner) -> None:
+    """Others of the machine are to have it, and the copy follows these."""
+    owner.hosted.is_shared = True
+    owner.tell("let_go", shard=None, shards=[(0, 1)])
+
+
+@pytest.mark.parametrize("leave", [closed, let_go])
+def test_where_the_shard_has_another_owner_nobody_is_answered(owner, leave):
+    begun = owner.push(), owner.read()
+    leave(owner)
     for one in begun:
         assert not one.waits()
         with pytest.raises(RefusedError, match="StaleGenerationError"):
             one.answer()
-    # Of its own changes no more is on both than before.
+    # Of its own changes no more is on both than before; and nobody accuses the copy.
     assert owner.hosted.behind == 1
+    assert owner.hosted.backing.error is not None
     with pytest.raises(StaleGenerationError):
         owner.run(all_backed([owner.hosted], owner.host.run_for))
 
