@@ -3,7 +3,7 @@
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from daskps import codecs, init, optim
+from daskps import aio, codecs, init, optim
 from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import (
     CheckpointError,
@@ -110,6 +110,7 @@ __all__ = [
     "Version",
     "WorkerUnreachableError",
     "__version__",
+    "aio",
     "codecs",
     "create",
     "hash_ids",

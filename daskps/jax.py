@@ -93,7 +93,7 @@ def unflatten(values: Mapping[str, Any], like: Any) -> Any:
     return tree_util.tree_unflatten(tree_util.tree_structure(like), leaves)
 
 
-def create(tree: Any, **options: Any) -> Any:
+def create(tree: Any, **options: Any) -> daskps.ParameterStore:
     """Create a store of the leaves of a pytree.
 
     Parameters
@@ -175,7 +175,7 @@ def train(
     like: Any,
     has_aux: bool = False,
     **options: Any,
-) -> Any:
+) -> daskps.TrainResult:
     """Train a pytree by a function of `jax.value_and_grad`, as :func:`daskps.train`.
 
     Parameters

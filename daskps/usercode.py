@@ -18,7 +18,7 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 #: How many times the main thread is inside of `holding_interrupts`.
@@ -97,7 +97,7 @@ class UserFuture(Future[T]):
         """Have a function called with this future, at its end."""
         super().add_done_callback(user_code("the callback of a future")(fn))
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
 
 

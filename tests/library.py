@@ -65,5 +65,5 @@ def test_local_cluster(loop):
 async def test_coroutine(c, s, a, b):
     store = await made()
     assert await store.push({"w": np.ones(2)}) == 1
-    result = await daskps.train(store, gradient, X, Y, epochs=2, trainers=2)
+    result = await daskps.aio.train(store, gradient, X, Y, epochs=2, trainers=2)
     assert len(result.history) == 2

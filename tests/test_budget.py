@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import HOUSE, ROOT
+from tests.house import HOUSE, ROOT, Module
 
 #: Code lines and statements of each folder of the package, "." for its own modules.
 ROOMS = {
@@ -200,6 +200,10 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("training", 229, 179, "runs are explained in words, and shown over time"),
     ("cluster", 3, 3, "trainers report by which ways their calls went"),
     (".", 2, 1, "names of the package: Timeline"),
+    (".", 21, 9, "daskps.aio, the names of asynchronous clients"),
+    ("store", 64, 33, "the synchronous form is typed: verbs say what they return"),
+    ("torch", 2, 0, "the synchronous form is typed: verbs say what they return"),
+    ("training", 2, 2, "the synchronous form is typed: verbs say what they return"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
@@ -212,9 +216,11 @@ CLUSTER, MEMORY = "daskps.cluster", "daskps.shards.memory"
 RUNS_TEXT = {"kernels/cache.py": 2, "cluster/protocol/wellformed.py": 1}
 #: What else it ships.
 DATA = {
+    "aio.pyi",
     "daskps-schema.yaml",
     "daskps.yaml",
     "py.typed",
+    "store/typed.pyi",
     "store/widgets/daskps_array.html.j2",
     "store/widgets/daskps_tables.html.j2",
 }
@@ -224,6 +230,7 @@ def figures() -> dict[str, int]:
     """Return what the table below bounds."""
     modules = HOUSE.modules.values()
     in_cluster = [name for name in HOUSE.modules if name.startswith(CLUSTER)]
+    stubs = [Module("", p, p.read_text()) for p in ROOT.rglob("*.pyi")]
     torn = HOUSE.users(TORN_NAMES, TORN_NAMES, "daskps")
     return {
         "names of cluster/ that other modules use": len(HOUSE.shared(CLUSTER)),
@@ -231,6 +238,7 @@ def figures() -> dict[str, int]:
         "chain of imports in cluster/": len(HOUSE.longest_chain(CLUSTER)),
         "chain of imports": len(HOUSE.longest_chain()),
         "lines of the largest file": max(len(m.source.splitlines()) for m in modules),
+        "code lines of stubs": sum(m.code_lines for m in stubs),
         "lines of the longest function": max(m.longest_function for m in modules),
         "modules of cluster/ that know rows": len(
             HOUSE.users(ROW_NAMES, ROW_ATTRIBUTES, CLUSTER)
@@ -260,6 +268,8 @@ FIGURES = {
     # buffers of rows say in which memory they are.
     "chain of imports": 42,
     "lines of the largest file": 553,
+    # Of `daskps.aio`, and of `store["name"]`.
+    "code lines of stubs": 182,
     "lines of the longest function": 73,
     "modules of cluster/ that know rows": 34,
     "modules of cluster/ that import shards.memory": 11,

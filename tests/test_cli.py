@@ -327,7 +327,7 @@ async def test_no_stores_and_lost_shards(c, s, a, b):
 
     # Private memory: the other worker cannot take over what this one leaves.
     with dask.config.set({"daskps.carriers.machine": False}):
-        store = await daskps.create({"w": np.zeros(4)}, client=c, name="model")
+        store = await daskps.aio.create({"w": np.zeros(4)}, client=c, name="model")
     # And has no room for what that would send.
     s.workers[a.address].memory_limit = 1
     await b.close()

@@ -13,6 +13,7 @@ import daskps
 #: Modules whose names are part of the public contract; those that exist are checked.
 PUBLIC = [
     "daskps",
+    "daskps.aio",
     "daskps.compat.bigdl",
     "daskps.compat.multiverso",
     "daskps.compat.mxnet",

@@ -25,6 +25,7 @@ LAYERS = {
     "preload": 5,
     "sklearn": 5,
     "torch": 5,
+    "aio": 4,
     "store": 4,
     "training": 4,
     "cluster": 3,

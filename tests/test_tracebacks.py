@@ -99,7 +99,7 @@ def test_what_the_user_was_handling_stays():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_what_is_awaited(c, s, a):
-    store = await daskps.create({"w": np.zeros(2)}, optimizer=optim.SGD(1.0))
+    store = await daskps.aio.create({"w": np.zeros(2)}, optimizer=optim.SGD(1.0))
     bad = {"w": np.full(2, np.nan)}
     with dask.config.set({"admin.traceback.shorten": [r"dask[\\/]base\.py"]}):
         with pytest.raises(daskps.PushRejectedError) as caught:
@@ -109,6 +109,6 @@ async def test_what_is_awaited(c, s, a):
             await asyncio.wrap_future(store.push_async(bad))
         assert packages(caught.value) == ["tests"]
         with pytest.raises(daskps.StoreNotFoundError) as missing:
-            await daskps.open("nothing")
+            await daskps.aio.open("nothing")
         assert packages(missing.value) == ["tests"]
     await store.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.store.pushes import Writable
     from daskps.typing import Array
+    from daskps.version import Version
 
 
 @refuses_arithmetic
@@ -63,7 +64,7 @@ class ParameterArray(ReadableArray):
         weight: float = 1.0,
         lr: float | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Apply a gradient of this parameter, as :meth:`ParameterStore.push`.
 
         Parameters
@@ -95,14 +96,17 @@ class ParameterArray(ReadableArray):
         try:
             if (region := self._region) is not None:
                 make = region.planning(GRADIENT, grad, "gradient", weight=weight, lr=lr)
-                return self._store._do(make, timeout, "a push", producer=True)
+                version: Version = self._store._do(
+                    make, timeout, "a push", producer=True
+                )
+                return version
             grads = {self.name: grad}
             return self._store.push(grads, weight=weight, lr=lr, timeout=timeout)
         except BaseException as error:
             hide(error)
             raise
 
-    def add(self, delta: Any, *, timeout: Any = DEFAULT) -> Any:
+    def add(self, delta: Any, *, timeout: Any = DEFAULT) -> Version:
         """Add to the parameter, as :meth:`ParameterStore.add`.
 
         Parameters
@@ -133,10 +137,11 @@ class ParameterArray(ReadableArray):
         """
         if (region := self._region) is not None:
             make = region.planning(ADD, delta, "delta")
-            return self._store._do(make, timeout, "an add", producer=True)
+            version: Version = self._store._do(make, timeout, "an add", producer=True)
+            return version
         return self._store.add({self.name: delta}, timeout=timeout)
 
-    def assign(self, value: Any, *, timeout: Any = DEFAULT) -> Any:
+    def assign(self, value: Any, *, timeout: Any = DEFAULT) -> Version:
         """Replace the parameter, as :meth:`ParameterStore.assign`.
 
         Parameters
@@ -167,7 +172,9 @@ class ParameterArray(ReadableArray):
         """
         if (region := self._region) is not None:
             make = region.planning(ASSIGN, value, "value")
-            return self._store._do(make, timeout, "an assign", producer=True)
+            what = "an assign"
+            version: Version = self._store._do(make, timeout, what, producer=True)
+            return version
         return self._store.assign({self.name: value}, timeout=timeout)
 
     def region(self, start: int, stop: int) -> ParameterArray:

@@ -135,7 +135,7 @@ class ReadableArray:
         *,
         device: str | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Array:
         """Read the parameter.
 
         Parameters
@@ -173,9 +173,10 @@ class ReadableArray:
                 outs = Outs({} if out is None else {name: out}, meta, where)
                 flat = outs.place(name, self.shape, self._parameter.dtype)
                 runs = [(0, self.size)]
-                return self._read(
+                of_region: Array = self._read(
                     runs, flat, lambda: outs.filled()[name], timeout=timeout
                 )
+                return of_region
             given = None if out is None else {self.name: out}
 
             def make(meta: StoreMap) -> Request:
@@ -183,7 +184,8 @@ class ReadableArray:
                 target = all_of._replace(finish=lambda: all_of.finish()[self.name])
                 return routes.read(meta, target)
 
-            return self._store._do(make, timeout, f"a pull of {self.name!r}")
+            values: Array = self._store._do(make, timeout, f"a pull of {self.name!r}")
+            return values
         except BaseException as error:
             hide(error)
             raise
@@ -274,7 +276,7 @@ class ReadableArray:
             )
         if self.nbytes > config.load().warn_pull_nbytes:
             logger.warning("np.asarray pulls %s of %d bytes", self, self.nbytes)
-        value: Array = self.pull()
+        value = self.pull()
         return value if dtype is None else value.astype(dtype, copy=False)
 
 

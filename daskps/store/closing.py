@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from daskps import config
 from daskps.cluster.caller.scheduler_lost import scheduler_named
@@ -15,7 +15,7 @@ from daskps.store.usage_errors import why_shut
 class Closable(Handle):
     """A handle that can be closed, by itself or at the end of a ``with``."""
 
-    def close(self, *, timeout: Any = DEFAULT) -> Any:
+    def close(self, *, timeout: Any = DEFAULT) -> None:
         """Free a session store, or detach from a named one.
 
         When this returns, the workers have freed a session store's memory, but for
@@ -52,7 +52,7 @@ class Closable(Handle):
         if self._closed or is_gone or (meta is not None and not meta.session):
             self._shut("close")
             # The client may be closed, and its event loop with it.
-            return nothing() if link is not None and link.asynchronous else None
+            return nothing() if link is not None and link.asynchronous else None  # type: ignore[return-value]
         return self._end("close", timeout)
 
     def _shut(self, method: str) -> None:
@@ -68,7 +68,7 @@ class Closable(Handle):
         if self._shards is not None:
             self._shards.close()
 
-    def delete(self, *, timeout: Any = DEFAULT) -> Any:
+    def delete(self, *, timeout: Any = DEFAULT) -> None:
         """Free the store on all workers, even where others use it.
 
         Parameters
@@ -95,7 +95,7 @@ class Closable(Handle):
         """
         return self._end("delete", timeout)
 
-    def _end(self, method: str, timeout: Any) -> Any:
+    def _end(self, method: str, timeout: Any) -> None:
         seconds = config.deadline(timeout)
         link = self._bind()
         self._shut(method)
@@ -131,8 +131,10 @@ class Closable(Handle):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        return self
+    if not TYPE_CHECKING:  # see `daskps.aio`
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *exc: object) -> None:
+            await self.close()

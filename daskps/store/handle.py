@@ -469,12 +469,12 @@ class Handle:
 
     def _with_shards(
         self,
-        work: Callable[[ShardClient, Deadline], Awaitable[Any]],
+        work: Callable[[ShardClient, Deadline], Awaitable[T]],
         timeout: Any,
         what: str,
         *,
         beside: bool = False,
-    ) -> Any:
+    ) -> T:
         """Do some other work on the event loop; `beside` where it waits for tasks."""
         deadline, link = self._deadline(timeout, what), self._bind()
         done = partial(self._on_loop, link, work, deadline)
@@ -483,10 +483,10 @@ class Handle:
     async def _on_loop(
         self,
         link: Link,
-        work: Callable[[ShardClient, Deadline], Awaitable[Any]],
+        work: Callable[[ShardClient, Deadline], Awaitable[T]],
         deadline: Deadline,
-    ) -> Any:
-        async def call() -> Any:
+    ) -> T:
+        async def call() -> T:
             shards = await self._attach_within(link, deadline)
             while True:
                 try:
@@ -512,21 +512,21 @@ class Handle:
         return self._in_thread(work, deadline)
 
     def _taken(
-        self, index: int | None, make: Callable[[Taken], Any], timeout: Any, what: str
-    ) -> Any:
+        self, index: int | None, make: Callable[[Taken], T], timeout: Any, what: str
+    ) -> T:
         """Take a snapshot of one parameter or table, or of all; make something of it."""
 
-        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+        async def work(shards: ShardClient, deadline: Deadline) -> T:
             return make(await snapshots.take_snapshot(shards, index, deadline))
 
         return self._with_shards(work, timeout, what, beside=True)
 
     def _ask(
-        self, method: str, finish: Callable[[Any], Any], timeout: Any = DEFAULT
-    ) -> Any:
+        self, method: str, finish: Callable[[Any], T], timeout: Any = DEFAULT
+    ) -> T:
         """Send a control message to all hosts and make something of the replies."""
 
-        async def question(shards: ShardClient, deadline: Deadline) -> Any:
+        async def question(shards: ShardClient, deadline: Deadline) -> T:
             return finish(await shards.control(method, deadline))
 
         return self._with_shards(question, timeout, f"the {method}")

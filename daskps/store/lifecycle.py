@@ -112,7 +112,7 @@ def create(  # noqa: PLR0913 - the public contract
     seed: int = 0,
     overwrite: bool = False,
     timeout: Any = DEFAULT,
-) -> Any:
+) -> ParameterStore:
     """Create a store on the workers of a Dask cluster.
 
     Parameters
@@ -234,7 +234,7 @@ def restore(  # noqa: PLR0913 - the public contract
     recover_from: Any = None,
     overwrite: bool = False,
     timeout: Any = DEFAULT,
-) -> Any:
+) -> ParameterStore:
     """Create a store that holds what a checkpoint holds, to the last bit.
 
     Weights, the state of optimizers with their step counts, rows of tables and all that
@@ -362,7 +362,7 @@ async def _made(link: Link, plan: Blueprint, seconds: float | None) -> Parameter
 @entrance
 def open(  # noqa: A001 - as in zarr.open
     name: str, *, client: Any = None, wait: Any = None, timeout: Any = DEFAULT
-) -> Any:
+) -> ParameterStore:
     """Attach to a named store.
 
     Parameters
@@ -423,7 +423,7 @@ def open(  # noqa: A001 - as in zarr.open
 
 
 @entrance
-def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> Any:
+def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> list[StoreInfo]:
     """List the stores of a cluster.
 
     Parameters
@@ -497,13 +497,13 @@ class Opening(Coroutine[Any, Any, ParameterStore]):
 
     async def __aenter__(self) -> ParameterStore:
         self._store = await self._work
-        return await self._store.__aenter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._store is not None:
-            await self._store.__aexit__(*exc)
+        return self._store
 
     if not TYPE_CHECKING:
+
+        async def __aexit__(self, *exc: object) -> None:
+            if self._store is not None:
+                await self._store.__aexit__(*exc)
 
         def __enter__(self) -> Any:
             raise TypeError(_AWAIT)
@@ -517,6 +517,7 @@ class Opening(Coroutine[Any, Any, ParameterStore]):
             raise lacks(self, name, "" if name.startswith("_") else f": {_AWAIT}")
 
 
-def _opening(found: Any) -> Any:
+def _opening(found: Any) -> ParameterStore:
     """Return a store as it is, and the awaitable of one as an `Opening`."""
-    return Opening(found) if inspect.iscoroutine(found) else found
+    # That is what `daskps.aio` says.
+    return Opening(found) if inspect.iscoroutine(found) else found  # type: ignore[return-value]

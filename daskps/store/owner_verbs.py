@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -31,10 +31,31 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.protocol.deadline import Deadline
     from daskps.typing import Array
+    from daskps.version import Version
 
 
 class Owned(Handle):
     """Work on the parameters of a store that is done where they are."""
+
+    @overload
+    def aggregate(
+        self,
+        contributions: Iterable[Mapping[str, Any]],
+        *,
+        reduce: Any = ...,
+        into: None = ...,
+        timeout: Any = ...,
+    ) -> dict[str, Array]: ...
+
+    @overload
+    def aggregate(
+        self,
+        contributions: Iterable[Mapping[str, Any]],
+        *,
+        reduce: Any = ...,
+        into: Self,
+        timeout: Any = ...,
+    ) -> Version: ...
 
     def aggregate(
         self,
@@ -127,7 +148,7 @@ class Owned(Handle):
         names: str | Iterable[str] | None = None,
         *,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Put parameters through a function, on the owners: pruning, projection, clipping.
 
         Parameters
@@ -180,7 +201,7 @@ class Owned(Handle):
             ) from error
         finite, source = config.check_finite(), self._producer_here(self._bind())
 
-        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+        async def work(shards: ShardClient, deadline: Deadline) -> Version:
             meta = shards.meta
             chosen = [meta.layout[name].index for name in chosen_names(meta, names)]
             applied = owner_steps.Applied(pickled, chosen, finite)
@@ -194,7 +215,7 @@ class Owned(Handle):
         names: str | Iterable[str] | None = None,
         *,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Multiply the learning rates of parameters and tables, from here on.
 
         Also those of schedules, and those that a push gives for once. It stays, over
@@ -249,7 +270,7 @@ class Owned(Handle):
             raise ValueError(f"factor must be larger than 0, found {factor!r}")
         source = self._producer_here(self._bind())
 
-        async def work(shards: ShardClient, deadline: Deadline) -> Any:
+        async def work(shards: ShardClient, deadline: Deadline) -> Version:
             meta = shards.meta
             if not meta.optimizers:
                 raise NoOptimizerError(

@@ -47,7 +47,7 @@ class Readable(Handle):
         device: str | None = None,
         codec: str | codecs.Codec | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> dict[str, Array]:
         """Read parameters, and rows of tables.
 
         Parameters
@@ -118,7 +118,8 @@ class Readable(Handle):
             if known is None:
                 where: dict[str, Any] = {"device": device, "codec": codec}
                 make = self._pulling(names, out, min_version, rows, **where)
-                return self._do(make, timeout, "a pull")
+                asked: dict[str, Array] = self._do(make, timeout, "a pull")
+                return asked
             # Into arrays as before: all of it is ready.
             deadline = self._deadline(timeout, "a pull")
             uid = self.uid
@@ -131,8 +132,9 @@ class Readable(Handle):
                         known.reads.learn(names, out, request.target)
             except ELSEWHERE as error:
                 read = self._pulling(names, out, None)
-                return self._hear_loss(error, (uid, known), deadline, read)
-            return found
+                found = self._hear_loss(error, (uid, known), deadline, read)
+            values: dict[str, Array] = found
+            return values
         except BaseException as error:
             hide(error)
             raise
@@ -316,17 +318,17 @@ class Readable(Handle):
 
     @property
     @entrance
-    def version(self) -> Any:
+    def version(self) -> int:
         """Smallest version of all shards; awaitable with an asynchronous client."""
         return self._ask("versions", lambda rows: min(self._told(rows)))
 
     @property
     @entrance
-    def versions(self) -> Any:
+    def versions(self) -> tuple[int, ...]:
         """Version of each shard; awaitable with an asynchronous client."""
         return self._ask("versions", self._told)
 
-    def stats(self, *, timeout: Any = DEFAULT) -> Any:
+    def stats(self, *, timeout: Any = DEFAULT) -> dict[str, Any]:
         """Return counters.
 
         Parameters

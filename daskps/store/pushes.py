@@ -54,7 +54,7 @@ class Writable(Handle):
         weight: float = 1.0,
         lr: float | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Apply gradients: one optimizer step, on arrival.
 
         Parameters
@@ -96,7 +96,8 @@ class Writable(Handle):
         """
         try:
             make = self._pushing(grads, weight, lr)
-            return self._do(make, timeout, "a push", producer=True)
+            version: Version = self._do(make, timeout, "a push", producer=True)
+            return version
         except BaseException as error:
             hide(error)
             raise
@@ -199,7 +200,7 @@ class Writable(Handle):
         make = self._pushing(given, weight, lr)
         return link.start(lambda: self._do_async(link, make, deadline, source))
 
-    def add(self, deltas: Mapping[str, Any], *, timeout: Any = DEFAULT) -> Any:
+    def add(self, deltas: Mapping[str, Any], *, timeout: Any = DEFAULT) -> Version:
         """Add to parameters: a plain ``+=`` that no optimizer sees.
 
         Parameters
@@ -228,7 +229,8 @@ class Writable(Handle):
         """
         try:
             make = self._placing(ADD, deltas, "delta")
-            return self._do(make, timeout, "an add", producer=True)
+            version: Version = self._do(make, timeout, "an add", producer=True)
+            return version
         except BaseException as error:
             hide(error)
             raise
@@ -240,7 +242,7 @@ class Writable(Handle):
         allow_extra: bool = False,
         allow_missing: bool = True,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Replace parameters; optimizer state stays.
 
         Parameters
@@ -279,7 +281,8 @@ class Writable(Handle):
                 extra=flag(allow_extra, "allow_extra"),
                 missing=flag(allow_missing, "allow_missing"),
             )
-            return self._do(make, timeout, "an assign", producer=True)
+            version: Version = self._do(make, timeout, "an assign", producer=True)
+            return version
         except BaseException as error:
             hide(error)
             raise
@@ -317,7 +320,7 @@ class Writable(Handle):
 
         return make
 
-    def _remove(self, name: str, ids: Any, timeout: Any) -> Any:
+    def _remove(self, name: str, ids: Any, timeout: Any) -> Version:
         """Forget rows of a table; see :meth:`ParameterTable.remove`."""
 
         def make(meta: StoreMap) -> Request:
@@ -325,7 +328,9 @@ class Writable(Handle):
             calls = intake.removals(meta.layout, table, ids)
             return _in_parts(meta, {}, Step(kind=REMOVE), calls)
 
-        return self._do(make, timeout, f"a remove of {name!r}", producer=True)
+        what = f"a remove of {name!r}"
+        version: Version = self._do(make, timeout, what, producer=True)
+        return version
 
     def pushpull(
         self,
@@ -336,7 +341,7 @@ class Writable(Handle):
         out: Mapping[str, Array] | None = None,
         device: str | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> dict[str, Array]:
         """Push gradients and read all parameters in one round trip.
 
         Parameters
@@ -370,7 +375,8 @@ class Writable(Handle):
             return target_of(meta, None, out, where)
 
         make = self._pushing(grads, weight, lr, target)
-        return self._do(make, timeout, "a pushpull", producer=True)
+        found: dict[str, Array] = self._do(make, timeout, "a pushpull", producer=True)
+        return found
 
 
 def _in_parts(

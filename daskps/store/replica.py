@@ -114,7 +114,7 @@ class Replica:
         """How many steps it has made."""
         return self._steps
 
-    def step(self, grads: Mapping[str, Any], *, timeout: Any = DEFAULT) -> Any:
+    def step(self, grads: Mapping[str, Any], *, timeout: Any = DEFAULT) -> None:
         """Update the replica by the store's rules; every `every` steps sync it.
 
         Parameters
@@ -164,7 +164,7 @@ class Replica:
         link = self._store._bind()  # noqa: SLF001 (ours)
         return link.run(nothing) if link.asynchronous else None
 
-    def sync(self, *, timeout: Any = DEFAULT) -> Any:
+    def sync(self, *, timeout: Any = DEFAULT) -> None:
         """Add what was done here since the last sync, and take over what others did.
 
         Parameters
@@ -338,12 +338,14 @@ class Replica:
         if kind is None:
             self.sync()
 
-    async def __aenter__(self) -> Self:
-        return self
+    if not TYPE_CHECKING:  # see `daskps.aio`
 
-    async def __aexit__(self, kind: object, *exc: object) -> None:
-        if kind is None:
-            await self.sync()
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, kind: object, *exc: object) -> None:
+            if kind is None:
+                await self.sync()
 
     def __reduce__(self) -> Any:
         raise TypeError(

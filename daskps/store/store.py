@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from daskps.checkpoint.listing import SAVED_NBYTES_A_SECOND, CheckpointTarget, sweep
 from daskps.checkpoint.storage import Storage, full_url, options_of
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from daskps.cluster.caller.client import ShardClient
+    from daskps.cluster.caller.link import CallFuture
     from daskps.layout.arrays import Layout
+    from daskps.store.typed import Parameter
     from daskps.typing import Array
 
 #: Names of the attributes that a handle sets on itself.
@@ -78,7 +80,7 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
     >>> store.delete()
     """
 
-    def drain(self, worker: str, *, timeout: Any = DEFAULT) -> Any:
+    def drain(self, worker: str, *, timeout: Any = DEFAULT) -> list[int]:
         """Move all shards of this store off a worker, while everything goes on.
 
         Calls that meet a shard on its way wait for it, and each push counts once. A
@@ -133,7 +135,7 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
 
     def reshard(
         self, shards: Any = None, servers: Any = None, *, timeout: Any = DEFAULT
-    ) -> Any:
+    ) -> None:
         """Cut this store into another number of shards, or lay it out on other workers.
 
         All of its state comes along, to the last bit: optimizer state, rows and counts
@@ -199,7 +201,7 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
         every: int = 1,
         elastic: float | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Replica:
         """Return a copy of the arrays that is trained by itself, and synced at times.
 
         Parameters
@@ -261,10 +263,12 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
         async def made_of(pulled: Awaitable[dict[str, Array]]) -> Replica:
             return made(await pulled)
 
-        found = self.pull(timeout=timeout)
-        return made(found) if isinstance(found, dict) else made_of(found)
+        found: Any = self.pull(timeout=timeout)
+        copy: Any = made(found) if isinstance(found, dict) else made_of(found)
+        replica: Replica = copy
+        return replica
 
-    def snapshot(self, *, timeout: Any = DEFAULT) -> Any:
+    def snapshot(self, *, timeout: Any = DEFAULT) -> Snapshot:
         """Copy all parameters at one moment, while others go on pushing.
 
         For every producer all shards contain the same of its steps; in a BSP run it
@@ -305,6 +309,26 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
         array([0., 2., 4., 6.])
         """
         return self._taken(None, Snapshot, timeout, "a snapshot")
+
+    @overload
+    def save(
+        self,
+        url: Any,
+        *,
+        wait: Literal[True] = ...,
+        storage_options: Mapping[str, Any] | None = ...,
+        timeout: Any = ...,
+    ) -> CheckpointInfo: ...
+
+    @overload
+    def save(
+        self,
+        url: Any,
+        *,
+        wait: Literal[False],
+        storage_options: Mapping[str, Any] | None = ...,
+        timeout: Any = ...,
+    ) -> CallFuture[CheckpointInfo]: ...
 
     def save(
         self,
@@ -391,14 +415,14 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
 
         return self._with_shards(work, timeout, "a save", beside=wait)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Parameter:
         try:
             layout, found = self.layout, None
             with contextlib.suppress(TypeError):  # of what is no name, as below
                 found = layout.table_by_name.get(name)
             if found is not None:
-                return ParameterTable(self, found)
-            return ParameterArray(self, layout[name])
+                return ParameterTable(self, found)  # type: ignore[return-value]
+            return ParameterArray(self, layout[name])  # type: ignore[return-value]
         except BaseException as error:
             hide(error)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from daskps.store.usage_errors import not_a_row, refuses_arithmetic
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from daskps.layout.tables import Table
     from daskps.store.pushes import Writable
     from daskps.typing import Array
+    from daskps.version import Version
 
 
 @refuses_arithmetic
@@ -85,7 +89,7 @@ class ParameterTable:
         return np.dtype(self._table.dtype)
 
     @property
-    def n_rows(self) -> Any:
+    def n_rows(self) -> int:
         """Number of rows that it has now.
 
         With unbounded rows the shards are asked, and with an asynchronous client it is
@@ -94,18 +98,18 @@ class ParameterTable:
         return self._counted("rows", self._table.rows)
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> int:
         """Bytes of all rows that it has now, as for :attr:`n_rows`."""
         return self._counted("nbytes", self._table.nbytes)
 
-    def _counted(self, what: str, known: int) -> Any:
+    def _counted(self, what: str, known: int) -> int:
         """Return what a table with a number of rows knows, and of others all shards."""
         if self._table.is_bounded:
             return known
 
-        def finish(answers: Any) -> Any:
+        def finish(answers: Any) -> int:
             shards = [row for rows in answers for row in rows]
-            return counted_tables(self._store.layout, shards)[self.name][what]
+            return int(counted_tables(self._store.layout, shards)[self.name][what])
 
         return self._store._ask("stats", finish)
 
@@ -115,8 +119,7 @@ class ParameterTable:
                 f"table {self.name[:60]!r} has unbounded rows and its shards must be "
                 f"asked how many; await store[{self.name[:60]!r}].n_rows"
             )
-        found: int = self.n_rows
-        return found
+        return self.n_rows
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +149,7 @@ class ParameterTable:
         out: Array | None = None,
         device: str | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Array:
         """Read rows.
 
         Parameters
@@ -195,7 +198,8 @@ class ParameterTable:
                 one = first._replace(finish=lambda: first.finish()[name])
                 return reading(meta, [one, *rest])
 
-            return self._store._do(make, timeout, f"a pull of {name!r}")
+            rows: Array = self._store._do(make, timeout, f"a pull of {name!r}")
+            return rows
         except BaseException as error:
             hide(error)
             raise
@@ -211,7 +215,7 @@ class ParameterTable:
         weight: float = 1.0,
         lr: float | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> Version:
         """Apply gradients of rows: one optimizer step of the table, on arrival.
 
         Parameters
@@ -256,7 +260,7 @@ class ParameterTable:
             hide(error)
             raise
 
-    def add(self, ids: Any, deltas: Any, *, timeout: Any = DEFAULT) -> Any:
+    def add(self, ids: Any, deltas: Any, *, timeout: Any = DEFAULT) -> Version:
         """Add to rows: a plain ``+=`` that no optimizer sees.
 
         Parameters
@@ -290,7 +294,7 @@ class ParameterTable:
         """
         return self._store.add({self.name: RowGrad(ids, deltas)}, timeout=timeout)
 
-    def assign(self, ids: Any, values: Any, *, timeout: Any = DEFAULT) -> Any:
+    def assign(self, ids: Any, values: Any, *, timeout: Any = DEFAULT) -> Version:
         """Replace rows; optimizer state stays.
 
         Parameters
@@ -324,7 +328,7 @@ class ParameterTable:
         """
         return self._store.assign({self.name: RowGrad(ids, values)}, timeout=timeout)
 
-    def remove(self, ids: Any, *, timeout: Any = DEFAULT) -> Any:
+    def remove(self, ids: Any, *, timeout: Any = DEFAULT) -> Version:
         """Forget rows, with their optimizer state.
 
         Parameters
@@ -364,7 +368,7 @@ class ParameterTable:
         """
         return self._store._remove(self.name, ids, timeout)
 
-    def contains(self, ids: Any, *, timeout: Any = DEFAULT) -> Any:
+    def contains(self, ids: Any, *, timeout: Any = DEFAULT) -> Array:
         """Return which ids the table has.
 
         Parameters
@@ -405,9 +409,10 @@ class ParameterTable:
         def make(meta: StoreMap) -> Request:
             return reading(meta, sought(meta, table, flat, shape))
 
-        return self._store._do(make, timeout, what)
+        looked: Array = self._store._do(make, timeout, what)
+        return looked
 
-    def ids(self, *, timeout: Any = DEFAULT) -> Any:
+    def ids(self, *, timeout: Any = DEFAULT) -> Array:
         """Return the ids of all rows.
 
         Parameters
@@ -436,12 +441,13 @@ class ParameterTable:
         if table.is_bounded:
             return self._at_once(np.arange(table.rows), timeout, what)
 
-        def work(shards: ShardClient, deadline: Deadline) -> Any:
-            return find_ids(shards, table, deadline)
+        return self._store._with_shards(
+            lambda shards, deadline: find_ids(shards, table, deadline), timeout, what
+        )
 
-        return self._store._with_shards(work, timeout, what)
-
-    def pull_changed(self, since: Any = None, *, timeout: Any = DEFAULT) -> Any:
+    def pull_changed(
+        self, since: Any = None, *, timeout: Any = DEFAULT
+    ) -> changes.Changes:
         """Read the rows that others have changed, with what has become of them.
 
         Parameters
@@ -495,7 +501,9 @@ class ParameterTable:
         known = changes.checked_since(store.uid, table, since, link.latest)
         by = store._producer_here(link).id
 
-        def work(shards: ShardClient, deadline: Deadline) -> Any:
+        def work(
+            shards: ShardClient, deadline: Deadline
+        ) -> Coroutine[Any, Any, changes.Changes]:
             asker = changes.Asker(shards, deadline, on_loop=link.asynchronous)
             return changes.find_changes(asker, table, known, by)
 
@@ -503,7 +511,7 @@ class ParameterTable:
             return store._with_shards(work, timeout, what)
         return store._in_thread(work, store._deadline(timeout, what))
 
-    def _at_once(self, found: Array, timeout: Any, what: str) -> Any:
+    def _at_once(self, found: Array, timeout: Any, what: str) -> Array:
         """Return what is known here; with an asynchronous client an awaitable of it."""
 
         async def work(shards: ShardClient, deadline: Deadline) -> Array:
@@ -539,10 +547,6 @@ class ParameterTable:
         >>> store["emb"].to_dask_array().sum().compute()
         np.float32(12.0)
         """
-        table = self._table
-        return self._store._taken(
-            table.index,
-            lambda taken: dask_table(taken, table, alone=True),
-            timeout,
-            f"a copy of {self.name!r}",
-        )
+        table, what = self._table, f"a copy of {self.name!r}"
+        make = partial(dask_table, table=table, alone=True)
+        return self._store._taken(table.index, make, timeout, what)

@@ -40,7 +40,7 @@ class Viewable(Handle):
         min_version: int | None = None,
         max_age: float | str | None = None,
         timeout: Any = DEFAULT,
-    ) -> Any:
+    ) -> dict[str, Array]:
         """Return the arrays at one version, shared by all tasks of this machine.
 
         The first call copies all arrays of the store, at one moment as

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from daskps.typing import Array
 
 
-def create(module: nn.Module, *, optimizer: Any = None, **options: Any) -> Any:
+def create(
+    module: nn.Module, *, optimizer: Any = None, **options: Any
+) -> daskps.ParameterStore:
     """Create a store of all that the `state_dict` of a module names.
 
     Tied weights are in it once, under their first name. The weight of an embedding with

@@ -23,7 +23,7 @@ def train_module(  # noqa: PLR0917 - as `daskps.train`
     X: Any,
     y: Any = None,
     **options: Any,
-) -> Any:
+) -> daskps.TrainResult:
     """Train a module on the data of a cluster, by :func:`daskps.train`.
 
     Parameters

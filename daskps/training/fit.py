@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import codecs, config
 from daskps.combination import Combination, check_rows, check_together
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TrainResult", "run", "train"]
+
+T = TypeVar("T")
 
 #: The way out for loops that start processes, as torch's DataLoader does.
 _DAEMONIC = (
@@ -86,7 +88,7 @@ def train(  # noqa: PLR0913 - the public contract
     retries: int = 0,
     retry_window: Any = "120s",
     timeout: Any = None,
-) -> Any:
+) -> TrainResult:
     """Train the parameters of a store on data, with one trainer per worker.
 
     Data on the cluster is trained on where it lies. With ``scheme="contiguous"`` and
@@ -350,7 +352,7 @@ def train(  # noqa: PLR0913 - the public contract
 @entrance
 def run(  # noqa: PLR0913 - the public contract
     store: ParameterStore,
-    loop: Callable[[Trainer, Any], Any],
+    loop: Callable[[Trainer, Any], T],
     parts: Sequence[Any],
     *,
     workers: str | Iterable[str] | None = None,
@@ -360,7 +362,7 @@ def run(  # noqa: PLR0913 - the public contract
     callbacks: str | Iterable[object] = "auto",
     resumable: bool = False,
     timeout: Any = None,
-) -> Any:
+) -> list[T]:
     """Run a loop of your own in every trainer: one program, many data.
 
     Parameters

@@ -6,7 +6,7 @@ import logging
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daskps import config, limits
 from daskps.cluster import upstream
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Trainers per thread of the cluster above which "auto" takes to the task graph.
 MOST_PER_THREAD = 4
 
@@ -77,7 +78,7 @@ MOST_PER_THREAD = 4
 class Job(RunEvents):
     """One call of `train` or `run` on the client."""
 
-    def start(self, work: Callable[[], Awaitable[Any]], timeout: Any) -> Any:
+    def start(self, work: Callable[[], Awaitable[T]], timeout: Any) -> T:
         """Drive the work from here, or return an awaitable of it."""
         seconds = config.deadline(timeout)
         if not isinstance(self.store, ParameterStore):
@@ -88,7 +89,7 @@ class Job(RunEvents):
         link, what = self.store._bind(), f"a run on store {self.store.name!r}"
         deadline = Deadline(seconds, what)
 
-        async def guarded() -> Any:
+        async def guarded() -> T:
             async def meet(shards: ShardClient, _: Deadline) -> None:
                 await link.directory("locate", uid=shards.meta.uid)
 
@@ -97,7 +98,7 @@ class Job(RunEvents):
                 await self.store._on_loop(link, meet, deadline)
                 return await self.store._guarded(link, work, deadline)
 
-        async def begin(call: UserCall) -> Any:
+        async def begin(call: UserCall) -> T:
             self._call = call
             try:
                 return await link.within(guarded, seconds, what)
@@ -106,13 +107,14 @@ class Job(RunEvents):
                 raise
 
         if link.asynchronous:
-            return self._ended(begin(call_directly))
+            # That is what `daskps.aio` says.
+            return self._ended(begin(call_directly))  # type: ignore[return-value]
         patience = CLEAN_UP_SECONDS + (FINISH_SECONDS if self.checkpoint else 0)
         # In a task its trainers may need this very thread.
         with self._ending(), upstream.stepped_aside():
             return Pump().drive(link, begin, patience)
 
-    async def _ended(self, work: Awaitable[Any]) -> Any:
+    async def _ended(self, work: Awaitable[T]) -> T:
         with self._ending():
             return await work
 

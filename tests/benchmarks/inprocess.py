@@ -107,7 +107,9 @@ def resident(
     asked = {key[1]: n for key, n in during.items() if type(key) is tuple}
     sent = wire["requests"], wire["replies"], wire["nbytes"]
     if shape.by_socket:
-        messages, calls, nbytes = sum(counts for _, counts in found).tolist()
+        messages, calls, nbytes = np.sum(
+            [counts for _, counts in found], axis=0
+        ).tolist()
         sent = calls + messages, calls, calls * PER_FRAMES_NBYTES + nbytes
     return Sample(shape, steps, took, cpu, *sent, asked, during["events"])
 

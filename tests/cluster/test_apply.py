@@ -41,7 +41,7 @@ def test_each_shard_makes_one_update_of_it(way):
     }
     with daskps.create(params, optimizer=optim.SGD(1.0), shards=3) as store:
         assert store.apply(half) == 1
-        found = store.pull()
+        found: Any = store.pull()
         assert found["w"].tolist() == (w / 2).tolist()
         assert found["h"].tolist() == [1.5] * 5
         assert (found["h"].dtype, found["n"].tolist()) == ("f2", [0, 0, 1, 1, 2, 2])
@@ -127,7 +127,7 @@ def test_what_fails_on_one_shard_changes_nothing_there(here, deed, said):
 def test_what_cannot_be_a_function_or_a_name_is_refused(here):
     with daskps.create({"w": np.zeros(3), "t": daskps.TableSpec(3, 2)}) as store:
         with pytest.raises(TypeError, match="f is a function"):
-            store.apply(3)
+            store.apply(3)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="f cannot be pickled"):
             store.apply(partial(at_seven, threading.Lock()))
         for name in ("x", "t"):

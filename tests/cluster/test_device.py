@@ -124,8 +124,9 @@ def test_arrays_in_another_order_are_taken_and_filled(where: Client) -> None:
             s.assign({"t": fake.asarray(values.T.copy()).T})
             s.add({"t": fake.asarray(np.repeat(values, 2, axis=1))[:, ::2]})
             np.testing.assert_array_equal(s.pull()["t"], 2 * values)
-            out = fake.asarray(np.zeros((4, 3))).T
-            assert s.pull(out={"t": out})["t"] is out
+            out: Any = fake.asarray(np.zeros((4, 3))).T
+            found: Any = s.pull(out={"t": out})["t"]
+            assert found is out
             np.testing.assert_array_equal(out.get(), 2 * values)
 
 
@@ -186,7 +187,8 @@ def test_training_ends_as_in_host_memory(
     with make(client, "fake") as there, make(client, None) as here:
         for store in (there, here):
             result = daskps.train(store, gradient, X, X @ wanted, **how)
-            assert result.history[-1].loss < result.history[0].loss
+            losses: list[Any] = [entry.loss for entry in result.history]
+            assert losses[-1] < losses[0]
         assert same(there, here)
 
 

@@ -211,7 +211,7 @@ def test_what_is_no_worker_is_refused(three):
         before = store.placement
         for worker, kind in (("tcp://1.2.3.4:5", ValueError), (3, TypeError)):
             with pytest.raises(kind, match="worker"):
-                store.drain(worker)
+                store.drain(worker)  # type: ignore[arg-type]
         assert store.placement == before
 
 

@@ -143,7 +143,7 @@ def test_run_that_its_caller_ends(client):
 
 @gen_cluster(client=True)
 async def test_run_closed_while_it_is_fenced_has_one_end(c, s, a, b):
-    x = await daskps.create({"w": np.zeros(4)}, client=c)
+    x = await daskps.aio.create({"w": np.zeros(4)}, client=c)
     runs = s.extensions["daskps-directory"].runs
     begin = {
         "policy": ("asp", -1, 0.0),

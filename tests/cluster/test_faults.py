@@ -451,7 +451,7 @@ def test_pushes_of_a_task_that_runs_again_count_once(tmp_path):
 @gen_cluster(client=True, config=CARRIERS["rpc"])
 async def test_a_push_whose_answer_is_cut_off_counts_once(c, s, a, b):
     """It was applied, and its worker lives: what is sent again changes nothing."""
-    made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, servers=[a.address], client=c)
     serve, cut = a.handlers["daskps_call"], list[Any]()
 
     async def serve_and_cut(comm, **message):
@@ -503,7 +503,7 @@ def push_around(handle, name):
 
 async def pushes_of(c, worker, name, **how):
     """A store, and a task that has pushed to it once."""
-    made = await daskps.create(
+    made = await daskps.aio.create(
         {"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[worker], client=c
     )
     BODIES[name] = body = Body()

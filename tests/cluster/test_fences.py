@@ -180,16 +180,16 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
     monkeypatch.setitem(HOST.by_name, "begin_run", served_by("begin_run", silent))
     monkeypatch.setattr(link, "GRACE_SECONDS", 0.01)
     params, sgd = {"w": np.zeros(10, "f4")}, optim.SGD(1.0)
-    async with await daskps.create(params, client=c, optimizer=sgd) as made:
+    async with await daskps.aio.create(params, client=c, optimizer=sgd) as made:
         with pytest.raises(TimeoutError, match="a run on store"):
-            await daskps.run(made, step, [1], timeout=0.05)
+            await daskps.aio.run(made, step, [1], timeout=0.05)
         [left] = left_behind(bound_link(made))
         with pytest.raises(daskps.ConsistencyError, match="is training store"):
-            await daskps.run(made, step, [1])
+            await daskps.aio.run(made, step, [1])
         go_on.set()
         await left
         assert not left_behind(bound_link(made))
-        assert await daskps.run(made, step, [2]) == [2]
+        assert await daskps.aio.run(made, step, [2]) == [2]
 
         async def fails(host, **kwargs):
             await go_on.wait()
@@ -199,7 +199,7 @@ async def test_a_silent_host_keeps_no_caller_beyond_its_timeout(
         failing = served_by("begin_run", fails)
         monkeypatch.setitem(HOST.by_name, "begin_run", failing)
         with pytest.raises(TimeoutError, match="a run on store"):
-            await daskps.run(made, step, [1], timeout=0.05)
+            await daskps.aio.run(made, step, [1], timeout=0.05)
         [left] = left_behind(bound_link(made))
         go_on.set()
         await asyncio.wait({left})
@@ -354,12 +354,12 @@ def test_close_after_the_client_is_closed(cluster):
 @gen_cluster(client=True)
 async def test_close_after_an_asynchronous_client_is_closed(c, s, a, b):
     async with Client(s.address, asynchronous=True) as other:
-        async with await daskps.create({"w": 1.0}, client=other) as session:
-            named = await daskps.create({"w": 1.0}, client=other, name="stays")
+        async with await daskps.aio.create({"w": 1.0}, client=other) as session:
+            named = await daskps.aio.create({"w": 1.0}, client=other, name="stays")
             await other.close()
-        assert await session.close() is None
-        assert await named.close() is None
-    await (await daskps.open("stays", client=c)).delete()
+        await session.close()
+        await named.close()
+    await (await daskps.aio.open("stays", client=c)).delete()
 
 
 @pytest.mark.parametrize("min_version", [1, 7])
@@ -419,7 +419,7 @@ async def test_cancelled_create_reserves_nothing(c, s, a, b):
 
         full = await create()
         with pytest.raises(daskps.LayoutError, match="memory"):
-            await daskps.create({"w": np.zeros(one)}, client=c)
+            await daskps.aio.create({"w": np.zeros(one)}, client=c)
         await full.delete()
         steps, cancelled, made = 0, 0, False
         while not made:
@@ -432,7 +432,7 @@ async def test_cancelled_create_reserves_nothing(c, s, a, b):
                 made = True
             except asyncio.CancelledError:
                 cancelled += 1
-                assert await daskps.list_stores(client=c) == []
+                assert await daskps.aio.list_stores(client=c) == []
                 again = await create()
             np.testing.assert_array_equal(await again["w"].pull(), 0.0)
             await again.delete()

@@ -191,7 +191,7 @@ def test_a_closed_handle_keeps_no_memory_of_a_store_that_goes_on(machine_cluster
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_close_that_nobody_answers_keeps_no_anchor(c, s, a, monkeypatch):
-    made = await daskps.create({"w": W}, client=c)
+    made = await daskps.aio.create({"w": W}, client=c)
     link = bound_link(made)
     assert anchor_key(label_of(made.name, made.uid), 0) in s.tasks
     never = asyncio.Event()
@@ -214,7 +214,7 @@ async def test_close_waits_for_the_owners_but_not_for_silent_ones(c, s, a, monke
         return await drop.function(host, store)
 
     monkeypatch.setitem(HOST.by_name, "drop", served_by("drop", late))
-    first, second = [await daskps.create({"w": W}, client=c) for _ in range(2)]
+    first, second = [await daskps.aio.create({"w": W}, client=c) for _ in range(2)]
     monkeypatch.setattr(store_registry, "FREE_SECONDS", 60)
     closing = asyncio.ensure_future(first.close())
     await asked.wait()
@@ -407,7 +407,7 @@ async def add_plugin_again(dask_worker):
 @gen_cluster(client=True)
 async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
     """With its last member the directory goes, and what could be adopted there."""
-    made = await daskps.create({"w": W}, servers=[a.address], client=c)
+    made = await daskps.aio.create({"w": W}, servers=[a.address], client=c)
     async with Worker(s.address) as late:
         for worker in (a, b, late):
             members = members_of(HOSTS[worker.address])
@@ -419,11 +419,11 @@ async def test_worker_without_a_shard_keeps_the_memory_of_others(c, s, a, b):
 @gen_cluster(client=True)
 async def test_worker_that_joins_later_has_a_host(c, s, a, b):
     """Before it runs a task, and new stores use it."""
-    made = await daskps.create({"w": W}, client=c)
+    made = await daskps.aio.create({"w": W}, client=c)
     async with Worker(s.address) as late:
         found = await c.submit(add_and_pull, made, workers=[late.address])
         np.testing.assert_array_equal(found, W + 1)
-        wide = await daskps.create({"w": W}, client=c)
+        wide = await daskps.aio.create({"w": W}, client=c)
         assert set(wide.placement) == {a.address, b.address, late.address}
         await wide.close()
     await made.close()
@@ -441,7 +441,7 @@ async def test_downscaling_keeps_room_for_shards(c, s, a, b, d):
     servers = [a.address, b.address]
     params = {"w": np.zeros(4), "more": np.zeros(40_000)}
     placement = {"w": a.address, "more": b.address}
-    made = await daskps.create(
+    made = await daskps.aio.create(
         params, servers=servers, placement=placement, shards=2, client=c
     )
     assert set(s.workers_to_close(n=3)) == {a.address, d.address}
@@ -453,20 +453,20 @@ async def test_downscaling_keeps_room_for_shards(c, s, a, b, d):
 
 @gen_cluster(client=True)
 async def test_worker_without_a_host_is_refused_by_name(c, s, a, b):
-    await daskps.list_stores(client=c)
+    await daskps.aio.list_stores(client=c)
     del b.handlers["daskps_control"]
     with pytest.raises(daskps.ProtocolError, match=f"{b.address}.*preload"):
-        await daskps.create({"w": W}, client=c)
-    assert await daskps.list_stores(client=c) == []
+        await daskps.aio.create({"w": W}, client=c)
+    assert await daskps.aio.list_stores(client=c) == []
     assert not s.extensions["daskps-directory"].stores
-    made = await daskps.create({"w": W}, servers=[a.address], client=c)
+    made = await daskps.aio.create({"w": W}, servers=[a.address], client=c)
     np.testing.assert_array_equal(await made["w"].pull(), W)
     await made.close()
 
 
 @gen_cluster(client=True)
 async def test_worker_of_another_protocol_is_refused_by_name(c, s, a, b):
-    await daskps.list_stores(client=c)
+    await daskps.aio.list_stores(client=c)
     host = HOSTS[b.address]
 
     async def newer(method, **kwargs):
@@ -476,13 +476,13 @@ async def test_worker_of_another_protocol_is_refused_by_name(c, s, a, b):
 
     b.handlers["daskps_control"] = newer
     with pytest.raises(daskps.ProtocolError, match=f"{b.address}.* 99 .*9.9"):
-        await daskps.create({"w": W}, client=c)
+        await daskps.aio.create({"w": W}, client=c)
     assert not s.extensions["daskps-directory"].stores
 
 
 @gen_cluster(client=True)
 async def test_scheduler_of_another_protocol_is_refused(c, s, a, b):
-    await daskps.list_stores(client=c)
+    await daskps.aio.list_stores(client=c)
     reply = await c.scheduler.daskps_directory(
         method="hello", protocol=99, version="9.9"
     )
@@ -495,7 +495,7 @@ async def test_scheduler_of_another_protocol_is_refused(c, s, a, b):
     config={"distributed.worker.blocked-handlers": ["daskps_call"], **CARRIERS["rpc"]},
 )
 async def test_a_message_that_workers_have_blocked_is_named(c, s, a, b):
-    made = await daskps.create({"w": W}, client=c)
+    made = await daskps.aio.create({"w": W}, client=c)
     with pytest.raises(ValueError, match="'daskps_call' handler has been explicitly"):
         await made.add({"w": W})
     await made.close()
@@ -523,7 +523,7 @@ async def test_servers(c, s, a, b, d, resource):
     """By resource, all, or by address; "auto" takes those with PS where any has it."""
 
     async def owners(servers, **kwargs):
-        async with await daskps.create(
+        async with await daskps.aio.create(
             {"w": W}, servers=servers, client=c, **kwargs
         ) as made:
             return list(made.placement)

@@ -243,10 +243,12 @@ async def test_a_mistake_prints_no_frames(c, s, a, b, monkeypatch):
 
     keep, logger = Keep(), logging.getLogger("distributed.worker")
     monkeypatch.setattr(logger, "handlers", [*logger.handlers, keep])
-    made = await daskps.create({"w": np.zeros(2)}, client=c, optimizer=optim.SGD(0.1))
+    made = await daskps.aio.create(
+        {"w": np.zeros(2)}, client=c, optimizer=optim.SGD(0.1)
+    )
     for execution in ("resident", "graph"):
         with pytest.raises(ZeroDivisionError):
-            await daskps.train(made, gradient, np.ones((8, 2)), execution=execution)
+            await daskps.aio.train(made, gradient, np.ones((8, 2)), execution=execution)
     said = [record.getMessage() for record in keep.records]
     assert not any("Compute Failed" in text or "File" in text for text in said)
     assert any("failed: ZeroDivisionError('on purpose')" in text for text in said)

@@ -36,7 +36,8 @@ def test_what_matches_first_decides_and_one_worker_keeps_it_whole(here):
     with daskps.create(params, shards=6, placement=on) as store:
         assert store.placement == (a, a, b, b, c, c)
         layout = store.layout
-        found = {p.name: p.shards for p in (*layout.parameters, *layout.tables)}
+        held: Any = (*layout.parameters, *layout.tables)
+        found = {p.name: p.shards for p in held}
         assert found == {
             "net/w": (2,),
             "net/b": (4,),

@@ -21,7 +21,7 @@ ONES = {"w": np.ones(4096)}
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs=LIMITED)
 async def test_a_worker_that_dask_has_paused_serves_its_shards(c, s, a, way):
     with dask.config.set(CARRIERS[way]):
-        made = await daskps.create({"w": np.zeros(4096)}, client=c)
+        made = await daskps.aio.create({"w": np.zeros(4096)}, client=c)
         manager = a.memory_manager
         enough, manager.memory_pause_fraction = manager.memory_pause_fraction, 1e-9
         await manager.memory_monitor(a)
@@ -35,7 +35,7 @@ async def test_a_worker_that_dask_has_paused_serves_its_shards(c, s, a, way):
             dask.config.set({"daskps.register-timeout": "100ms"}),
             pytest.raises(daskps.NotEnoughWorkersError, match=f"{a.address}: paused"),
         ):
-            await daskps.create({"w": np.zeros(4)}, client=c)
+            await daskps.aio.create({"w": np.zeros(4)}, client=c)
         # Paused it was all the time: no task has run.
         assert not waiting.done()
         manager.memory_pause_fraction = enough
@@ -47,7 +47,7 @@ async def test_a_worker_that_dask_has_paused_serves_its_shards(c, s, a, way):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs=LIMITED)
 async def test_no_shard_is_what_dask_spills_to_disk(c, s, a):
     """All that it can move there is a name for each shard, and comes back as that."""
-    made = await daskps.create({"w": np.zeros(4096)}, client=c, shards=2)
+    made = await daskps.aio.create({"w": np.zeros(4096)}, client=c, shards=2)
     await made.add(ONES)
     while a.data.fast:
         a.data.evict()
@@ -83,8 +83,8 @@ async def test_one_thread_is_enough_for_a_shard_and_who_waits_for_it(c, s, a, n,
     """A task that pushes and pulls has the only one, then a trainer."""
     with dask.config.set(CARRIERS[way]):
         rule = optim.SGD(1.0)
-        made = await daskps.create({"w": np.zeros(4096)}, client=c, optimizer=rule)
+        made = await daskps.aio.create({"w": np.zeros(4096)}, client=c, optimizer=rule)
         assert await c.submit(push_and_pull, made, n) == 0
-        assert await daskps.run(made, loop, [n]) == [n]
+        assert await daskps.aio.run(made, loop, [n]) == [n]
         assert await made.version == 2 * n
         await made.close()

@@ -276,8 +276,8 @@ async def test_asynchronous_clients(c, s, a):
     del pending
     gc.collect()
     while uid in stores:
-        await daskps.list_stores()
-    async with daskps.create({"w": np.zeros(4)}) as store:
+        await daskps.aio.list_stores()
+    async with daskps.aio.create({"w": np.zeros(4)}) as store:
         assert await store.add(ONES) == 1
     assert store.uid not in stores
 
@@ -287,7 +287,7 @@ def test_no_room_collects_garbage_first(client, no_garbage):
     big = {"w": ArraySpec((1000,), "f8")}
     with dask.config.set({"daskps.memory-share": 1_000_000 / limit}):
         store = daskps.create(big)
-        cycle = [store]
+        cycle: list[object] = [store]
         cycle.append(cycle)
         gone, name, uid = weakref.ref(store), store.name, store.uid
         with pytest.raises(daskps.LayoutError) as caught:

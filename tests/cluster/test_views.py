@@ -430,7 +430,7 @@ def test_files_of_a_killed_worker_are_removed() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_asynchronous_clients_await_views(c: Any, *_: Any) -> None:
-    store = await daskps.create({"w": np.zeros(5)}, client=c)
+    store = await daskps.aio.create({"w": np.zeros(5)}, client=c)
     found = await store.view("w")
     assert found["w"].tolist() == [0] * 5
     await store.add({"w": np.ones(5)})

@@ -67,7 +67,7 @@ def calls(client: Client, name: str) -> dict[str, Callable[[], Any]]:
         "remove": lambda: unbounded.remove([1]),
         "contains": lambda: unbounded.contains([1]),
         "scale_lr": lambda: store.scale_lr(0.5),
-        "apply": lambda: store.apply(np.sign, "w"),
+        "apply": lambda: store.apply(lambda block, name: -block, "w"),
         "aggregate": lambda: store.aggregate([ONES, ONES]),
         "save": lambda: store.save("memory://unreached"),
         "train": lambda: train(store, "resident"),

@@ -98,7 +98,7 @@ class Draining:
             worker = f"sim://{CHANCE.choice(self._world.live).name}"
             try:
                 name = CHANCE.choice([e.name for e in self._stores()])
-                store = await daskps.open(name, client=client)
+                store = await daskps.aio.open(name, client=client)
             except EXPECTED:
                 continue
             try:

@@ -117,7 +117,7 @@ async def opened(name: str, client: Client) -> Any:
     """Return a handle of a store, however often that has to be tried."""
     while True:
         try:
-            return await daskps.open(name, client=client)
+            return await daskps.aio.open(name, client=client)
         except EXPECTED:
             await asyncio.sleep(0.1)
 

@@ -152,7 +152,7 @@ class OneHotPushes:
 
     async def push_last(self, client: Client) -> None:
         """Push once more when all is quiet: that must go well."""
-        store = await daskps.open(self.name, client=client)
+        store = await daskps.aio.open(self.name, client=client)
         await self._push_once(store, self.n_pushes - 1)
 
     async def _push_once(self, store: Any, push: int) -> Any:

@@ -275,7 +275,7 @@ class _Scenario:
 async def _create(
     job: OneHotPushes | Training | Exchanges, client: Client, copies: int = 1
 ) -> Layout:
-    store = await daskps.create(
+    store = await daskps.aio.create(
         job.params(),
         name=job.name,
         shards=N_SHARDS,
@@ -288,7 +288,7 @@ async def _create(
 
 
 async def _pull(job: OneHotPushes | Training, client: Client) -> Any:
-    store = await daskps.open(job.name, client=client)
+    store = await daskps.aio.open(job.name, client=client)
     values = await store.pull(rows=job.asked(), timeout=LAST_SECONDS)
     ids, stats = await store[ANY].ids(timeout=LAST_SECONDS), await store.stats()
     return {**values, "ids": ids, "shards": stats["shards"]}

@@ -660,8 +660,8 @@ def test_a_save_may_be_killed_at_every_operation(fallible):
         again.delete()
         third = store.save(url, storage_options=options)
         assert third.sequence > there[-1].sequence
-        again = daskps.list_checkpoints(url, storage_options=options)
-        assert again == [*there, third]
+        listed = daskps.list_checkpoints(url, storage_options=options)
+        assert listed == [*there, third]
         if not was_killed:
             break
         at += 1

@@ -366,7 +366,7 @@ def test_an_asynchronous_client_awaits_syncs(cluster):
     async def work():
         async with (
             Client(cluster.scheduler.address, asynchronous=True) as client,
-            daskps.create(
+            daskps.aio.create(
                 {"w": np.zeros(4)}, optimizer=optim.SGD(0.1), client=client
             ) as store,
         ):
@@ -374,8 +374,8 @@ def test_an_asynchronous_client_awaits_syncs(cluster):
             for _ in range(3):
                 await replica.step({"w": np.ones(4)})
             first = await store.pull()
-            with pytest.raises(TypeError, match="use async with"), replica:
-                pass
+            with pytest.raises(TypeError, match="use async with"):
+                replica.__enter__()  # type: ignore[attr-defined]
             future = replica.sync_async()
             replica.params["w"] += 1
             await replica.sync()

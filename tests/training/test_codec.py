@@ -246,10 +246,12 @@ async def test_large_gradients_are_widened_off_the_event_loop(c, s, a, b):
             trainer.push({name: np.ones(n, "f4")})
 
     params = {"large": np.zeros(400_000, "f4"), "small": np.zeros(10, "f4")}
-    store = await daskps.create(params, optimizer=optim.SGD(1.0), servers=[a.address])
+    store = await daskps.aio.create(
+        params, optimizer=optim.SGD(1.0), servers=[a.address]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hosts, "widened", watched)
-        await daskps.run(store, loop, [None], codec="bf16")
+        await daskps.aio.run(store, loop, [None], codec="bf16")
     assert seen == {True: {False}, False: {True}}
     await store.close()
 

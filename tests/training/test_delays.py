@@ -133,7 +133,8 @@ def test_one_trainer_of_train_has_no_delay(way, codec):
             found.append(result.weights["w"])
             delays = [dict(row["delays"]) for row in store.stats()["shards"]]
             assert delays == [{} if sync == "asp" else {0: 10}] * 2
-    np.testing.assert_array_equal(*found)
+    plain, damped = found
+    np.testing.assert_array_equal(plain, damped)
 
 
 @pytest.mark.parametrize(

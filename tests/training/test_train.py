@@ -750,7 +750,7 @@ def on_async_client(client, work):
 
 def test_cancelled_awaitable_ends_the_run(train, way):
     async def work(client):
-        store = await daskps.create(START, optimizer=optim.SGD(0.05), client=client)
+        store = await daskps.aio.create(START, optimizer=optim.SGD(0.05), client=client)
         started = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -783,7 +783,7 @@ def test_asynchronous_client_trains_and_stops(train, way):
         return {"n": len(seen)}
 
     async def work(client):
-        async with await daskps.create(
+        async with await daskps.aio.create(
             START, optimizer=optim.SGD(0.05), client=client
         ) as store:
             result = await train(

@@ -26,7 +26,7 @@ W = np.arange(6, dtype="f8").reshape(2, 3)
 
 async def made(client, **kwargs):
     kwargs.setdefault("optimizer", optim.SGD(1.0))
-    return await daskps.create({"w": W, "b": 0.0}, client=client, **kwargs)
+    return await daskps.aio.create({"w": W, "b": 0.0}, client=client, **kwargs)
 
 
 @gen_cluster(client=True)
@@ -68,8 +68,8 @@ async def test_asarray_raises(c, s, a, b):
 @gen_cluster(client=True)
 async def test_async_with_frees_the_store(c, s, a, b):
     async with await made(c) as store:
-        assert len(await daskps.list_stores(client=c)) == 1
-    assert await daskps.list_stores(client=c) == []
+        assert len(await daskps.aio.list_stores(client=c)) == 1
+    assert await daskps.aio.list_stores(client=c) == []
     with pytest.raises(daskps.StoreClosedError):
         await store.pull()
     await store.close()
@@ -87,7 +87,7 @@ async def test_plain_with_is_refused(c, s, a, b):
 async def test_unattached_handle_says_what_to_do(c, s, a, b):
     """Attributes cannot ask; any awaited method attaches the handle."""
     async with await made(c, name="open") as store:
-        again = daskps.ParameterStore(store.uid, store.name)
+        again = daskps.aio.AsyncParameterStore(store.uid, store.name)
         with c.as_current():
             for attribute in ("names", "layout", "placement", "nbytes", "optimizer"):
                 with pytest.raises(RuntimeError, match="await"):
@@ -97,7 +97,7 @@ async def test_unattached_handle_says_what_to_do(c, s, a, b):
             await again.pull("b")
             assert again.names == ["w", "b"]
             np.testing.assert_array_equal(await again["w"][1], W[1])
-            again = await daskps.open("open", client=c)
+            again = await daskps.aio.open("open", client=c)
             assert again == store
             assert again.names == ["w", "b"]
         await store.delete()
@@ -219,7 +219,7 @@ def test_asynchronous_client_beside_a_synchronous_one(cluster):
 
     async def other():
         async with Client(cluster.scheduler.address, asynchronous=True) as c:
-            same = await daskps.open("both", client=c)
+            same = await daskps.aio.open("both", client=c)
             await same.add({"w": np.ones_like(W)})
             return await same.version
 
@@ -299,25 +299,25 @@ def test_what_work_raises_at_once_is_heard():
 
 @gen_cluster(client=True)
 async def test_a_store_is_made_and_closed_by_async_with(c, s, a, b):
-    async with daskps.create({"w": W}, client=c) as store:
+    async with daskps.aio.create({"w": W}, client=c) as store:
         np.testing.assert_array_equal((await store.pull())["w"], W)
     with pytest.raises(StoreClosedError, match="freed the store"):
         await store.pull()
     kept, other = await asyncio.gather(
-        asyncio.create_task(daskps.create({"w": W}, client=c, name="kept")),
-        daskps.create({"w": W}, client=c),
+        asyncio.create_task(daskps.aio.create({"w": W}, client=c, name="kept")),
+        daskps.aio.create({"w": W}, client=c),
     )
-    async with daskps.open("kept", client=c) as opened, other:
+    async with daskps.aio.open("kept", client=c) as opened, other:
         assert opened == kept
     await kept.pull()
     with pytest.raises(StoreExistsError):
-        async with daskps.create({"w": W}, client=c, name="kept"):
+        async with daskps.aio.create({"w": W}, client=c, name="kept"):
             raise AssertionError("begun")
 
 
 @gen_cluster(client=True)
 async def test_a_store_that_was_not_awaited_says_so(c, s, a, b):
-    made = daskps.create({"w": W}, client=c)
+    made: Any = daskps.create({"w": W}, client=c)
     with pytest.raises(TypeError, match=r"async with daskps\.create"), made:
         raise AssertionError("begun")
     for use in (lambda: made["w"], lambda: made.pull()):
@@ -336,5 +336,5 @@ async def test_saving_and_restoring_are_awaited(c, s, a, b, tmp_path):
     assert isinstance(writing, CallFuture)
     second = await writing
     assert (info.sequence, second.sequence) == (1, 2)
-    async with daskps.restore(tmp_path, client=c, shards=1) as again:
+    async with daskps.aio.restore(tmp_path, client=c, shards=1) as again:
         assert ((await again["w"].pull()) == W - 1).all()

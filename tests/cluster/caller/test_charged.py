@@ -261,7 +261,8 @@ def same_rounds(client, other, rng):
                 s, gradient, X, execution="graph", trainers=3, batch_size=5
             )
             found.append(trained.weights["w"])
-    np.testing.assert_array_equal(*found, strict=True)
+    one, two = found
+    np.testing.assert_array_equal(one, two, strict=True)
 
 
 def test_rounds_of_the_graph_have_the_same_bits(charged, machine_cluster, rng):

@@ -189,7 +189,7 @@ def test_snapshot_inside_a_task():
 
 @gen_cluster(client=True)
 async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
-    made = await daskps.create({"w": np.ones((4, 3)), "b": 1.0}, client=c)
+    made = await daskps.aio.create({"w": np.ones((4, 3)), "b": 1.0}, client=c)
     snapshot = await made.snapshot()
     found = await c.compute(snapshot["w"].sum())
     assert found == 12
@@ -206,7 +206,7 @@ async def test_snapshot_of_an_asynchronous_client(c, s, a, b):
 async def test_a_snapshot_takes_one_task_per_host_however_many_shards(c, s, a, b):
     """And its arrays none: what rows at the border of two hosts lack comes when computed."""
     params = {"w": np.arange(303.0).reshape(101, 3), "b": np.arange(40)}
-    made = await daskps.create(params, client=c, shards=40)
+    made = await daskps.aio.create(params, client=c, shards=40)
     before = set(s.tasks)
     snapshot = await made.snapshot()
     assert len(set(s.tasks) - before) == 2
@@ -268,7 +268,7 @@ def test_rows_that_end_at_another_host_are_of_one_moment(client):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_host_gives_no_edges_that_it_has_not(c, s, a):
-    made = await daskps.create({"w": np.arange(6.0), "b": np.ones(2)}, client=c)
+    made = await daskps.aio.create({"w": np.arange(6.0), "b": np.ones(2)}, client=c)
     host = HOSTS[a.address]
     span = Span(WEIGHTS, 0, 0, 6)
     memory, places = np.arange(6.0).view(np.uint8), {(WEIGHTS, 0): ("float64", 6, 0)}
@@ -313,7 +313,7 @@ def test_copies_that_are_large_have_tasks_of_their_own():
 @gen_cluster(client=True)
 async def test_values_on_the_event_loop(c, s, a, b):
     """What a validation during a run uses."""
-    made = await daskps.create(PARAMS, client=c, shards=3)
+    made = await daskps.aio.create(PARAMS, client=c, shards=3)
     shards = shards_of(made)
     taken = await snapshots.take_snapshot(shards, None, Deadline(10, "a snapshot"))
     found = await snapshots.values(taken)
@@ -325,7 +325,7 @@ async def test_values_on_the_event_loop(c, s, a, b):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_copy_that_outlives_its_cut_is_made_again(c, s, a, monkeypatch):
     """What came after the cut may be in it, and no word of the shard need say so."""
-    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, client=c)
     [hosted] = HOSTS[a.address].shards.values()
     shard: Any = hosted.shard
     copy = Segment.copy
@@ -510,10 +510,10 @@ def test_hosts_release_a_cut_that_was_left_to_itself(client):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
 async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
     """The beginning waits for the mutex of the first shard, the end overtakes it."""
-    made = await daskps.create({"w": np.ones(10)}, client=c, shards=2)
+    made = await daskps.aio.create({"w": np.ones(10)}, client=c, shards=2)
     host = HOSTS[a.address]
     first, second = (host.shards[made.uid, i] for i in (0, 1))
-    about = {"store": made.uid, "cut": "short"}
+    about: Any = {"store": made.uid, "cut": "short"}
     await cuts.prepare_cut(host, index=None, **about)
     with mutex_of(first):
         begun = asyncio.ensure_future(
@@ -538,10 +538,10 @@ async def test_cut_given_up_while_it_begins_holds_nothing(c, s, a):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 2)])
 async def test_a_late_word_of_an_attempt_leaves_the_next_one_alone(c, s, a):
     """On a busy machine the release of one attempt comes after the next has copied."""
-    made = await daskps.create({"w": np.ones(10)}, client=c)
+    made = await daskps.aio.create({"w": np.ones(10)}, client=c)
     host = HOSTS[a.address]
     hosted = host.shards[made.uid, 0]
-    about = {"store": made.uid, "cut": "slow"}
+    about: Any = {"store": made.uid, "cut": "slow"}
     more: Any = {"index": None, "lease_seconds": 60}
     await cuts.prepare_cut(host, index=None, **about)
     for attempt in (1, 2):

@@ -108,7 +108,7 @@ def test_handle_that_has_only_just_met_its_store(client):
 
 @gen_cluster(client=True)
 async def test_on_the_loop_of_the_hosts(c, s, a, b):
-    async with await daskps.create({"w": np.zeros(4)}, client=c) as x:
+    async with await daskps.aio.create({"w": np.zeros(4)}, client=c) as x:
         carriers = (await x.stats())["handle"]["carriers"]
         assert carriers == {a.address: "process", b.address: "process"}
 
@@ -121,7 +121,7 @@ def test_on_another_loop_than_that_of_the_hosts():
         async def carriers():
             address = local.cluster.scheduler_address
             async with Client(address, asynchronous=True) as other:
-                opened = await daskps.open("both", client=other)
+                opened = await daskps.aio.open("both", client=other)
                 found = (await opened.stats())["handle"]
                 await opened.pull()
                 assert "an event loop" in found["why"][x.placement[0]]

@@ -750,7 +750,9 @@ def test_verbs_read_the_configuration_they_need_and_no_more(client, monkeypatch)
     with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(1.0)) as s:
         s.pushpull(ones)
         monkeypatch.setattr(config, "_read", counted)
-        for verb in (s.push, s.add, s.assign, s.pushpull, s["w"].push, s["w"].add):
+        w: Any = s["w"]
+        verbs: Any = (s.push, s.add, s.assign, s.pushpull, w.push, w.add)
+        for verb in verbs:
             read.clear()
             verb(ones if verb.__self__ is s else ones["w"])
             assert sorted(read) == ["finite", "timeout"]

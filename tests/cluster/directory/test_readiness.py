@@ -115,7 +115,9 @@ async def test_a_cluster_asks_when_a_store_is_made_and_when_a_worker_comes(c, s,
         await asked.put(host.worker.address)
 
     with patch.dict(HOST.by_name, warm=served_by("warm", warm)):
-        made = await daskps.create({"w": np.zeros(4)}, client=c, servers=[a.address])
+        made = await daskps.aio.create(
+            {"w": np.zeros(4)}, client=c, servers=[a.address]
+        )
         assert await asyncio.wait_for(asked.get(), 30) == b.address
         async with Worker(s.address, nthreads=1) as late:
             assert await asyncio.wait_for(asked.get(), 30) == late.address

@@ -195,7 +195,7 @@ async def actions(c):
 @gen_cluster(client=True)
 async def test_shards_of_a_worker_that_closes_go_to_another(c, s, a, b):
     """With what waits for them, which is sent again."""
-    made = await daskps.create({"w": np.zeros(4)}, client=c, optimizer=optim.Adam())
+    made = await daskps.aio.create({"w": np.zeros(4)}, client=c, optimizer=optim.Adam())
     version = await made.push({"w": np.ones(4)})
     waiting = made.pull_async(min_version=version + 1)
     await a.close()
@@ -211,7 +211,7 @@ async def test_shards_of_a_worker_that_closes_go_to_another(c, s, a, b):
 async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypatch):
     """It has the shards, and closes before the directory has noted that."""
     more: Any = {"optimizer": optim.Adam(), "servers": [a.address]}
-    made = await daskps.create({"w": np.zeros(6)}, client=c, **more)
+    made = await daskps.aio.create({"w": np.zeros(6)}, client=c, **more)
     await made.push({"w": np.ones(6)})
     wanted = (await made.pull())["w"]
     heirs, adopt = dict[str, Any](), Move.ask_to_adopt
@@ -238,7 +238,7 @@ async def test_an_heir_that_leaves_at_once_loses_nothing(c, s, a, b, d, monkeypa
 @gen_cluster(client=True)
 async def test_the_last_of_a_machine_frees_all(c, s, a, b, caplog):
     """No file, and a typed error at once: nobody could come who has the memory."""
-    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, client=c)
     path = folder_of(config.load().shared_memory, s.id)
     assert len(os.listdir(path)) == 3
     await asyncio.gather(a.close(), b.close())
@@ -256,7 +256,7 @@ async def test_the_last_of_a_machine_frees_all(c, s, a, b, caplog):
 @gen_cluster(client=True)
 async def test_nothing_is_handed_over_of_a_store_that_was_freed(c, s, a, b):
     """As in `client.restart`, whose message to free it a worker may never get."""
-    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, client=c)
     path = folder_of(config.load().shared_memory, s.id)
     book = s.extensions["daskps-directory"]
 
@@ -277,7 +277,7 @@ async def test_nothing_is_handed_over_of_a_store_that_was_freed(c, s, a, b):
 async def test_a_directory_that_is_silent_is_not_waited_for(c, s, a, b, monkeypatch):
     """It hears by itself that the worker is gone; what others may have stays."""
     monkeypatch.setattr(leaving, "TELL_SECONDS", 0.01)
-    made = await daskps.create({"w": np.zeros(4)}, client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, client=c)
     forever = asyncio.Event()
 
     async def hang(**kwargs):
@@ -295,18 +295,18 @@ async def test_a_directory_that_is_silent_is_not_waited_for(c, s, a, b, monkeypa
 @gen_cluster(client=True)
 async def test_nothing_is_made_on_a_worker_that_closes(c, s, a, b):
     """Dask ends its plugins before its connections, so it is asked meanwhile."""
-    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, servers=[b.address], client=c)
     HOSTS[a.address].is_leaving = True
     with pytest.raises(daskps.ShardLostError, match="closes") as caught:
-        await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
+        await daskps.aio.create({"w": np.zeros(4)}, servers=[a.address], client=c)
     assert caught.value.worker == a.address
-    assert len(await daskps.list_stores(client=c)) == 1
+    assert len(await daskps.aio.list_stores(client=c)) == 1
     await made.close()
 
 
 @gen_cluster(client=True)
 async def test_a_host_that_has_closed_refuses_work_by_type(c, s, a, b):
-    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, servers=[b.address], client=c)
     host = HOSTS[a.address]
     await a.close()
     await made.close()
@@ -317,7 +317,7 @@ async def test_a_host_that_has_closed_refuses_work_by_type(c, s, a, b):
 @gen_cluster(client=True)
 async def test_work_that_a_closing_host_leaves_is_refused_by_type(c, s, a, b):
     """Not with a cancellation, which nobody has asked for and Dask takes for its own."""
-    made = await daskps.create({"w": np.zeros(4)}, servers=[b.address], client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, servers=[b.address], client=c)
     host, free = HOSTS[a.address], threading.Event()
     n = config.load().threads
     busy = [asyncio.ensure_future(host.in_thread(free.wait)) for _ in range(n)]
@@ -338,7 +338,7 @@ async def test_work_that_a_closing_host_leaves_is_refused_by_type(c, s, a, b):
 @gen_cluster(client=True)
 async def test_a_locked_shard_is_left_as_by_a_worker_that_died(c, s, a, b, monkeypatch):
     monkeypatch.setattr(leaving, "LOCK_SECONDS", 0.01)
-    made = await daskps.create({"w": np.zeros(4)}, servers=[a.address], client=c)
+    made = await daskps.aio.create({"w": np.zeros(4)}, servers=[a.address], client=c)
     [hosted] = HOSTS[a.address].shards.values()
     block: Any = hosted.block
     lock = block.lock()

@@ -211,7 +211,7 @@ def test_asynchronous_client_sends_messages_and_meets_the_socket(machine):
     async def other(name):
         address = machine.scheduler.address
         async with Client(address, asynchronous=True) as client:
-            x = await daskps.open(name, client=client)
+            x = await daskps.aio.open(name, client=client)
             await x.push({"w": np.ones(10, "f4")})
             return (await x.stats())["handle"]["carriers"]
 

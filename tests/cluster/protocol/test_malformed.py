@@ -112,7 +112,9 @@ async def live(c, folder):
         "b": np.float64(1),
         "d": da.zeros(6, chunks=3, dtype="f4"),
     }
-    store = await daskps.create(params, name="s", client=c, optimizer=optim.Adam(0.1))
+    store = await daskps.aio.create(
+        params, name="s", client=c, optimizer=optim.Adam(0.1)
+    )
     grads = {"w": np.ones((4, 3), "f4")}
     await store.push(grads)
     await store.add({"b": np.float64(1)})
@@ -127,14 +129,14 @@ async def live(c, folder):
     await store.scale_lr(0.5)
     await store["w"].dot(np.ones((4, 3), "f4"))
     await store.versions
-    await daskps.open("s", client=c, wait=SECONDS)
-    await daskps.list_stores(client=c)
+    await daskps.aio.open("s", client=c, wait=SECONDS)
+    await daskps.aio.list_stores(client=c)
     X = np.ones((8, 2))
     for execution in ("resident", "graph"):
-        await daskps.train(store, gradient, X, execution=execution, stop=bool)
-    await daskps.run(store, loop, [0, 1], sync="asp", resumable=True)
+        await daskps.aio.train(store, gradient, X, execution=execution, stop=bool)
+    await daskps.aio.run(store, loop, [0, 1], sync="asp", resumable=True)
     params = {"t": daskps.TableSpec(4, 1), "a": daskps.TableSpec(None, 1)}
-    async with await daskps.create(params, client=c, recover_from=folder) as tables:
+    async with await daskps.aio.create(params, client=c, recover_from=folder) as tables:
         for name in params:
             await tables[name].pull_changed()
         deadline, said = Deadline(20, "a save"), saving.TrainingState()

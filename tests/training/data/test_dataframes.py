@@ -368,5 +368,5 @@ def test_a_bad_column_is_refused_before_anything_starts(client: Any) -> None:
 async def test_a_lazy_table_with_an_asynchronous_client(c, s, a, b):
     lazy = dd.from_pandas(WIDE, npartitions=3)
     async with await fresh(client=c) as store:
-        result = await daskps.train(store, gradient, lazy, Y)
+        result = await daskps.aio.train(store, gradient, lazy, Y)
     assert result.version == 1

@@ -802,7 +802,7 @@ async def test_with_an_asynchronous_client(c, s, a, b):
         for given, n in ((data, 4), (parts, 3)):
             spy = Spy()
             trainers = n if given is data else None
-            result = await daskps.train(store, spy, given, trainers=trainers)
+            result = await daskps.aio.train(store, spy, given, trainers=trainers)
             assert result.stats.moved_parts == 0
             events = await c.get_events(spy.topic)
             seen = [row for _, event in events for row in event["rows"]]
