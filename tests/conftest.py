@@ -72,7 +72,7 @@ CLUSTERS = {
 RUNNING = pytest.StashKey[Path]()
 #: Programs without examples: imported a second time, by another name, their functions
 #: would be those of a module that no other process can import.
-collect_ignore = ["benchmarks", "preloaded.py", "simulator"]
+collect_ignore = ["benchmarks", "preloaded.py", "simulator", "typing/programs"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
