@@ -10,86 +10,20 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from distributed import Client
 
 import daskps
+from daskps.testing import PushOracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daskps.typing import Array
 
-#: Bits of a float64 that sums of powers of two fill exactly.
-BITS = 52
-#: Every so many pushes one goes to some of the shards only.
-PARTIAL = 5
 
-
-@dataclass(frozen=True)
-class Oracle:
-    """A layout of pushes: each sets one bit of a parameter of each shard it goes to."""
-
-    shards: int
-    producers: int
-    pushes: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape of the parameter of one shard: a row per producer."""
-        return self.producers, -(-self.pushes // BITS)
-
-    def params(self) -> dict[str, Any]:
-        """Return one parameter per shard; of one size, so that each fills one."""
-        return {f"o{i}": np.zeros(self.shape) for i in range(self.shards)}
-
-    def touched(self, push: int) -> list[int]:
-        """Return the shards a push goes to."""
-        every = list(range(self.shards))
-        if push % PARTIAL == 0 and self.shards > 1:
-            every.remove(push // PARTIAL % self.shards)
-        return every
-
-    def grads(self, producer: int, push: int) -> dict[str, Array]:
-        """Return the gradients of a push."""
-        grad = np.zeros(self.shape)
-        grad[producer, push // BITS] = 2.0 ** (push % BITS)
-        return {f"o{i}": grad for i in self.touched(push)}
-
-    def contained(self, values: dict[str, Array]) -> list[list[set[int]]]:
-        """Return for each producer and shard the pushes it contains."""
-        return [
-            [self._bits(-values[f"o{i}"][p]) for i in range(self.shards)]
-            for p in range(self.producers)
-        ]
-
-    def _bits(self, words: Array) -> set[int]:
-        return {
-            at * BITS + bit
-            for at, word in enumerate(words.tolist())
-            for bit in range(BITS)
-            if int(word) >> bit & 1
-        }
-
-    def faults(self, values: dict[str, Array]) -> list[str]:
-        """Return what is inconsistent."""
-        found = []
-        for producer, shards in enumerate(self.contained(values)):
-            for push in set().union(*shards):
-                having = [i for i, of in enumerate(shards) if push in of]
-                if having != self.touched(push):
-                    found.append(f"push {push} of {producer} is on {having} only")
-        return found
-
-    def total(self, values: dict[str, Array]) -> int:
-        """Return how many pushes a snapshot contains."""
-        return sum(len(set().union(*shards)) for shards in self.contained(values))
-
-
-def _pusher(address: str, name: str, oracle: Oracle, producer: int) -> list[float]:
+def _pusher(address: str, name: str, oracle: PushOracle, producer: int) -> list[float]:
     """Push one after the other; return how many seconds each took."""
     with Client(address):
         store = daskps.open(name)
@@ -109,7 +43,7 @@ def _snapshot(client: Client, store: daskps.ParameterStore) -> dict[str, Array]:
 
 def check(
     client: Client,
-    oracle: Oracle,
+    oracle: PushOracle,
     store: daskps.ParameterStore,
     take: Callable[[Client, daskps.ParameterStore], dict[str, Array]] = _snapshot,
 ) -> tuple[int, list[str], list[list[float]]]:

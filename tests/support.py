@@ -5,27 +5,28 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, utils_test
-from distributed.client import _current_client, _global_clients
-from distributed.comm.core import Comm
+from distributed import Client, utils_test
 from distributed.utils import get_mp_context
 from distributed.utils_test import gen_test, popen
 
 import daskps
-from daskps import optim
+from daskps import optim, testing
 from daskps.cluster.protocol.handlers import HOST, Handler
+from daskps.testing import (
+    client,
+    gen_cluster,
+    local_cluster,
+    until,
+)
 from tests import inprocess, socket_tally
 
 __all__ = [
@@ -78,10 +79,7 @@ dask.config.set(OURS)
 dask.config.set(OURS, config=DEFAULTS)
 get_mp_context().set_forkserver_preload(["tests.preloaded"])
 
-#: How long a test waits for what other processes do, in seconds. On a machine of two
-#: cores with a load of ten everything takes five times as long: what takes so long
-#: hangs.
-PATIENCE = 240.0
+PATIENCE, cleaned = testing.PATIENCE, testing.cleaned
 
 #: For each way to a shard the configuration of workers that leave open no other but
 #: messages.
@@ -94,38 +92,6 @@ CARRIERS = {
 }
 
 
-def gen_cluster(*args: Any, **kwargs: Any) -> Any:
-    """Dask's decorator: a cluster on the test's own event loop.
-
-    Dask's closes every client it can find, counts what it finds open and kills all
-    processes; those of the fixtures below are hidden from it.
-    """
-    kwargs["clean_kwargs"] = {"threads": False, "instances": False, "processes": False}
-    decorate = utils_test.gen_cluster(*args, **kwargs)
-
-    def decorator(test: Callable[..., Any]) -> Callable[..., Any]:
-        wrapped = decorate(test)
-
-        @functools.wraps(wrapped)
-        def alone(*args: Any, **kwargs: Any) -> Any:
-            instances = Comm._instances
-            clients, comms = dict(_global_clients), list(instances)
-            _global_clients.clear()
-            instances.clear()
-            current = _current_client.set(None)
-            try:
-                with mock.patch.object(utils_test, "term_or_kill_active_children"):
-                    return wrapped(*args, **kwargs)
-            finally:
-                _current_client.reset(current)
-                _global_clients.update(clients)
-                instances.update(comms)
-
-        return alone
-
-    return decorator
-
-
 @contextmanager
 def carrier_cluster(way: str) -> Iterator[Client]:
     """Two worker processes that reach shards in one way, or by message."""
@@ -135,7 +101,7 @@ def carrier_cluster(way: str) -> Iterator[Client]:
             "distributed.worker.preload": ["tests.socket_tally"] * (way == "socket")
         }
         with dask.config.set(CARRIERS[way] | preload):
-            client = stack.enter_context(local_cluster())
+            client: Any = stack.enter_context(local_cluster())
         _calm(client.cluster.scheduler)
         yield client
 
@@ -155,24 +121,6 @@ def _calm(scheduler: Any) -> None:
     scheduler.handlers["heartbeat_worker"] = heartbeat
     for name in ("idle-timeout", "no-workers-timeout"):
         scheduler.loop.add_callback(scheduler.periodic_callbacks[name].stop)
-
-
-@contextmanager
-def local_cluster(n_workers: int = 2, threads: int = 2, **kwargs: Any) -> Iterator[Any]:
-    """A cluster of real worker processes on loopback, and its client."""
-    options = {
-        "n_workers": n_workers,
-        "threads_per_worker": threads,
-        # Not None: that opens Dask's default port on all interfaces.
-        "dashboard_address": "127.0.0.1:0",
-        "host": "127.0.0.1",
-        "silence_logs": 50,
-        # What it tells the scheduler of itself, and nobody asks for.
-        "scheduler_sync_interval": "1 minute",
-        **kwargs,
-    }
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        yield client
 
 
 #: Options and environment of the workers of `terminal_cluster`: one has a nanny.
@@ -219,27 +167,6 @@ def cluster() -> Iterator[Client]:
     """Two worker processes for all tests that break nothing."""
     with carrier_cluster("process") as client:
         yield client
-
-
-@pytest.fixture
-def client(cluster: Client) -> Iterator[Client]:
-    """The client of the shared cluster; no store may be left in it."""
-    with cleaned(cluster):
-        yield cluster
-
-
-@contextmanager
-def cleaned(cluster: Client) -> Iterator[None]:
-    """Make a client the current one; free the stores that were made meanwhile."""
-    with cluster.as_current():
-        before = {info.uid for info in daskps.list_stores()}
-        yield
-        for info in daskps.list_stores():
-            if info.uid not in before:
-                if info.session:
-                    daskps.ParameterStore(info.uid, info.name).close()
-                else:
-                    daskps.open(info.name).delete()
 
 
 @pytest.fixture(scope="session")
@@ -365,16 +292,6 @@ def open_files() -> set[tuple[str, str]]:
             found.add((fd.name, os.readlink(fd)))
         except OSError:  # the descriptor of this very listing
             continue
-    return found
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait until a condition of another process holds; fail when it never does."""
-    event, deadline = threading.Event(), time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {condition}")
-        event.wait(0.01)
     return found
 
 

@@ -26,6 +26,7 @@ PUBLIC = [
     "daskps.optim",
     "daskps.optim.schedules",
     "daskps.sklearn",
+    "daskps.testing",
     "daskps.training.callbacks",
 ]
 

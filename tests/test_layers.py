@@ -24,6 +24,7 @@ LAYERS = {
     "jax": 5,
     "preload": 5,
     "sklearn": 5,
+    "testing": 5,
     "torch": 5,
     "aio": 4,
     "store": 4,
@@ -50,7 +51,7 @@ LAYERS = {
     "typing": 0,
     "usercode": 0,
 }
-MAY_START_CLUSTERS = {"demo"}
+MAY_START_CLUSTERS = {"demo", "testing"}
 CONCURRENCY = {
     "_thread",
     "asyncio",
@@ -97,6 +98,7 @@ ALSO = {
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},
     **{f"torch.{of}": {"torch"} for of in ("modules", "optimizer", "training")},
+    "testing": {"pytest"},
     "training.callbacks": {"tqdm"},
     "training.result": {"matplotlib", "pandas"},
 }

@@ -264,9 +264,7 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
             return made(await pulled)
 
         found: Any = self.pull(timeout=timeout)
-        copy: Any = made(found) if isinstance(found, dict) else made_of(found)
-        replica: Replica = copy
-        return replica
+        return made(found) if isinstance(found, dict) else made_of(found)  # type: ignore[return-value]
 
     def snapshot(self, *, timeout: Any = DEFAULT) -> Snapshot:
         """Copy all parameters at one moment, while others go on pushing.

@@ -17,11 +17,12 @@ from distributed import Client
 
 import daskps
 from daskps import optim
+from daskps.testing import PushOracle
 from tests.benchmarks import clusters
 from tests.benchmarks.command import benchmark, number
 from tests.benchmarks.report import Verdict
 from tests.benchmarks.samples import Job, Sample, seconds
-from tests.snapshot_oracle import BITS, Oracle, check
+from tests.snapshot_oracle import check
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -36,7 +37,7 @@ PAUSE_SECONDS = 0.1
 
 
 #: What is pushed while single pushes are timed.
-SMALL = Oracle(2, 1, BITS)
+SMALL = PushOracle(2, 1, 52)
 
 
 def waits(
@@ -90,7 +91,7 @@ def big_store(rule: Any) -> daskps.ParameterStore:
 )
 def snapshot(options: Namespace) -> Iterator[Found]:
     """Yield whether snapshots are consistent, and how long pushes wait beside them."""
-    oracle = Oracle(2, options.producers, options.pushes)
+    oracle = PushOracle(2, options.producers, options.pushes)
     with clusters.local(2, close=clusters.CARRIERS) as client:
         params, rule = oracle.params(), optim.SGD(1.0)
         store = daskps.create(params, name="oracle", optimizer=rule, shards=2)

@@ -25,6 +25,7 @@ import dask
 import numpy as np
 
 import daskps
+from daskps import testing
 from tests.cluster import killing_owners
 from tests.support import local_cluster, until
 
@@ -47,24 +48,17 @@ def has_all(client: Any, store: Any) -> bool:
     return len(copies_of(client, store)) == len(store.placement)
 
 
-def kill(client: Any, worker: str) -> None:
-    """Kill a worker, and return once the scheduler knows."""
-    [pid] = client.run(os.getpid, workers=[worker]).values()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: worker not in client.nthreads())
-
-
 def kill_owner(client: Any, store: Any) -> None:
     """Kill the owner of the first shard once all shards have two copies."""
     until(partial(has_all, client, store))
-    kill(client, store.placement[0])
+    testing.kill_owner(client, store)
     store.pull()
 
 
 def kill_copy(client: Any, store: Any) -> None:
     """Kill the worker with the second copy of the first shard."""
     until(partial(has_all, client, store))
-    kill(client, copies_of(client, store)[0])
+    testing.kill_worker(client, copies_of(client, store)[0])
 
 
 def store_on(client: Any) -> daskps.ParameterStore:

@@ -483,7 +483,8 @@ def pause(dask_worker):
 def test_a_worker_that_dask_has_paused_adopts_too():
     """No other worker is left; it serves what it adopts as what it has."""
     with local_cluster(threads=1) as client:
-        for nanny in client.cluster.workers.values():
+        cluster: Any = client.cluster
+        for nanny in cluster.workers.values():
             # No other worker comes.
             nanny.instantiate = mock.AsyncMock()
         a, b = scheduler(client).workers

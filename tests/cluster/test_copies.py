@@ -16,7 +16,7 @@ import pytest
 from distributed.core import Status
 
 import daskps
-from daskps import optim
+from daskps import optim, testing
 from daskps.cluster.caller.link import using
 from daskps.cluster.host.copies import Coming
 from daskps.cluster.host.node import HOSTS
@@ -26,7 +26,6 @@ from tests.cluster import killing_copies, killing_owners
 from tests.cluster.killing_copies import (
     copies_of,
     has_all,
-    kill,
     kill_copy,
     kill_owner,
 )
@@ -83,7 +82,7 @@ def test_everything_is_in_the_copy_to_the_last_bit(apart):
                 until(partial(has_all, apart, store))
                 until(partial(has_all, apart, other))
                 before = all_of(store)
-                kill(apart, store.placement[0])
+                testing.kill_owner(apart, store)
                 same(all_of(store), before)
             pushed(store, k)
             pushed(other, k)
@@ -114,7 +113,7 @@ def test_states_go_by_socket_and_without_one_by_message(apart):
             store.add({"w": np.ones(24)})
         [row] = store.stats()["shards"]
         assert row["behind"] == 0
-        kill(apart, owner)
+        testing.kill_worker(apart, owner)
         assert store.pull()["w"].tolist() == [2.0 * N] * 24
 
 
@@ -495,7 +494,7 @@ def test_a_process_that_is_stopped_does_not_stop_the_store(apart, which):
         for n in (3, 4):
             store.add({"w": np.ones(24)})
             assert store.pull()["w"].tolist() == [float(n)] * 24
-        kill(apart, store.placement[0])
+        testing.kill_owner(apart, store)
         assert store.pull()["w"].tolist() == [4.0] * 24
 
 
@@ -576,7 +575,7 @@ def loop(trainer: Any, turns: list[Any]) -> float:
 def kill_after(client: Any, store: Any, version: int) -> None:
     until(lambda: store.version >= version)
     until(partial(has_all, client, store))
-    kill(client, store.placement[0])
+    testing.kill_owner(client, store)
 
 
 @pytest.mark.parametrize(("sync", "n"), [("asp", 200), ("ssp", 200), ("bsp", 100)])

@@ -20,6 +20,7 @@ from distributed import get_worker
 import daskps
 from daskps import optim
 from daskps.cluster.protocol.deadline import Deadline
+from daskps.testing import kill_owner
 from tests.cluster import killing_trainers
 from tests.seams import shards_of
 from tests.support import CARRIERS, PATIENCE, gen_cluster, local_cluster, store, until
@@ -56,8 +57,7 @@ def test_killed_owner_gives_shard_lost_error(apart):
     """Every later call names shard, worker and reason, and the client stays usable."""
     s = store(apart)
     victim = s.placement[0]
-    os.kill(pid_of(apart, victim), signal.SIGKILL)
-    until(lambda: victim not in apart.nthreads())
+    kill_owner(apart, s)
     for call in (s.pull, lambda: s.push({"w": np.ones(10, "f4")})):
         with pytest.raises(daskps.ShardLostError, match="shard 0") as caught:
             call()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.errors import StoreRestoredError
+from daskps.testing import kill_worker
 from tests.support import PATIENCE, local_cluster, until
 
 
@@ -25,11 +24,6 @@ def apart():
         local_cluster(n_workers=3, threads=1) as client,
     ):
         yield client
-
-
-def kill(client: Any, worker: str) -> None:
-    os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
-    until(lambda: worker not in client.scheduler_info()["workers"])
 
 
 def made(url: Any, **options: Any) -> Any:
@@ -57,7 +51,7 @@ def test_a_task_restores_it_where_no_other_thread_is_free(apart, tmp_path):
     """It steps aside, for what is made anew needs tasks; then all go on."""
     first, second, _ = apart.nthreads()
     store = made(tmp_path, servers=[first, second])
-    kill(apart, first)
+    kill_worker(apart, first)
     others = [w for w in apart.nthreads() if w != first]
     ask = lambda w: apart.submit(pulled, store, workers=[w], pure=False)  # noqa: E731
     found = apart.gather([ask(w) for w in others])
@@ -91,12 +85,12 @@ def test_who_restores_it_is_killed(apart, tmp_path):
     first, second, third = apart.nthreads()
     store = made(tmp_path, servers=[first], name="model")
     apart.run(hang, workers=[second])
-    kill(apart, first)
+    kill_worker(apart, first)
     task = apart.submit(pulled, store, workers=[second])
     events = lambda: [e["action"] for _, e in apart.get_events("daskps")]  # noqa: E731
     until(lambda: "store-recovering" in events())
     pull = store.pull_async(timeout=PATIENCE)
-    kill(apart, second)
+    kill_worker(apart, second)
     with pytest.raises(StoreRestoredError):
         pull.result()
     task.cancel()
@@ -124,7 +118,7 @@ class Killer:
             # The first save may still be under way.
             until(lambda: [*self.folder.glob("*/manifest.json")])
             self.victim = self.store.placement[0]
-            kill(self.client, self.victim)
+            kill_worker(self.client, self.victim)
         return False
 
 
@@ -210,7 +204,7 @@ def test_a_run_is_not_tried_again_on_a_restored_store(apart, tmp_path, is_told):
 
     def restored() -> None:
         until(fails.waits.exists)
-        kill(apart, first)
+        kill_worker(apart, first)
         with pytest.raises(StoreRestoredError):
             (store if is_told else daskps.open("v")).pull()
         fails.goes_on.touch()

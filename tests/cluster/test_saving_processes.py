@@ -23,9 +23,10 @@ from daskps.cluster.machine import blocks
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import LayoutError
+from daskps.testing import PushOracle
 from tests.cluster.saved import filled, link_of, push, restored, save
 from tests.seams import shards_of
-from tests.snapshot_oracle import Oracle, check
+from tests.snapshot_oracle import check
 from tests.support import PATIENCE, cleaned, local_cluster, store, until
 
 
@@ -80,7 +81,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
     monkeypatch.setattr("tests.snapshot_oracle.multiprocessing", ready)
-    oracle = Oracle(shards=3, producers=4, pushes=150)
+    oracle = PushOracle(shards=3, producers=4, pushes=150)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3
     )

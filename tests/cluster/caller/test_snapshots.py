@@ -33,8 +33,9 @@ from daskps.cluster.protocol.packing import unpack_reply
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards.frozen import FrozenShard
 from daskps.shards.memory.segment import Segment
+from daskps.testing import PushOracle
 from tests.seams import bound_link, mutex_of, shards_of
-from tests.snapshot_oracle import Oracle, check
+from tests.snapshot_oracle import check
 from tests.support import PATIENCE, gen_cluster, local_cluster, store, until
 
 RNG = np.random.default_rng(7)
@@ -705,7 +706,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(client, monkeypa
     # As workers: who is spawned imports everything.
     ready = SimpleNamespace(get_context=lambda spawn: get_mp_context())
     monkeypatch.setattr("tests.snapshot_oracle.multiprocessing", ready)
-    oracle = Oracle(shards=3, producers=4, pushes=250)
+    oracle = PushOracle(shards=3, producers=4, pushes=250)
     s = daskps.create(
         oracle.params(), name="oracle", optimizer=optim.SGD(1.0), shards=3
     )
@@ -719,7 +720,7 @@ def test_every_shard_contains_the_same_pushes_of_every_producer(client, monkeypa
 
 
 def test_oracle_sees_a_push_that_is_missing():
-    oracle = Oracle(shards=3, producers=2, pushes=100)
+    oracle = PushOracle(shards=3, producers=2, pushes=100)
     values = oracle.params()
     for push in range(100):
         for name, grad in oracle.grads(1, push).items():

@@ -166,7 +166,7 @@ def test_two_clusters_of_one_user_do_not_meet(machine):
             with other.as_current():
                 assert uses(b) == pytest.approx(-1.0)
             assert set(b.stats()["handle"]["carriers"].values()) == {"machine"}
-        address = other.scheduler.address
+        address = other.scheduler_info()["address"]
     del other
     assert address
     with store(machine) as a:

@@ -726,7 +726,8 @@ def test_a_template_of_nothing_is_refused_and_the_socket_goes_on(client):
 
 def test_sockets_end_with_their_client():
     with dask.config.set(SOCKET), local_cluster(**HERE) as client:
-        with Client(client.scheduler.address, set_as_default=False) as other:
+        address = client.scheduler_info()["address"]
+        with Client(address, set_as_default=False) as other:
             x = daskps.create({"w": np.zeros(4)}, name="kept", client=other)
             opened(x)
             assert given() == 2
