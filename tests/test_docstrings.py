@@ -12,6 +12,7 @@ import doctest
 import inspect
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -99,6 +100,42 @@ def verbs(name: str, cls: type) -> Iterator[str]:
             yield f"daskps.{name}.{method}"
 
 
+def members() -> Iterator[tuple[str, set[str]]]:
+    """Give each public method and property, and the names under which it may be shown.
+
+    Those are of its own class, of bases that are public, and of others that have it of
+    the same base.
+    """
+    classes = {
+        f"{module.__name__}.{name}": value
+        for module in existing(PUBLIC)
+        for name in vars(module).get("__all__", ())
+        if inspect.isclass(value := getattr(module, name))
+        and value.__module__.startswith("daskps")
+    }
+    for of, cls in classes.items():
+        for name, _ in inspect.getmembers_static(cls, is_member):
+            [base, *others] = [b for b in cls.__mro__ if name in vars(b)]
+            foreign = any(
+                not b.__module__.startswith("daskps") for b in (base, *others)
+            )
+            if name.startswith("_") or name in EVENTS or foreign:
+                continue
+            yield (
+                f"{of}.{name}",
+                {
+                    f"{other}.{name}"
+                    for other, also in classes.items()
+                    if also in cls.__mro__ or base in also.__mro__
+                },
+            )
+
+
+def is_member(value: object) -> bool:
+    kinds = property, cached_property, classmethod, staticmethod
+    return inspect.isfunction(value) or isinstance(value, kinds)
+
+
 @pytest.mark.parametrize("name", sorted(set(shown_names())))
 def test_docstring_has_an_example(name: str) -> None:
     assert examples(inspect.getdoc(resolve_name(name)))
@@ -149,5 +186,8 @@ def test_a_missing_example_is_found() -> None:
     names = set(shown_names())
     assert {"daskps.train", "daskps.ParameterStore.pull", "daskps.init"} <= names
     assert {"daskps.Trainer.tick", "daskps.optim.schedules.step"} <= names
+    assert {"daskps.ParameterStore.device", "daskps.Version.of"} <= dict(
+        members()
+    ).keys()
     assert not examples("Return it.\n\nExamples\n--------\nNone yet.")
     assert not examples("Return it.\n\n>>> 1  # outside of the section\n1")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(
     p
-    for p in [ROOT / "README.md", *DOCS.rglob("*.md")]
+    for p in [ROOT / "README.md", *ROOT.glob(".github/*.md"), *DOCS.rglob("*.md")]
     if not p.is_relative_to(DOCS / "_build")
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -89,6 +89,7 @@ def test_python_blocks_run_in_order(page: str, client: Client, tmp_path: Path) -
 
 def test_pages_with_python_are_found() -> None:
     assert {"README.md", "docs/custom-rules.md"} <= set(with_python(PAGES))
+    assert ROOT / ".github" / "CONTRIBUTING.md" in PAGES
     # Of a dozen that start a cluster of processes.
     assert starting() == {"docs/checkpoints.md", "docs/codecs.md"}
 

@@ -24,6 +24,7 @@ import pytest
 from distributed import Client
 
 from tests.support import PATIENCE, gen_cluster
+from tests.test_library import written
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -64,7 +65,8 @@ def said(command: Sequence[object], folder: Path) -> str:
 
 def test_mypy_finds_the_mistakes_and_no_others(tmp_path: Path) -> None:
     quiet = "--hide-error-context", "--no-error-summary", "--no-pretty", "--no-color"
-    text = said(["mypy", "--strict", *quiet, PROGRAMS], tmp_path)
+    library = written(tmp_path)[0]
+    text = said(["mypy", "--strict", *quiet, PROGRAMS, library], tmp_path)
     found: Errors = {}
     for file, number, error in FOUND.findall(text):
         found.setdefault((file, int(number)), error)
