@@ -38,7 +38,8 @@ from daskps.layout.trees import unflatten
 from daskps.store.array import ParameterArray
 from daskps.store.changes import Changes
 from daskps.store.checkpoints import CheckpointInfo, list_checkpoints
-from daskps.store.lifecycle import StoreInfo, create, list_stores, open, restore  # noqa: A004 - used as `daskps.open`, like zarr.open
+from daskps.store.lifecycle import create, open, restore  # noqa: A004 - used as `daskps.open`, like zarr.open
+from daskps.store.listed import StoreInfo, delete, list_stores
 from daskps.store.replica import Replica
 from daskps.store.snapshot import Snapshot
 from daskps.store.specs import ArraySpec, RowGrad, TableSpec
@@ -113,6 +114,7 @@ __all__ = [
     "aio",
     "codecs",
     "create",
+    "delete",
     "hash_ids",
     "init",
     "list_checkpoints",

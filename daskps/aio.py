@@ -18,7 +18,8 @@ Examples
 """
 
 from daskps.store.array import ParameterArray as AsyncParameterArray
-from daskps.store.lifecycle import create, list_stores, open, restore  # noqa: A004 - as daskps.open
+from daskps.store.lifecycle import create, open, restore  # noqa: A004 - as daskps.open
+from daskps.store.listed import delete, list_stores
 from daskps.store.replica import Replica as AsyncReplica
 from daskps.store.store import ParameterStore as AsyncParameterStore
 from daskps.store.table import ParameterTable as AsyncParameterTable
@@ -31,6 +32,7 @@ __all__ = [
     "AsyncParameterTable",
     "AsyncReplica",
     "create",
+    "delete",
     "list_stores",
     "open",
     "predict",

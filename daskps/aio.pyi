@@ -165,6 +165,7 @@ class AsyncReplica:
 create = _opening(daskps.create)
 open = _opening(daskps.open)  # noqa: A001 - as daskps.open
 restore = _opening(daskps.restore)
+delete = _asked(daskps.delete)
 list_stores = _asked(daskps.list_stores)
 predict = _given(daskps.predict)
 train = _trained(daskps.train)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import io
 import json
 import socket
 import subprocess
@@ -73,6 +74,10 @@ def no_scheduler() -> Iterator[None]:
         (["list", "model"], "model"),
         (["show"], "NAME"),
         (["show", "model"], "DASK_SCHEDULER_ADDRESS"),
+        (["watch"], "NAME"),
+        (["watch", "model", "--count", "0"], "x>=1"),
+        (["watch", "model", "--interval", "0"], "x>=0.1"),
+        (["delete", "--yes"], "NAME"),
     ],
 )
 def test_wrong_option_is_one_line_and_status_2(
@@ -236,6 +241,51 @@ def test_scheduler_as_a_client_finds_it(
     assert dask.config.collect_env({"DASK_SCHEDULER_ADDRESS": "tcp://a:1"}) == {
         "scheduler_address": "tcp://a:1"
     }
+
+
+def test_watch_shows_pushes_a_second(
+    client: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = daskps.create({"w": np.zeros(4)}, name="model", shards=2)
+    now = iter((100.0, 104.0))
+    monkeypatch.setattr(stores, "monotonic", lambda: next(now))
+
+    def push(seconds: float) -> None:
+        assert seconds == 3.0
+        for _ in range(10):
+            store.add({"w": np.ones(4)})
+
+    monkeypatch.setattr(stores, "sleep", push)
+    argv = ["watch", "model", "--interval", "3", "--count", "2"]
+    lines = [line.split() for line in said(argv, capsys, client).splitlines()]
+    head = ["shard", "worker", "version", "pushes", "pushes/s", "duplicates", "parked"]
+    assert lines[0] == lines[3] == head
+    assert [(row[0], *row[2:]) for row in lines[1:3]] == [
+        (str(i), "0", "0", "-", "0", "0") for i in range(2)
+    ]
+    assert [(row[0], *row[2:]) for row in lines[4:]] == [
+        (str(i), "10", "10", "2.5", "0", "0") for i in range(2)
+    ]
+    store.delete()
+
+
+def test_delete(
+    client: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daskps.create({"w": np.zeros(4)}, name="model")
+    session = daskps.create({"w": np.zeros(4)})
+    for answer in ("n\n", ""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        argv = ["delete", "model", "--scheduler", client.scheduler.address]
+        assert status(argv) == cli.FAILED
+        assert "free store 'model'" in capsys.readouterr().out
+    assert said(["delete", "model", "--yes"], capsys, client) == (
+        "deleted store 'model'\n"
+    )
+    assert said(["delete", session.uid, "--yes"], capsys, client).startswith("deleted")
+    assert daskps.list_stores() == []
+    assert status([*argv, "--yes"]) == cli.FAILED
+    assert "no store named 'model'" in capsys.readouterr().err
 
 
 def test_show(client: Any, capsys: pytest.CaptureFixture[str]) -> None:

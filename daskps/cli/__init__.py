@@ -9,7 +9,7 @@ import click
 from daskps.cli.checkpoint import checkpoint
 from daskps.cli.demo import demo
 from daskps.cli.group import FAILED, INTERRUPTED, MISUSED, Group
-from daskps.cli.stores import list_, show
+from daskps.cli.stores import delete, list_, show, watch
 from daskps.version import VERSION
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def ps() -> None:
     """Do nothing yet: the command that follows does."""
 
 
-for command in (list_, show, checkpoint, demo):
+for command in (list_, show, watch, delete, checkpoint, demo):
     ps.add_command(command)
 
 

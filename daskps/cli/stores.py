@@ -1,9 +1,12 @@
-"""``daskps list`` and ``daskps show``: what stores a cluster has."""
+"""``daskps list``, ``show``, ``watch`` and ``delete``: the stores of a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import sys
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +15,12 @@ from dask.utils import format_bytes
 from daskps import config
 from daskps.cli.demo import address
 from daskps.cli.group import Failure
-from daskps.cluster.caller.finding import StoreView, find_store, find_stores
+from daskps.cluster.caller.finding import (
+    StoreView,
+    delete_store,
+    find_store,
+    find_stores,
+)
 from daskps.store.repr import counted_tables, printable, shards_line, text_table
 
 if TYPE_CHECKING:
@@ -31,6 +39,8 @@ COUNTERS = (
     "duplicates",
     "parked",
 )
+#: Those that are watched.
+_WATCHED = ("version", "pushes", "rate", "duplicates", "parked")
 #: Shown of shards on devices, and of those that have a second copy.
 _OF_DEVICE = ("device", "device_nbytes")
 _OF_COPIES = ("copy", "copy_nbytes", "behind")
@@ -41,7 +51,7 @@ _BYTES = {
     "device_nbytes": "device memory",
     "copy_nbytes": "copy's memory",
 }
-HEADS = {**_BYTES, "time": "time (UTC)"}
+HEADS = {**_BYTES, "time": "time (UTC)", "rate": "pushes/s"}
 
 _scheduler = click.option(
     "--scheduler",
@@ -112,6 +122,66 @@ def show(name: str, scheduler: str | None, as_json: bool) -> None:
         click.echo()
     every = ("shard", "worker", *COUNTERS)
     click.echo(table(_with_device(every, found["shards"]), found["shards"]))
+
+
+@click.command(short_help="Free a store on all workers.")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+@_scheduler
+def delete(name: str, yes: bool, scheduler: str | None) -> None:
+    """Free the store NAME, which may be its uid, even where others use it.
+
+    Its values are gone then, but for what checkpoints have.
+    """
+    if not yes:
+        click.confirm(f"free store {name!r} and all its values?", abort=True)
+    found = _reach(scheduler, lambda at: delete_store(at, name, CONNECT_SECONDS))
+    if found is None:
+        raise Failure(NO_DASKPS)
+    click.echo(f"deleted store {found!r}")
+
+
+@click.command(short_help="Show a store again and again.")
+@click.argument("name")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="Look so often, then end."
+)
+@_scheduler
+def watch(name: str, interval: float, count: int | None, scheduler: str | None) -> None:
+    """Show the shards of the store NAME with their pushes per second, until Ctrl-C.
+
+    Nothing is changed on the cluster.
+    """
+    before: dict[int, int] = {}
+    began = 0.0
+    for number in itertools.count(1):
+        sight = _reach(scheduler, lambda at: find_store(at, name, CONNECT_SECONDS))
+        if sight is None:
+            raise Failure(NO_DASKPS)
+        now = monotonic()
+        seconds, began = now - began, now
+        rows = [
+            row | {"rate": (row["pushes"] - before[row["shard"]]) / seconds}
+            if row.get("shard") in before and "pushes" in row
+            else row
+            for row in described(sight)["shards"]
+        ]
+        before = {row["shard"]: row["pushes"] for row in rows if "pushes" in row}
+        if sys.stdout.isatty():
+            click.clear()
+        columns = ("shard", "worker", *_WATCHED)
+        click.echo(table(_with_device(columns, rows), rows))
+        if number == count:
+            return
+        sleep(interval)
 
 
 def _with_device(
@@ -242,6 +312,8 @@ def _cell(column: str, row: dict[str, Any]) -> str:
         return "" if "error" in row else "-"
     if column in _BYTES:
         return str(format_bytes(value))
+    if column == "rate":
+        return f"{value:.1f}"
     if column == "shape":
         return str(tuple(value))
     return str(value)

@@ -1,15 +1,12 @@
-"""Making, restoring, finding and listing stores."""
+"""Making, restoring and finding stores."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from dask.utils import format_bytes
 
 from daskps import config
 from daskps.checkpoint import listing
@@ -22,7 +19,6 @@ from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.store.arguments import checked_name
 from daskps.store.blueprints import Wanted, blueprint
 from daskps.store.checkpoints import recovery_target
-from daskps.store.repr import TableList
 from daskps.store.restoring import WantedPart, restored
 from daskps.store.store import ParameterStore
 from daskps.store.usage_errors import lacks
@@ -39,60 +35,6 @@ _AWAIT = (
     "this store is still being made by an asynchronous client; write "
     "store = await daskps.create(...), or async with daskps.create(...) as store"
 )
-
-
-@dataclass(frozen=True)
-class StoreInfo:
-    """One row of :func:`list_stores`.
-
-    Parameters
-    ----------
-    name, uid : str
-        Name and id of the store.
-    session : bool
-        Whether it goes with its last handle, and at the latest with its client.
-    parameters, tables, shards, workers : int
-        How many there are.
-    nbytes : int
-        Bytes of one copy of the values, without unbounded rows: how many of these there
-        are their shards know, see :meth:`ParameterStore.stats`.
-    device : str
-        The device that it is on; "" for host memory.
-
-    Examples
-    --------
-    >>> store = daskps.create({"w": np.zeros(2)}, name="listed")
-    >>> [info] = [info for info in daskps.list_stores() if info.name == "listed"]
-    >>> info.session, info.parameters, info.shards, info.workers, info.nbytes
-    (False, 1, 2, 2, 16)
-    >>> store.delete()
-    """
-
-    name: str
-    uid: str
-    session: bool
-    parameters: int
-    tables: int
-    shards: int
-    workers: int
-    nbytes: int
-    device: str = ""
-
-
-class StoreList(TableList[StoreInfo]):
-    """The stores of a cluster, which show themselves as a table."""
-
-    _noun = "store"
-    _heads = (
-        *("name", "kind", "parameters", "tables", "bytes", "shards", "workers"),
-        "device",
-    )
-
-    def _row(self, entry: StoreInfo) -> tuple[str, ...]:
-        kind = "session" if entry.session else "named"
-        held = str(entry.parameters), str(entry.tables), format_bytes(entry.nbytes)
-        where = str(entry.shards), str(entry.workers), entry.device or "-"
-        return entry.name, kind, *held, *where
 
 
 @entrance
@@ -420,51 +362,6 @@ def open(  # noqa: A001 - as in zarr.open
             return ParameterStore._of(await find_named(link, name, waiting), link)
 
     return _opening(link.run(lambda: link.within(attach, seconds, what)))
-
-
-@entrance
-def list_stores(*, client: Any = None, timeout: Any = DEFAULT) -> list[StoreInfo]:
-    """List the stores of a cluster.
-
-    Parameters
-    ----------
-    client : distributed.Client, optional
-        The client; the current one by default.
-    timeout : float, str or None
-        Seconds or a duration such as "30s"; None waits for ever.
-
-    Returns
-    -------
-    list of StoreInfo
-        One row per store, shown as a table; with an asynchronous client an awaitable
-        of it.
-
-    Raises
-    ------
-    ValueError
-        Without a client.
-    TimeoutError
-        If the directory does not answer.
-    SchedulerLostError
-        If the scheduler is gone, within five seconds.
-
-    Examples
-    --------
-    >>> store = daskps.create({"w": np.zeros(2)}, name="model")
-    >>> "model" in [info.name for info in daskps.list_stores()]
-    True
-    >>> store.delete()
-    """
-    seconds = config.deadline(timeout)
-    link = current_link(client)
-
-    async def rows() -> list[StoreInfo]:
-        async with scheduler_named(link, "the list of stores"):
-            await ensure_directory(link)
-            found = await link.directory("list")
-        return StoreList(StoreInfo(**row) for row in found)
-
-    return link.run(lambda: link.within(rows, seconds, "the directory"))
 
 
 class Opening(Coroutine[Any, Any, ParameterStore]):

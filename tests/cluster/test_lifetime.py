@@ -458,6 +458,9 @@ async def test_worker_without_a_host_is_refused_by_name(c, s, a, b):
     with pytest.raises(daskps.ProtocolError, match=f"{b.address}.*preload"):
         await daskps.aio.create({"w": W}, client=c)
     assert await daskps.aio.list_stores(client=c) == []
+    await daskps.aio.create({"w": W}, servers=[a.address], name="old", client=c)
+    await daskps.aio.delete("old", client=c)
+    assert await daskps.aio.list_stores(client=c) == []
     assert not s.extensions["daskps-directory"].stores
     made = await daskps.aio.create({"w": W}, servers=[a.address], client=c)
     np.testing.assert_array_equal(await made["w"].pull(), W)

@@ -53,6 +53,7 @@ def no_client() -> Iterator[None]:
         lambda: daskps.create({"w": np.zeros(2)}),
         lambda: daskps.open("model"),
         daskps.list_stores,
+        lambda: daskps.delete("model"),
         lambda: daskps.ParameterStore("0", "model").pull(),
     ],
 )

@@ -155,18 +155,9 @@ async def find_store(address: str, name: str, seconds: float) -> StoreView | Non
         As for :func:`find_stores`.
     """
     async with asyncio.timeout(seconds), connection(address, seconds) as scheduler:
-        stores = await _list(scheduler)
-        if stores is None:
+        if (row := await _row(scheduler, address, name)) is None:
             return None
-        found = [s for s in stores if name in (s["name"], s["uid"])]
-        if not found:
-            names = sorted(s["name"] for s in stores)
-            raise StoreNotFoundError(
-                f"no store named {name!r} at {address}; there are {names[:8]}"
-            )
-        # A session store may bear the name of a named one.
-        uid = min(found, key=lambda s: bool(s["session"]))["uid"]
-        meta = StoreMap(await _ask(scheduler, "find", uid=uid))
+        meta = StoreMap(await _ask(scheduler, "find", uid=row["uid"]))
         located = await _ask(scheduler, "locate", uid=meta.uid)
     lost = {shard: f"lost: {reason}" for shard, _, reason in located["lost"]}
     lost |= {shard: f"away: its worker {why}" for shard, why in located["away"]}
@@ -179,6 +170,38 @@ async def find_store(address: str, name: str, seconds: float) -> StoreView | Non
     return StoreView(
         meta, sorted((r for of in rows for r in of), key=lambda r: r["shard"])
     )
+
+
+async def delete_store(address: str, name: str, seconds: float) -> str | None:
+    """Free a store by its name or uid; return its name, None without daskps.
+
+    Raises
+    ------
+    StoreNotFoundError
+        If there is no such store.
+    OSError, ValueError, ProtocolError
+        As for :func:`find_stores`.
+    """
+    async with asyncio.timeout(seconds), connection(address, seconds) as scheduler:
+        if (row := await _row(scheduler, address, name)) is None:
+            return None
+        await _ask(scheduler, "delete", uid=row["uid"], wait_seconds=seconds / 2)
+        return str(row["name"])
+
+
+async def _row(scheduler: Any, address: str, name: str) -> dict[str, Any] | None:
+    """Return the row of a store by its name or uid, None without daskps."""
+    stores = await _list(scheduler)
+    if stores is None:
+        return None
+    found = [s for s in stores if name in (s["name"], s["uid"])]
+    if not found:
+        names = sorted(s["name"] for s in stores)
+        raise StoreNotFoundError(
+            f"no store named {name!r} at {address}; there are {names[:8]}"
+        )
+    # A session store may bear the name of a named one.
+    return min(found, key=lambda s: bool(s["session"]))
 
 
 async def _list(scheduler: Any) -> list[dict[str, Any]] | None:

@@ -98,4 +98,4 @@ def main(folder: str) -> None:
         assert_type(daskps.open("typed"), daskps.ParameterStore)
         assert_type(daskps.restore(info.url), daskps.ParameterStore)
         assert_type(store.drain(store.placement[0]), list[int])
-    assert_type(daskps.open("typed").delete(), None)
+    assert_type(daskps.delete("typed"), None)

@@ -65,4 +65,5 @@ async def main(client: Any, folder: str) -> None:
         async with aio.restore(folder, client=client) as restored:
             assert_type(await restored.version, int)
         opened = await aio.open("typed", client=client)
-        assert_type(await opened.delete(), None)
+        assert_type(await opened.version, int)
+        assert_type(await aio.delete("typed", client=client), None)
