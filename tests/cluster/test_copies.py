@@ -350,8 +350,37 @@ def test_a_silent_owner_may_die_while_its_copy_is_asked_in_vain(three):
     three.end(owner)
     asked.go_on(ConsistencyError("it leaves"))
     silent.go_on()
-    with pytest.raises(daskps.ShardLostError, match="is silent"):
+    with pytest.raises(daskps.ShardLostError, match="died as it handed over"):
         store.pull(timeout=20)
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
+    """It was told to stop before, or hears of that when it goes on: it keeps the shard."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    copy = three.directory.stores[store.uid].copies[0]
+    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    deposed = None if hears else Held(three, owner, "copy_deposed")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    assert asked.reached.wait(60)
+    thread, found = push_beside(store)
+    asked.go_on(ConsistencyError("it leaves"))
+    thread.join()
+    assert found == [2]
+    if deposed is not None:
+        deposed.go_on()
+    silent.go_on()
+    entry = three.directory.stores[store.uid]
+    until(lambda: 0 in entry.copies and entry.copies[0].counts)
+    store.add({"w": np.ones(6)})
+    assert store.placement == (owner,)
+    assert store.pull()["w"].tolist() == [3.0] * 6
+    [hosted] = shards_at(three, owner)
+    assert hosted.shard.generation == entry.generations[0]
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    assert not host.going
 
 
 def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
@@ -56,6 +57,8 @@ class SecondCopies:
         self._making = set[str]()
         #: Stores and shards whose copies are about to take over.
         self._taking = set[tuple[str, int]]()
+        #: Has a worker that has stopped a shard go on, see `Drains.take_back`.
+        self.take_back: Callable[[StoreEntry, str, dict[str, Any]], Any]
 
     @DIRECTORY.handles("copies")
     async def on_copies(
@@ -105,16 +108,18 @@ class SecondCopies:
             if not owner:
                 self.strike(entry, shard, "is silent")
             elif copy.counts:
-                self.promote(entry, [shard], (worker, "is silent"), self._goes_on)
+                goes_on = partial(self._goes_on, move)
+                self.promote(entry, [shard], (worker, "is silent"), goes_on)
 
     def _goes_on(
-        self, entry: StoreEntry, shards: list[int], owner_why: tuple[str, str]
+        self, move: str, entry: StoreEntry, shards: list[int], left_by: tuple[str, str]
     ) -> None:
         """Have the owner of shards go on whose copy cannot take over, if it lives."""
-        if self._hosts.has_worker(owner_why[0]):
-            self.moved(entry, shards)
-        else:
-            self._moves.left(entry, *owner_why)
+        owner, why = left_by
+        entry.set_away(shards, f"{owner} {why}, and its copy cannot take over")
+        for shard in shards:
+            of = {"store": entry.uid, "shard": shard, "move": move}
+            self._hosts.spawn(self.take_back(entry, owner, of))
 
     def worker_came(self) -> None:
         """Hear that a worker came, which has no host yet."""
@@ -349,7 +354,7 @@ class SecondCopies:
         of = {"store": entry.uid, "shard": shard}
         if copy.counts:
             # One that lives would answer reads as if nothing had changed since.
-            told = self.depose(entry, shard, worker)
+            told = self.depose(entry, shard, worker, move=copy.move, keeps=True)
             await asyncio.wait({told}, timeout=_DEPOSE_SECONDS)
         try:
             try:
@@ -372,6 +377,7 @@ class SecondCopies:
             self._drop(entry, shard, copy)
             return
         self._moves.install(entry, copy.worker, [row])
+        self.depose(entry, shard, worker, move=copy.move)
         about = {"shards": [shard], "worker": worker, "by": copy.worker}
         self._hosts.tell("shards-promoted", entry, **about)
 
@@ -390,10 +396,10 @@ class SecondCopies:
         return row
 
     def depose(
-        self, entry: StoreEntry, shard: int, worker: str
+        self, entry: StoreEntry, shard: int, worker: str, **more: Any
     ) -> asyncio.Future[None]:
         """Tell a worker, which may live, that another one is the owner of a shard."""
-        of: dict[str, Any] = {"store": entry.uid, "shard": shard}
+        of: dict[str, Any] = {"store": entry.uid, "shard": shard, **more}
         of["generation"] = entry.generations[shard]
         if self._hosts.has_worker(worker):
             # It may be stopped, and go on.

@@ -92,7 +92,7 @@ class Drains:
     def __init__(self, stores: Stores, moves: ShardMoves, copies: SecondCopies) -> None:
         self._scheduler, self._hosts = moves.scheduler, moves.hosts
         self._stores, self._moves, self._runs = stores, moves, moves.runs
-        self._copies = copies
+        self._copies, copies.take_back = copies, self.take_back
         #: By store and worker those under way, also if their callers have given up.
         self.under_way: set[tuple[str, str]] = set()
         self._departures: dict[str, _Departure] = {}

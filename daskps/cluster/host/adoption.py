@@ -220,6 +220,8 @@ class _Adopter:
                 if hosted is None:
                     hosted = self.take(shard, address, generation)
                     taken.append(hosted)
+                # A move that has brought it, and is undone, must not drop it any more.
+                hosted.came_by = ""
                 self.found.append(row_of(hosted))
             except ShardBusyError as error:
                 self.found.append(_said(shard, Sight.FOUND, str(error)))

@@ -306,10 +306,11 @@ async def _own(
     mine.take_over()
     check_open(host, hosted.name, store, move)
     is_whole = host.coming.pop((store, shard), None) is coming
-    if host.leaves():
+    if host.leaves() or (store, shard) in host.shards:
         if is_whole:
             coming.close()
-        raise ConsistencyError(f"worker {host.worker.address} is leaving too")
+        why = "is leaving too" if host.leaves() else "has adopted it by now"
+        raise ConsistencyError(f"worker {host.worker.address} {why}")
     hosted.came_by = move
     host.shards[store, shard] = hosted
     where, name = host.worker.address, hosted.name

@@ -468,15 +468,38 @@ def _next_here(
 
 
 @HOST.handles("copy_deposed")
-async def _deposed(host: ShardHost, *, store: str, shard: int, generation: int) -> None:
-    """Hear that a copy has become the owner of a shard that is here."""
-    hosted = host.shards.get((store, shard))
-    if hosted is None or hosted.shard.generation >= generation:
+async def _deposed(
+    host: ShardHost,
+    *,
+    store: str,
+    shard: int,
+    generation: int,
+    move: str = "",
+    keeps: bool = False,
+) -> None:
+    """Hear that another host becomes the owner of a shard that is here, or is it.
+
+    With `keeps` it may have to own the shard again, as `move_back` says.
+    """
+    key, going = (store, shard), host.going.get((store, shard))
+    hosted = host.shards.get(key)
+    if hosted is not None:
+        error = StaleGenerationError(
+            f"a copy of shard {shard} of store {hosted.name!r} has taken its place; ask "
+            f"the directory where it lives"
+        )
+        if hosted.shard.generation >= generation or move in host.dropped:
+            return
+        stop = partial(hosted.hand_over, error, generation)
+        await host.under(hosted, lambda _: stop())
+        host.shards.pop(key, None)
+    elif going is not None and going.move == move:
+        hosted = going.hosted
+    else:
         return
-    error = StaleGenerationError(
-        f"a copy of shard {shard} of store {hosted.name!r} has taken its place; ask the "
-        f"directory where it lives"
-    )
-    await host.under(hosted, lambda _: hosted.hand_over(error, generation))
-    host.shards.pop((store, shard), None)
-    hosted.close()
+    if keeps:
+        live = LiveShard(hosted.shard.segment)
+        host.going[key] = Going(move, hosted, live, is_handed_over=True)
+    else:
+        host.going.pop(key, None)
+        hosted.close()

@@ -155,6 +155,25 @@ def test_a_shard_is_let_go_of_under_one_number(two):
         assert owner.hosted.is_released != stays
 
 
+def test_a_shard_that_was_adopted_meanwhile_is_not_dropped(two, monkeypatch):
+    """A move has brought it, its answer was lost, and the move is undone then."""
+    owner = Owner(two)
+    owner.hosted.came_by = "one"
+    monkeypatch.setattr(owner.host, "members", lambda _: object())
+    entry = two.directory.stores[owner.store.uid]
+    about = {"about": entry.described, "rows": [(0, "gone", 8, 1, 2)]}
+    about |= {"store": owner.store.uid, "rounds": None, "codecs": [], "copies": []}
+    adopt = partial(owner.link.control, owner.address, "adopt", **about)
+    [row] = owner.link.run(adopt)
+    assert (row["shard"], row["generation"]) == (0, 1)
+    owner.ask("move_drop")
+    owner.store.add({"w": np.ones(4)})
+    # One that nobody has adopted goes.
+    owner.hosted.came_by = "two"
+    owner.ask("move_drop", move="two")
+    assert not owner.host.shards
+
+
 def test_a_shard_that_was_taken_back_is_handed_over_to_nobody(two):
     """Also where that call has waited for a round since before."""
     owner = Owner(two)
