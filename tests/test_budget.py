@@ -209,7 +209,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 9, 11, "a store is deleted from outside, by its name"),
     ("store", 18, 19, "stores are deleted by name: the subject of a module"),
     (".", 4, 2, "daskps.delete, and that of daskps.aio"),
-    ("cluster", 27, 18, "a silent owner goes on whose copy cannot take over"),
+    ("cluster", 31, 20, "a silent owner goes on whose copy cannot take over"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

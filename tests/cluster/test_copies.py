@@ -320,6 +320,17 @@ def test_a_copy_takes_over_though_its_answer_is_lost(three):
     assert store.placement == (other,)
 
 
+def test_a_copy_is_asked_for_as_long_as_its_worker_is_there(three):
+    """There is no other one."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    held = Held(three, other, "move_own", times=5)
+    held.go_on(OSError("the connection broke"))
+    three.end(owner)
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert store.placement == (other,)
+
+
 def test_a_shard_is_lost_whose_workers_die_at_once(three):
     """The worker of the copy has left before that is asked to take over."""
     store, *both = one_shard(three)

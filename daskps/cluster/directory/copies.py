@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
 from functools import partial
@@ -358,7 +359,7 @@ class SecondCopies:
             await asyncio.wait({told}, timeout=_DEPOSE_SECONDS)
         try:
             try:
-                row = await self._own(copy.worker, {**of, **about})
+                row = await self._own(copy.worker, worker, {**of, **about})
                 hands = copy.worker, worker
                 await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
                 if not self._hosts.has_worker(copy.worker):
@@ -381,14 +382,20 @@ class SecondCopies:
         about = {"shards": [shard], "worker": worker, "by": copy.worker}
         self._hosts.tell("shards-promoted", entry, **about)
 
-    async def _own(self, worker: str, about: dict[str, Any]) -> dict[str, Any]:
-        """Have a copy become the owner, also where an answer was lost; return its row."""
-        for left in reversed(range(_MOST_TRIES)):
+    async def _own(
+        self, worker: str, owner: str, about: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Have a copy become the owner, also where an answer was lost; return its row.
+
+        Where the owner lives it goes on after some tries; else only the copy is left.
+        """
+        for tries in itertools.count(1):
             try:
                 own = self._hosts.control(worker, "move_own", **about)
                 row: dict[str, Any] = await asyncio.wait_for(own, _OWN_SECONDS)
             except OSError:
-                if not (left and self._hosts.has_worker(worker)):
+                is_owned = tries >= _MOST_TRIES and self._hosts.has_worker(owner)
+                if is_owned or not self._hosts.has_worker(worker):
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
