@@ -55,6 +55,7 @@ from daskps.training.saves import Checkpoints
 from daskps.training.stats import RankStats, TrainStats
 from daskps.training.timeline import Timeline
 from daskps.training.trainer import Trainer
+from daskps.training.watching import progress
 from daskps.version import VERSION as __version__  # noqa: N811 - the name every package gives it
 from daskps.version import Version
 
@@ -123,6 +124,7 @@ __all__ = [
     "optim",
     "partition",
     "predict",
+    "progress",
     "restore",
     "run",
     "split_batch",

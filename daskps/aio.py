@@ -25,6 +25,7 @@ from daskps.store.store import ParameterStore as AsyncParameterStore
 from daskps.store.table import ParameterTable as AsyncParameterTable
 from daskps.store.view import predict
 from daskps.training.fit import run, train
+from daskps.training.watching import progress
 
 __all__ = [
     "AsyncParameterArray",
@@ -36,6 +37,7 @@ __all__ = [
     "list_stores",
     "open",
     "predict",
+    "progress",
     "restore",
     "run",
     "train",

@@ -168,5 +168,14 @@ restore = _opening(daskps.restore)
 delete = _asked(daskps.delete)
 list_stores = _asked(daskps.list_stores)
 predict = _given(daskps.predict)
+
+def progress(
+    store: AsyncParameterStore | str,
+    *,
+    client: Any = None,
+    file: Any = None,
+    timeout: Any = None,
+) -> _Later[None]: ...
+
 train = _trained(daskps.train)
 run = _trained(daskps.run)

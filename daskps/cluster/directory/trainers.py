@@ -284,6 +284,14 @@ class TrainerMessages:
             "error": pack_error(entry.fenced) if entry.fenced else None,
         }
 
+    @DIRECTORY.handles("running")
+    def on_running(self, uid: str) -> dict[str, Any] | None:
+        """Return number, text and loss of the run on a store, None where none goes on."""
+        for run in self._runs.open.values():
+            if run.entry.uid == uid and not run.fenced:
+                return {"run": run.id, "described": run.described, "loss": run.loss}
+        return None
+
     @DIRECTORY.handles("verdict")
     def on_verdict(self, run: int, epoch: int, stop: bool) -> None:
         """Let the trainers of a gated run go on after an epoch, or stop."""

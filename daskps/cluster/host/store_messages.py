@@ -387,6 +387,7 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "generation": hosted.shard.generation,
             "version": hosted.shard.segment.current.version,
             "epoch": epochs_of(hosted.shard.segment.current).ended,
+            "epochs": tuple(epochs_of(hosted.shard.segment.current)),
             "nbytes": _values_nbytes(hosted),
             "device": hosted.shard.segment.payload.device or "",
             "device_nbytes": hosted.shard.segment.device_nbytes,

@@ -22,6 +22,7 @@ SHARD = {
     "generation",
     "version",
     "epoch",
+    "epochs",
     "nbytes",
     "device",
     "device_nbytes",
