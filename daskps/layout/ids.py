@@ -151,7 +151,7 @@ def _integers(found: Array, given: Any) -> Array:
     if kind in "US":
         raise TypeError(_TEXT)
     if kind not in "iu":
-        raise TypeError(f"{_KINDS.get(kind, found.dtype.name)} is no integer dtype")
+        raise TypeError(f"{_KINDS.get(kind, found.dtype.name)} is none; use int64")
     unsigned = kind == "u" and found.dtype.itemsize == _ID.itemsize
     if unsigned and found.size and int(found.max()) > _LARGEST:
         raise OverflowError(f"{found.max()} is beyond int64; hash such ids")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import pickle
+import re
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -16,17 +21,20 @@ from distributed.client import _current_client, _global_clients
 
 import daskps
 from daskps import optim
+from daskps.cluster.protocol.handlers import HOST
 from daskps.errors import (
     LayoutError,
+    ProtocolError,
     PushRejectedError,
     StoreClosedError,
+    StoreExistsError,
     StoreNotFoundError,
     UnknownParameterError,
 )
 from daskps.layout.arrays import Layout
 from daskps.layout.trees import MOST_LEVELS, flatten
 from daskps.store.arguments import least_version, number
-from tests.support import store
+from tests.support import served_by, store
 
 #: Deeper than Python follows.
 NESTED: list[Any] = []
@@ -206,6 +214,124 @@ def test_names_that_no_parameter_has(name, error, message):
     shapes = dict.fromkeys(["hidden/w", "hidden/b", "out"], ((2,), "float64"))
     with pytest.raises(error, match=message):
         Layout.build(shapes, 2)[name]
+
+
+# -- the ten common ones ---------------------------------------------------------
+
+TABLE = {"w": np.zeros(2), "emb": daskps.TableSpec(4, 2)}
+
+
+@pytest.fixture
+def few() -> Iterator[Any]:
+    """One worker within this process, with little memory, and a client of its own."""
+    off = {
+        f"distributed.worker.memory.{n}": False for n in ("target", "spill", "pause")
+    }
+    quiet = {"dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+    with (
+        dask.config.set(off | {"distributed.worker.memory.terminate": False}),
+        Client(processes=False, n_workers=1, memory_limit="4 MB", **quiet) as client,
+        daskps.create(TABLE, name="taken", optimizer=optim.SGD(0.1)),
+    ):
+        yield client
+
+
+def old_worker() -> None:
+    """Have a worker answer as one of another release."""
+    about = {"protocol": 1, "version": "0.0.1"}
+    old = served_by("hello", lambda host: about)
+    with mock.patch.dict(HOST.by_name, {"hello": old}):
+        daskps.create({"w": np.zeros(2)})
+
+
+def closed_store() -> None:
+    made = daskps.create({"w": np.zeros(2)})
+    made.close()
+    made.pull()
+
+
+def missing_extra() -> None:
+    gone = {name: None for name in sys.modules if name.startswith("jax")} | {
+        "jax": None
+    }
+    with mock.patch.dict(sys.modules, gone):
+        sys.modules.pop("daskps.jax", None)
+        vars(daskps).pop("jax", None)
+        daskps.jax  # noqa: B018
+
+
+def not_awaited() -> Any:
+    """Forget to await what an asynchronous client returns."""
+
+    async def main(address: str) -> None:
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            made: Any = daskps.create({"w": np.zeros(2)}, client=client)
+            try:
+                made.pull()
+            finally:
+                await (await made).close()
+
+    asyncio.run(main(Client.current().scheduler.address))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "cause", "fix"),
+    [
+        (
+            lambda: daskps.open("taken").push({"w": np.ones(3)}),
+            PushRejectedError,
+            r"gradient of 'w' has shape \(3,\), the parameter \(2,\)",
+            "shapes must be equal",
+        ),
+        (
+            lambda: daskps.create({"w": np.zeros(10**6)}),
+            LayoutError,
+            r"worker inproc://.* need .* memory limit of 4,000,000",
+            r"daskps\.memory-share",
+        ),
+        (missing_extra, ImportError, "jax", r"install daskps\[jax\]"),
+        (
+            old_worker,
+            ProtocolError,
+            r"inproc://.* speaks protocol 1 \(",
+            "install the same",
+        ),
+        (closed_store, StoreClosedError, "'session-.*' was closed", "create it again"),
+        (
+            lambda: daskps.open("taken")["emb"].pull([1.0]),
+            ValueError,
+            "'emb' takes ids that are integers, .*: float",
+            "use int64",
+        ),
+        (
+            lambda: daskps.create({"w": np.array(["a"])}),
+            LayoutError,
+            "'w' has dtype <U1, which a store cannot hold",
+            "convert it to one of float16",
+        ),
+        (
+            not_awaited,
+            AttributeError,
+            "still being made by an asynchronous client",
+            r"write store = await daskps\.create",
+        ),
+        (
+            lambda: daskps.create(TABLE, name="taken"),
+            StoreExistsError,
+            "a store named 'taken' exists",
+            r"daskps\.open\('taken'\), or pass overwrite=True",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("few")
+def test_a_common_mistake_gives_cause_and_fix_in_a_line(mistake, error, cause, fix):
+    """And the tenth, no client, above."""
+    with pytest.raises(error) as caught:
+        mistake()
+    said = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    text = "; ".join(said)
+    assert re.search(f"{cause}.*{fix}", text), text
+    assert "\n" not in text
 
 
 # -- with one ------------------------------------------------------------------
