@@ -227,6 +227,11 @@ def gen_cluster(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
     return decorator
 
 
+def _place() -> tuple[int, str, int]:
+    """Return the number of this process, and where it is one."""
+    return os.getpid(), os.uname().nodename, os.stat("/proc/self/ns/pid").st_ino
+
+
 def kill_worker(client: Client, worker: str) -> None:
     """Kill the process of a worker as the system does, and return once that is known.
 
@@ -240,22 +245,24 @@ def kill_worker(client: Client, worker: str) -> None:
     Raises
     ------
     ValueError
-        For a worker within this process, and for what is none.
+        For a worker within this process or elsewhere, and for what is none.
 
     Examples
     --------
     >>> worker = next(iter(client.nthreads()))
     >>> kill_worker(client, worker)
     Traceback (most recent call last):
-    ValueError: worker inproc://... lives in this process; start workers as processes...
+    ValueError: worker inproc://... is no other process of this machine; start...
     """
     if worker not in client.nthreads():
         raise ValueError(f"no worker {worker!r}; there are {[*client.nthreads()]}")
-    [pid] = client.run(os.getpid, workers=[worker]).values()
-    if pid == os.getpid():
+    [(pid, *place)] = client.run(_place, workers=[worker]).values()
+    own, *here = _place()
+    # The number may be that of any other process elsewhere.
+    if pid == own or place != here:
         raise ValueError(
-            f"worker {worker} lives in this process; start workers as processes, such "
-            f"as by local_cluster()"
+            f"worker {worker} is no other process of this machine; start workers as "
+            f"such, as local_cluster() does"
         )
     os.kill(pid, signal.SIGKILL)
     until(lambda: worker not in client.nthreads())

@@ -213,6 +213,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("training", 79, 69, "the progress of runs that others have begun"),
     ("cluster", 7, 6, "which run goes on on a store, and where its shards are"),
     (".", 4, 2, "daskps.progress, and that of daskps.aio"),
+    (".", 158, 144, "daskps.testing, for tests of those who build on daskps"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}
