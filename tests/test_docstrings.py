@@ -28,6 +28,11 @@ CONFIG = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(
 CHECKS = set(CONFIG["tool"]["numpydoc_validation"]["checks"])
 #: Functions beside the callbacks, for who calls them.
 CALLED_BY_TRAIN = {"check", "chosen", "end", "notify", "step_aside"}
+#: Methods of codecs that are none of users: see `daskps/codecs/base.py`.
+OF_CODECS = {
+    *("decode_piece", "encode_pieces", "fits"),
+    *("is_fixed", "of_rows", "takes_rows"),
+}
 
 
 def public_names() -> Iterator[str]:
@@ -45,7 +50,9 @@ def public_names() -> Iterator[str]:
 def methods(cls: type) -> Iterator[str]:
     """Give the public methods of a class, less those described at their interface."""
     for name, value in vars(cls).items():
-        if name in EVENTS or any(name in vars(base) for base in cls.__mro__[1:]):
+        if name in {*EVENTS, *OF_CODECS} or any(
+            name in vars(base) for base in cls.__mro__[1:]
+        ):
             continue
         function = getattr(value, "__func__", value)
         if not name.startswith("_") and inspect.isfunction(function):
@@ -119,7 +126,7 @@ def members() -> Iterator[tuple[str, set[str]]]:
             foreign = any(
                 not b.__module__.startswith("daskps") for b in (base, *others)
             )
-            if name.startswith("_") or name in EVENTS or foreign:
+            if name.startswith("_") or name in {*EVENTS, *OF_CODECS} or foreign:
                 continue
             yield (
                 f"{of}.{name}",

@@ -14,6 +14,7 @@ import daskps
 PUBLIC = [
     "daskps",
     "daskps.aio",
+    "daskps.codecs",
     "daskps.compat.bigdl",
     "daskps.compat.multiverso",
     "daskps.compat.mxnet",
@@ -28,6 +29,7 @@ PUBLIC = [
     "daskps.sklearn",
     "daskps.testing",
     "daskps.training.callbacks",
+    "daskps.training.stop",
 ]
 
 #: What tab completion shows of the handles, and nothing that connects their layers.

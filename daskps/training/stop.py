@@ -53,6 +53,14 @@ class Condition:
 
     Called with a history of epochs it says whether it holds at the end of the last.
     A condition of one's own has a method ``holds``.
+
+    Examples
+    --------
+    >>> class Even(daskps.stop.Condition):
+    ...     def holds(self, at):
+    ...         return len(at.history) % 2 == 0
+    >>> (Even() | daskps.stop.epochs(3))([])
+    False
     """
 
     #: Whether one of two is enough.
@@ -65,7 +73,19 @@ class Condition:
     metrics: frozenset[str] = frozenset()
 
     def holds(self, at: Reached) -> bool:
-        """Return whether a run that is so far is to end."""
+        """Return whether a run that is so far is to end.
+
+        Parameters
+        ----------
+        at : Reached
+            Its ``history`` of epochs, the ``step`` it has come to, and the ``seconds``
+            of all.
+
+        Returns
+        -------
+        bool
+            Whether it is to end.
+        """
         raise NotImplementedError
 
     def __call__(self, history: Sequence[Epoch]) -> bool:
