@@ -28,7 +28,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 _Later: TypeAlias = Coroutine[Any, Any, _T]
 
 class _Fact(Generic[_T_co]):
-    """What is known without a question, and cannot be set."""
+    """A value that is known without a question, and cannot be set."""
 
     def __get__(self, of: object, owner: Any = ...) -> _T_co: ...
     def __set__(self, of: object, value: Never) -> None: ...

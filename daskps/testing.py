@@ -338,9 +338,10 @@ def updated(rule: daskps.optim.Rule, w: Any, gradients: Iterable[Any]) -> Array:
 class PushOracle:
     """Pushes that leave a mark each: the weights tell which ones a store has applied.
 
-    Each sets one bit of the parameter of each shard it goes to, so that a push that was
-    lost, applied twice, or applied by some of its shards alone is seen. The store has
-    the rule ``SGD(1.0)`` and as many shards as the oracle.
+    Each sets one bit of the parameter of each shard it goes to: :meth:`faults` names
+    the pushes that only some of their shards have, and :meth:`total` lacks those that
+    were lost or applied twice. The store has the rule ``SGD(1.0)`` and as many shards
+    as the oracle.
 
     Parameters
     ----------

@@ -146,7 +146,7 @@ def test_core_works_without_any_extra(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     text, _, loaded = done.stdout.partition("LOADED")
-    # What files `.pth` of an environment import comes before `sitecustomize`.
+    # Files `.pth` of an environment import theirs before `sitecustomize`.
     assert not [name for name in gone & set(loaded.split()) if name[0] != "_"]
     assert "pip install pandas" in text
     assert "pip install matplotlib" in text

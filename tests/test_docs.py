@@ -61,7 +61,7 @@ def test_site_builds_and_has_every_public_name(site: Path) -> None:
     assert not [fault for path in files(site) for fault in faults(path)]
 
 
-#: What people look for, and the page that says what to do.
+#: Words that people look for, and the page that says what to do.
 SEARCHED = {
     "custom optimizer": "how-to",
     "early stopping": "how-to",

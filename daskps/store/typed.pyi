@@ -1,4 +1,4 @@
-"""What `store["name"]` is to type checkers, which do not know whether it is a table."""
+"""The type of `store["name"]`: only the store knows whether it is a table."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
