@@ -176,9 +176,6 @@ class Site:
     def serve(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
         self._cluster.doors[self.address].handlers[name] = handler
 
-    def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
-        self.metric = metric
-
     async def ask(self, worker: str, method: str, **kwargs: Any) -> Any:
         reply = await self.rpc(worker).daskps_control(method=method, **kwargs)
         return unpack_reply(reply, worker)

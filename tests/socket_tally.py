@@ -20,8 +20,9 @@ from typing import Any
 
 from daskps.cluster.caller import socket_pool
 from daskps.cluster.caller.client import ShardClient
-from daskps.cluster.caller.remote import Counters, RemoteShards
+from daskps.cluster.caller.remote import RemoteShards
 from daskps.cluster.caller.socket_pool import SocketPool
+from daskps.cluster.counters import Counters
 
 #: How many of the calls that may take a socket have to, and how many of a run of only a
 #: few tests may do without: what tests refuse and interrupt goes by message.

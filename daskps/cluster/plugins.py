@@ -37,6 +37,7 @@ from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.seeing.numbers import HostReport
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -95,6 +96,8 @@ class HostPlugin(WorkerPlugin):
         if host is None or host.worker.server is not worker:
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
             sockets.give_sockets(host)
+            report = HostReport(host)
+            upstream.add_metric(worker, "daskps", lambda _: report())
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
             _log_from_info_on(worker)

@@ -355,7 +355,9 @@ class Readable(Handle):
             tables that it has asked for and brought ("rows_pulled", "rows_pushed"), and
             retries; "sockets" that this process has to those workers, calls that took
             them and the bytes of their arrays ("socket_calls", "socket_nbytes"), and
-            "fallbacks", how often a message went instead and why. "tables", by name:
+            "fallbacks", how often a message went instead and why. "process" has the
+            counts of all handles and trainers of this process with its client or worker,
+            and "workers" those in each worker of the store. "tables", by name:
             "rows", "dim", "dtype", bytes of all rows ("nbytes"), and "steps", how many
             updates the optimizer has made of it. Counters of carriers and sockets have
             the names "ways", "lanes", "lane_calls" and "lane_nbytes" too, for one
@@ -377,12 +379,15 @@ class Readable(Handle):
 
         def finish(rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
             found = sorted((r for rs in rows for r in rs), key=lambda r: r["shard"])
-            handle: dict[str, Any] = {}
+            handle, process = dict[str, Any](), dict[str, Any]()
             if (shards := self._shards) is not None:
                 handle = Renamed(shards.stats(on_loop))
+                process = shards.process_counts()
+            workers = {row["worker"]: row.pop("callers") for row in found}
             tables = counted_tables(self.layout, found)
             found = [Renamed(row) for row in found]
-            return {"shards": found, "handle": handle, "tables": tables}
+            counted = {"handle": handle, "process": process, "workers": workers}
+            return {"shards": found, **counted, "tables": tables}
 
         return self._ask("stats", finish, timeout)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
     from daskps import Trainer
-    from daskps.cluster.caller.remote import Counters
+    from daskps.cluster.counters import Counters
 
 
 def counters_of(trainer: Trainer) -> Counters:

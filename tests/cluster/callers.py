@@ -12,10 +12,10 @@ import numpy as np
 
 from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import Reply, Request
 from daskps.cluster.caller.shard_map import StoreMap
 from daskps.cluster.caller.targets import ReadSlice, Target
+from daskps.cluster.counters import Counters
 from daskps.cluster.host.hosted import HostedShard, ReachableShards
 from daskps.cluster.protocol.deadline import Deadline
 

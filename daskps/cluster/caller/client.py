@@ -23,6 +23,7 @@ from daskps.cluster.caller.routes import GRADIENT, Reply, Request, Route
 from daskps.cluster.caller.row_reads import RowReads
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.socket_carrier import SocketCarrier
+from daskps.cluster.counters import counters_of
 from daskps.cluster.protocol.deadline import Deadline, gather
 from daskps.errors import DaskPSError, StaleGenerationError
 from daskps.usercode import holding_interrupts
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.link import Link
     from daskps.cluster.caller.local import LocalPart
     from daskps.cluster.caller.shard_map import RunMembership, StoreMap
+    from daskps.cluster.counters import Counters
 
 #: How long a control message to a host that cannot be reached is tried again: new
 #: owners of its shards may have to be found first.
@@ -118,7 +120,7 @@ class ShardClient:
             The answers of the shards.
         """
         if request.rows or (request.target is not None and request.target.rows):
-            self.counters.count_rows(request)
+            _count_rows(self.counters, request)
         key = request.route, request.by_owner
         local = self._local.find(key)
         if local is None or time.monotonic() > local.until:
@@ -147,7 +149,7 @@ class ShardClient:
         """Make a call to shards from the event loop; see :meth:`call`."""
         reply = Reply([])
         for one in (request, *request.rest):
-            self.counters.count_rows(one)
+            _count_rows(self.counters, one)
             reply = await self.remote.call(one.checked(), one.route.slices, deadline)
         return reply
 
@@ -167,6 +169,10 @@ class ShardClient:
         counted["fallbacks"] = self.remote.fallbacks()
         why, sockets = self.carriers.reasons(on_loop), self.remote.sockets_to(carriers)
         return {"carriers": carriers, "why": why, **counted, "sockets": sockets}
+
+    def process_counts(self) -> dict[str, Any]:
+        """Return the counts of all handles of this process's client or worker."""
+        return asdict(counters_of(self.link.node).total())
 
     def close(self) -> None:
         """Let go of the shards' memory, which goes with its last user."""
@@ -312,6 +318,17 @@ class ShardClient:
         # Else a host that has let go of some would answer for the rest of them.
         async with self.remote.liveness.over(worker, of["holds"]):
             return await self.link.control(worker, method, store=self.meta.uid, **of)
+
+
+def _count_rows(counters: Counters, request: Request) -> None:
+    """Count the rows of tables that a call names."""
+    if request.rows:
+        for given in request.rows:
+            counters.rows_pushed += len(given.split.ids)
+    if request.target is not None and (rows := request.target.rows):
+        counters.rows_pulled += sum(
+            len(r.asked.ids) for of in rows.values() for r in of
+        )
 
 
 def _is_simple(request: Request) -> bool:

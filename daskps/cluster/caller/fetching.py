@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps.cluster.caller.call_socket import SocketRefusedError, reason_of
 from daskps.cluster.caller.call_template import PATIENCE_SECONDS, SLOW_NBYTES
-from daskps.cluster.caller.remote import Counters
+from daskps.cluster.counters import Counters
 from daskps.errors import DaskPSError, IllegalStateError, ProtocolError
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import logging
 import uuid
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,6 +22,7 @@ from daskps.cluster.caller.liveness import Liveness, check_located, without_desc
 from daskps.cluster.caller.routes import Reply, Request, joined
 from daskps.cluster.caller.socket_pool import pool_of
 from daskps.cluster.caller.socket_route import SocketRoutes, looks_there, may_go
+from daskps.cluster.counters import counters_of
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.blocks import owner_of, pid_of
 from daskps.cluster.protocol.deadline import gather
@@ -60,39 +60,6 @@ ASK_SECONDS = 0.5
 _BACKOFF_SECONDS = (0.01, 0.05, 0.2, 0.5)
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts of a handle: messages, calls without one, their bytes, retries."""
-
-    messages: int = 0
-    local_calls: int = 0
-    nbytes: int = 0
-    retries: int = 0
-    #: Calls that sockets took, and the bytes of their arrays.
-    socket_calls: int = 0
-    socket_nbytes: int = 0
-    #: Rows of tables that were asked for and that were brought, repeats among them.
-    rows_pulled: int = 0
-    rows_pushed: int = 0
-    #: By reason how often a call that had a socket went on by message.
-    fallbacks: dict[str, int] = field(default_factory=dict)
-
-    def count_rows(self, request: Request) -> None:
-        """Count the rows of tables that a call names."""
-        if request.rows:
-            for given in request.rows:
-                self.rows_pushed += len(given.split.ids)
-        if request.target is not None and (rows := request.target.rows):
-            self.rows_pulled += sum(
-                len(r.asked.ids) for of in rows.values() for r in of
-            )
-
-    def fell_back(self, why: str) -> None:
-        """Count a call that a socket leaves to messages."""
-        # A new dict: another thread may be looking through the old one.
-        self.fallbacks = {**self.fallbacks, why: self.fallbacks.get(why, 0) + 1}
-
-
 class RemoteShards:
     """Calls by message to the shards of one store, from an event loop.
 
@@ -112,7 +79,7 @@ class RemoteShards:
         self, link: Link, meta: StoreMap, carriers: Carriers, size: int
     ) -> None:
         self.link, self.meta, self._carriers = link, meta, carriers
-        self.counters = Counters()
+        self.counters = counters_of(link.node).new(self)
         #: Sockets to the hosts, for calls from threads; None where the configuration
         #: allows none.
         may_use = config.load().socket_carrier
@@ -174,7 +141,7 @@ class RemoteShards:
 
         Also how often no socket could be opened, for any handle.
         """
-        failures = self.sockets.failures if self.sockets else {}
+        failures = self.sockets.counters.fallbacks if self.sockets else {}
         return {**self.counters.fallbacks, **failures}
 
     async def call(

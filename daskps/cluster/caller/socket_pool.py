@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from daskps.cluster import upstream
 from daskps.cluster.caller.call_socket import CallSocket
 from daskps.cluster.caller.call_template import PATIENCE_SECONDS
+from daskps.cluster.counters import counters_of
 from daskps.cluster.host.opening import open_socket
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SocketPool:
         self._lock = threading.Lock()
         self._is_closed = False
         #: By reason how often no socket could be opened.
-        self.failures: dict[str, int] = {}
+        self.counters = counters_of(link.node).new(self)
         #: A token by which hosts know that two sockets are of one process.
         self._token = uuid.uuid4().hex
         weakref.finalize(self, _close_all, self._idle)
@@ -175,9 +176,7 @@ class SocketPool:
             )
         except Exception as error:  # noqa: BLE001 - messages go on, and stats() says why
             logger.info("no socket to %s: %r", worker, error)
-            why = f"no socket: {type(error).__name__}"
-            # A new dict: a thread may be looking through the old one.
-            self.failures = {**self.failures, why: self.failures.get(why, 0) + 1}
+            self.counters.fell_back(f"no socket: {type(error).__name__}")
             self._pause(worker)
             return None
         return None if taken is None else CallSocket(taken, PATIENCE_SECONDS)

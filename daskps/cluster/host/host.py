@@ -139,7 +139,6 @@ class ShardHost(ReachableShards):
         )
         worker.serve("daskps_call", self.handle_call)
         worker.serve("daskps_control", self.handle_control)
-        worker.report("daskps", self.totals)
 
     # -- calls from the event loop -------------------------------------------
 

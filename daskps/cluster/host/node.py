@@ -9,7 +9,7 @@ from daskps.cluster.protocol.deadline import TAKE_SECONDS
 from daskps.cluster.protocol.packing import unpack_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from distributed import Worker
 
@@ -107,10 +107,6 @@ class WorkerNode:
     def serve_comm(self, name: str, handler: Callable[..., Awaitable[Any]]) -> None:
         """Register a handler that gets messages of a name with their connection."""
         upstream.add_handlers(self.server, {name: handler})
-
-    def report(self, name: str, metric: Callable[[], Mapping[str, int]]) -> None:
-        """Show numbers with those of the worker."""
-        upstream.add_metric(self.server, name, lambda _: metric())
 
     async def ask(self, worker: str, method: str, **kwargs: Any) -> Any:
         """Send a control message to the host of another worker."""

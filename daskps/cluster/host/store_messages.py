@@ -8,6 +8,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -15,6 +16,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from daskps.backend import find
+from daskps.cluster.counters import counters_of
 from daskps.cluster.host.growth import Budget, new_segment
 from daskps.cluster.host.hosted import HostedShard, free_moving
 from daskps.cluster.host.rules import Rules
@@ -380,6 +382,7 @@ async def _keeps(host: ShardHost, store: str, shards: Sequence[int]) -> str:
 async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
     """Return a row of counters per shard held here."""
     n_calls = 0 if host.sockets is None else host.sockets.n_calls
+    callers = asdict(counters_of(host.worker.server).total())
     return [
         {
             "shard": hosted.index,
@@ -405,6 +408,7 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "copy_nbytes": hosted.nbytes if hosted.backing else 0,
             "calls": host.n_calls,
             "socket_calls": n_calls,
+            "callers": callers,
             # Its old name stays for one release: Python code makes all reads now.
             "plain_reads": 0,
         }

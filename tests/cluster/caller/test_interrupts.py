@@ -13,8 +13,8 @@ import pytest
 
 from daskps.cluster.caller import interrupts
 from daskps.cluster.caller.reads import Reads
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import push, read
+from daskps.cluster.counters import Counters
 from daskps.shards.steps import ADD, Step
 from tests.cluster.callers import Carriers, call, target_in
 from tests.cluster.hosted import shared_shard

@@ -14,10 +14,10 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.local import SplitRoute
 from daskps.cluster.caller.local_shards import local_call
 from daskps.cluster.caller.reads import PreparedRead, Reads
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import push, read, route_of
 from daskps.cluster.caller.shard_map import Prepared
 from daskps.cluster.caller.targets import ReadSlice
+from daskps.cluster.counters import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.consistency import ASP, BSP

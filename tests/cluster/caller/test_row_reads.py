@@ -11,8 +11,8 @@ import pytest
 
 from daskps.cluster.caller import reads
 from daskps.cluster.caller.reads import PreparedRead
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.row_reads import RowReads
+from daskps.cluster.counters import Counters
 from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.machine import locks
 from daskps.consistency import BSP, SSP

@@ -21,13 +21,13 @@ import pytest
 from daskps import consistency, optim
 from daskps.cluster.caller.call_socket import CallSocket, SocketPayload
 from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import Reply, Request, push
 from daskps.cluster.caller.row_routes import IdSplit, RowBatch, slices_of
 from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.socket_route import SocketRoutes
 from daskps.cluster.caller.targets import ReadSlice, Target
 from daskps.cluster.caller.thread_call import ThreadCall
+from daskps.cluster.counters import Counters
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.socket_calls import SocketCalls
 from daskps.cluster.protocol.deadline import Deadline

@@ -24,11 +24,11 @@ from daskps.cluster.caller.call_socket import (
     SocketRefusedError,
 )
 from daskps.cluster.caller.call_template import CallTemplate, SocketFrame
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import Reply
 from daskps.cluster.caller.socket_carrier import SocketCarrier
 from daskps.cluster.caller.socket_pool import SocketPool
 from daskps.cluster.caller.targets import ReadSlice
+from daskps.cluster.counters import Counters
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.sockets.channel import BUFFER_NBYTES, Channel
@@ -61,6 +61,10 @@ def read_of(n: int, number: int = 0, start: int = 0) -> SocketFrame:
 READ = read_of(3)
 NUMBERS = np.array([1.0, 2.0, 3.0])
 WELL = Answer(0, version=7, arrays=(NUMBERS,))
+
+
+class Node:
+    """What stands for a client."""
 
 
 class Host:
@@ -245,7 +249,7 @@ def test_who_wants_a_socket_while_the_last_one_opens_opens_no_other(monkeypatch)
     monkeypatch.setattr(upstream, "at_close", lambda *_: None)
     here, there = socket.socketpair()
     started: list[Any] = []
-    link: Any = SimpleNamespace(node=None, pool=None, start=started.append)
+    link: Any = SimpleNamespace(node=Node(), pool=None, start=started.append)
     of = SocketPool(link)
 
     async def ask_for_socket(*_: Any) -> Any:
@@ -282,7 +286,7 @@ class Opening:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.theirs: list[socket.socket] = []
-        link: Any = SimpleNamespace(node=None, pool=None)
+        link: Any = SimpleNamespace(node=Node(), pool=None)
         link.start = lambda work: asyncio.run(work())
         monkeypatch.setattr(upstream, "at_close", lambda *_: None)
         monkeypatch.setattr(connections, "ask_for_socket", self._ask)

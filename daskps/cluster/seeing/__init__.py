@@ -1,0 +1,1 @@
+"""Numbers of stores for people: what hosts report."""
