@@ -220,6 +220,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
         174,
         "seeing: what hosts report with heartbeats, and counts of processes",
     ),
+    (
+        "cluster",
+        253,
+        239,
+        "seeing: the page in Dask's dashboard, and what the directory notes for it",
+    ),
     ("store", 3, 3, "seeing: counts of processes in stats()"),
 ]
 #: Names that stand for what is read or written of rows.
@@ -278,9 +284,9 @@ FIGURES = {
     # Moves of shards between machines: three modules, and what they take of others.
     # Second copies: two modules more. Their states go by socket: one more, and frames
     # of states. Reshards: two, and what they take of others. Counts of processes,
-    # reports of hosts: two modules.
-    "names of cluster/ that other modules use": 545,
-    "public names of cluster/": 704,
+    # reports of hosts, and the page: four modules.
+    "names of cluster/ that other modules use": 553,
+    "public names of cluster/": 717,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are. Results are explained by what they

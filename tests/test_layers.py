@@ -94,6 +94,7 @@ PACKAGES = {
 ALSO = {
     "backend.cuda": {"cupy"},
     "checkpoint.storage": {"fsspec"},
+    "cluster.seeing.page": {"bokeh"},
     "jax": {"jax"},
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},

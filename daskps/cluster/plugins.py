@@ -38,6 +38,8 @@ from daskps.cluster.machine import accounting
 from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.seeing.numbers import HostReport
+from daskps.cluster.seeing.overview import EXTENSION
+from daskps.cluster.seeing.page import add_pages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import WorkerState
 
 
-_EXTENSION = "daskps-directory"
 #: Modules that serve messages of a host: each registers its handlers with `HOST`.
 SERVING = (
     adoption,
@@ -130,10 +131,11 @@ class DirectoryPlugin(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Make the directory, then give every worker, also later ones, its host."""
-        if _EXTENSION not in scheduler.extensions:
+        if EXTENSION not in scheduler.extensions:
             keep = partial(HERE.keep, scheduler.id)
-            scheduler.extensions[_EXTENSION] = Directory(scheduler, keep)
-        self._directory: Directory = scheduler.extensions[_EXTENSION]
+            scheduler.extensions[EXTENSION] = Directory(scheduler, keep)
+            add_pages(scheduler)
+        self._directory: Directory = scheduler.extensions[EXTENSION]
         self._scheduler = scheduler
         await scheduler.register_worker_plugin(
             None,

@@ -431,6 +431,64 @@ def set_nanny_look(nanny: Nanny, look: Callable[[], Any]) -> None:
     timer.callback = look
 
 
+def add_pages(
+    scheduler: Scheduler, pages: Mapping[str, Callable[..., None]], link: str
+) -> bool:
+    """Add pages to a scheduler's dashboard, and a link to one of them.
+
+    They are served beside Dask's own by one application, which comes first: JupyterLab
+    lists the pages of the first one only.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        The scheduler, which serves its dashboard already.
+    pages : mapping of str to callable
+        By path functions of scheduler, variables of templates and document.
+    link : str
+        The page that all others have a link to.
+
+    Returns
+    -------
+    bool
+        Whether there is a dashboard.
+    """
+    applications = getattr(scheduler.http_application, "applications", [])
+    shown = [app for app in applications if hasattr(app, "app_paths")]
+    if not shown:
+        return False
+    from distributed.dashboard import core
+    from distributed.dashboard import scheduler as dashboard
+
+    # The same object for all pages of the scheduler.
+    variables = dashboard.template_variables(scheduler)
+    variables["pages"].append(link)
+    every = {**dashboard.applications, **pages}
+    about = {"prefix": shown[0].prefix, "template_variables": variables}
+    application = core.BokehApplication(every, scheduler, **about)
+    applications.insert(0, application)
+    application.initialize(scheduler.loop)
+    application.start()
+    return True
+
+
+def update_page(doc: Any, component: Any, pause_ms: int) -> None:
+    """Have a component of a page updated again and again while it is open."""
+    from distributed.dashboard.components import add_periodic_callback
+
+    add_periodic_callback(doc, component, pause_ms)
+
+
+def dress_page(doc: Any, title: str, variables: Mapping[str, Any] | None) -> None:
+    """Give a page the look of Dask's own, and with variables the navigation."""
+    from distributed.dashboard.components import scheduler as dashboard
+
+    doc.title, doc.theme = f"Dask: {title}", dashboard.BOKEH_THEME
+    if variables is not None:
+        doc.template = dashboard.env.get_template("simple.html")
+        doc.template_variables.update(variables)
+
+
 class _Shortened(logging.Filter):
     """One line for a task of ours that failed: its caller gets error and traceback.
 

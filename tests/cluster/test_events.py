@@ -22,6 +22,7 @@ FIELDS = {
     "store-deleted": {"reason"},
     "store-freed": {"reason"},
     "store-saved": {"checkpoint", "nbytes", "held"},
+    "save-failed": {"by"},
     "shards-lost": {"shards", "worker", "reason"},
     "shards-adopted": {"shards", "worker", "by"},
     "run-begun": {"run", "sync", "staleness", "trainers", "execution"},
@@ -232,3 +233,15 @@ def counts_on(trainer, part):
     for _ in range(trainer.clock, part):
         trainer.pushpull({"w": np.ones(10, "f4")})
     return trainer.clock
+
+
+def test_save_that_fails(client, tmp_path):
+    """Its cut ends without a checkpoint; one that is made is no failure."""
+    (tmp_path / "file").write_text("no folder")
+    with store(client) as s:
+        with pytest.raises((OSError, daskps.CheckpointError)):
+            s.save(str(tmp_path / "file" / "below"))
+        s.save(str(tmp_path / "saved"))
+        s.snapshot()
+        until(lambda: "store-saved" in actions(client, s.uid))
+        assert actions(client, s.uid) == ["store-created", "save-failed", "store-saved"]

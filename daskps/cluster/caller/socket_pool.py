@@ -59,7 +59,7 @@ class SocketPool:
         self._opening: set[str] = set()
         self._lock = threading.Lock()
         self._is_closed = False
-        #: By reason how often no socket could be opened.
+        #: Has by reason how often no socket could be opened.
         self.counters = counters_of(link.node).new(self)
         #: A token by which hosts know that two sockets are of one process.
         self._token = uuid.uuid4().hex

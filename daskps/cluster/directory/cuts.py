@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ class _OpenCut:
     #: store's turn as long.
     hold: bool = False
     has_turn: bool = False
+    #: Whether a checkpoint was made of it.
+    is_saved: bool = False
     attempt: int = 0
     #: For callers that it takes too long: "" for the hosts that are silent.
     waits_for: str = "another snapshot of the store to end"
@@ -164,6 +167,7 @@ class Cuts:
         if (begun := self._claims.get(cut)) is None:
             raise ConsistencyError(f"the cut of checkpoint {checkpoint!r:.60} is over")
         about = {"checkpoint": checkpoint, "nbytes": nbytes, "held": list(held)}
+        begun.is_saved, begun.entry.saved = True, (time.time(), nbytes)
         self._hosts.tell("store-saved", begun.entry, **about)
 
     def held(self, cut: str) -> Sequence[tuple[int, ...]]:
@@ -195,6 +199,10 @@ class Cuts:
         remember(self._over, cut, None)
         if (begun := self._claims.pop(cut, None)) is not None:
             begun.work.cancel()
+            if begun.index == WHOLE and not (begun.hold or begun.is_saved):
+                begun.entry.failed_saves += 1
+                by = " ".join(begun.owner)
+                self._hosts.tell("save-failed", begun.entry, by=by)
             if begun.has_turn:
                 begun.entry.cutting.release()
                 if begun.entry.lease.cut == cut:

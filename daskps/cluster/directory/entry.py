@@ -166,6 +166,9 @@ class StoreEntry:
     viewers: dict[str, int] = field(default_factory=dict)
     #: Workers that were asked to adopt and did not answer.
     strays: set[str] = field(default_factory=set)
+    #: When its last checkpoint was written (0.0 for never), and of how many bytes.
+    saved: tuple[float, int] = (0.0, 0)
+    failed_saves: int = 0
     #: The run with epochs that trained it last, or does: opaque text of its client's.
     trained_by: str = ""
     #: The uid of the first store that others have taken the place of; "" for its own.

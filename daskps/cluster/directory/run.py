@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from daskps.errors import RunCancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from daskps.cluster.directory.entry import StoreEntry
 
@@ -98,12 +98,16 @@ class RunState:
     clock: int = 0
     #: Clock, sum of losses and rows of the epoch under way, as each rank told them.
     told: dict[int, tuple[int, float | None, int]] = field(default_factory=dict)
+    #: Mean loss over the last epoch that all have ended.
+    last_loss: float | None = None
     fenced: Exception | None = None
     #: Memory of the mailboxes that trainers on its machine may fill, as rows of
     #: shard, name, bytes and nonce; how contributions are reduced, pickled; codec.
     mailboxes: dict[str, Any] = field(default_factory=dict)
     #: Whether its trainers go on in rounds.
     bsp: bool = True
+    sync: str = "bsp"
+    staleness: int = 0
     #: Whether tasks of the graph, not resident trainers, compute the rounds; then the
     #: workers that may hold contributions to them.
     graph: bool = False
@@ -198,11 +202,7 @@ class RunState:
     @property
     def loss(self) -> float | None:
         """Mean loss over the epoch under way, as far as it was told."""
-        told = [
-            (loss, rows) for _, loss, rows in self.told.values() if loss is not None
-        ]
-        rows = sum(n for _, n in told)
-        return sum(loss for loss, _ in told) / rows if rows else None
+        return mean_loss((loss, rows) for _, loss, rows in self.told.values())
 
     @property
     def codec(self) -> tuple[str, bytes]:
@@ -253,6 +253,13 @@ class RunState:
         if self.graph:
             return bool(self.mailboxes)
         return {row[0] for row in self.mailboxes_at}.issuperset(shards)
+
+
+def mean_loss(told: Iterable[tuple[float | None, int]]) -> float | None:
+    """Return the mean of sums of losses, each of so many rows; None without any."""
+    known = [(loss, rows) for loss, rows in told if loss is not None]
+    rows = sum(n for _, n in known)
+    return sum(loss for loss, _ in known) / rows if rows else None
 
 
 def rounds_error(worker: str) -> RunCancelledError:

@@ -90,7 +90,8 @@ class Runs:
                     raise RunCancelledError(
                         f"client {who['client']} left before its run"
                     )
-                run = RunState(self._new_id(), entry, bsp=sync == "bsp", **who)
+                policy = {"bsp": sync == "bsp", "sync": sync, "staleness": staleness}
+                run = RunState(self._new_id(), entry, **policy, **who)
                 began, pause = clock(), min(0.05 * tries, 0.5)
                 try:
                     await self._begin(run, begin, left)

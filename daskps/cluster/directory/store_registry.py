@@ -179,7 +179,7 @@ class Stores(dict[str, StoreEntry]):
             If its turn is over, or the other one is gone or whole again.
         """
         lost = self._lost(*replaces)
-        entry.client = lost.client
+        entry.client, entry.saved = lost.client, lost.saved
         # Or it would be undone with that.
         lost.lease.made = ""
         if lost.lease.cut:

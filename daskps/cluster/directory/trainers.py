@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from daskps.cluster.directory.run import EpochReport
+from daskps.cluster.directory.run import EpochReport, mean_loss
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.packing import pack_error
 from daskps.cluster.protocol.wellformed import check
@@ -235,6 +235,7 @@ class TrainerMessages:
         while rows := run.reports.get(run.announced):
             if len(rows.keys() | run.finished) < run.size:
                 break
+            run.last_loss = mean_loss((r["loss"], r["rows"]) for r in rows.values())
             run.events.append({"epoch": run.announced, "reports": list(rows.values())})
             del run.reports[run.announced]
             run.announced += 1

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
 
 import daskps
 from daskps import optim
 from daskps.cluster.counters import CallerCounters, Counters, counters_of
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.seeing.numbers import MOST_SHARDS, UID_LENGTH, HostReport, most
+from daskps.cluster.seeing.overview import EXTENSION, Overview
 from tests import inprocess
 from tests.support import gen_cluster, until
 
@@ -158,6 +164,21 @@ def _waits(runs):
     return runs and runs[0][1] == runs[0][3] == 1
 
 
+def seen(cluster):
+    """What the page shows of a cluster: reports travel as heartbeats bring them."""
+    reports = {host.worker.address: HostReport(host) for host in cluster.hosts}
+    scheduler: Any = SimpleNamespace(
+        extensions={EXTENSION: cluster.directory},
+        workers={
+            address: SimpleNamespace(
+                address=address, metrics={"daskps": msgpack.loads(msgpack.dumps(of()))}
+            )
+            for address, of in reports.items()
+        },
+    )
+    return Overview(scheduler)
+
+
 GO_ON = threading.Event()
 
 
@@ -171,32 +192,82 @@ def step(trainer, part):
 
 def test_trainers_that_wait_are_told_and_nothing_is_written():
     """Trainer 1 is a step behind trainer 0; a report changes no byte of a shard."""
-    seen: list = []
+    told: list = []
 
-    def watch():
+    def watch(cluster):
         reports = [HostReport(host) for host in HOSTS.values()]
         shards = [h for host in HOSTS.values() for h in host.shards.values()]
         try:
-            until(
-                lambda: all(of()["runs"] and of()["runs"][0][3] for of in reports), 60
-            )
+            until(lambda: all(_waits(of()["runs"]) for of in reports), 60)
             memory = [h.shard.segment.words for h in shards]
             memory += [h.shard.run_state.round.mailbox.words for h in shards]
             were = [bytes(words) for words in memory]
-            seen.extend(report()["runs"] for report in reports)
-            seen.append([bytes(words) for words in memory] == were)
+            told.extend(report()["runs"] for report in reports)
+            told.append([bytes(words) for words in memory] == were)
+            told.append([seen(cluster).rows(of) for of in ("runs", "trainers")])
         finally:
             GO_ON.set()
 
     with (
-        inprocess.cluster(2),
+        inprocess.cluster(2) as cluster,
         daskps.create({"w": np.zeros(6)}, optimizer=optim.SGD(1.0)) as x,
         ThreadPoolExecutor(1) as pool,
     ):
-        watching = pool.submit(watch)
+        watching = pool.submit(watch, cluster)
         daskps.run(x, step, [0, 0])
         watching.result()
         assert all(HostReport(host)()["runs"] == [] for host in HOSTS.values())
-    *told, is_unchanged = seen
+        assert seen(cluster).rows("runs") == seen(cluster).rows("trainers") == []
+    *runs, is_unchanged, then = told
     assert is_unchanged
-    assert [of[0][1:2] + of[0][3:] for of in told] == [(1, 1, [(1, 1), (0, 2)])] * 2
+    assert [of[0][1:2] + of[0][3:] for of in runs] == [(1, 1, [(1, 1), (0, 2)])] * 2
+    (run,), trainers = then
+    assert (run["sync"], run["trainers"], run["clock"]) == ("bsp", "2 of 2", 1)
+    assert run["waits"].startswith("1 for trainer 1 on ")
+    ranks = [(of["rank"], of["clock"], of["behind"]) for of in trainers]
+    assert ranks == [(1, 1, 0), (0, 2, 0)]
+
+
+N_CALLS = itertools.count()
+SECOND, OVER = threading.Event(), threading.Event()
+
+
+def gradient(params, X, y):
+    if next(N_CALLS) >= 2:
+        SECOND.set()
+        OVER.wait(60)
+    return 3.0, {"w": np.zeros(2)}
+
+
+@pytest.mark.parametrize("execution", ["resident", "graph"])
+def test_loss_is_that_of_the_last_epoch_and_nobody_is_behind(execution, monkeypatch):
+    module = sys.modules[__name__]
+    for name, value in {
+        "N_CALLS": itertools.count(),
+        "SECOND": threading.Event(),
+        "OVER": threading.Event(),
+    }.items():
+        monkeypatch.setattr(module, name, value)
+    told: list = []
+
+    def watch(cluster):
+        try:
+            assert module.SECOND.wait(60)
+            until(lambda: seen(cluster).rows("runs")[0]["clock"] == 1, 60)
+            if execution == "resident":
+                until(lambda: seen(cluster).rows("runs")[0]["loss"] == 3.0, 60)
+            told.extend(seen(cluster).rows("runs"))
+        finally:
+            module.OVER.set()
+
+    with (
+        inprocess.cluster(2) as cluster,
+        daskps.create({"w": np.zeros(2)}, optimizer=optim.SGD(1.0)) as x,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        watching = pool.submit(watch, cluster)
+        about = {"trainers": 2, "execution": execution, "callbacks": ()}
+        daskps.train(x, gradient, np.ones((4, 2)), epochs=3, batch_size=4, **about)
+        watching.result()
+    (run,) = told
+    assert (run["staleness"], run["waits"]) == (0, "")
