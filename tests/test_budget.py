@@ -226,6 +226,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         239,
         "seeing: the page in Dask's dashboard, and what the directory notes for it",
     ),
+    ("cluster", 119, 115, "seeing: metrics of schedulers and workers for Prometheus"),
     ("store", 3, 3, "seeing: counts of processes in stats()"),
 ]
 #: Names that stand for what is read or written of rows.
@@ -284,9 +285,9 @@ FIGURES = {
     # Moves of shards between machines: three modules, and what they take of others.
     # Second copies: two modules more. Their states go by socket: one more, and frames
     # of states. Reshards: two, and what they take of others. Counts of processes,
-    # reports of hosts, and the page: four modules.
-    "names of cluster/ that other modules use": 553,
-    "public names of cluster/": 717,
+    # reports of hosts, the page and the metrics: five modules.
+    "names of cluster/ that other modules use": 556,
+    "public names of cluster/": 725,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are. Results are explained by what they

@@ -95,6 +95,7 @@ ALSO = {
     "backend.cuda": {"cupy"},
     "checkpoint.storage": {"fsspec"},
     "cluster.seeing.page": {"bokeh"},
+    "cluster.seeing.prometheus": {"prometheus_client"},
     "jax": {"jax"},
     "kernels.device.libdevice": {"cuda"},
     "store.picture": {"graphviz"},

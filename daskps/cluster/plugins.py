@@ -37,6 +37,7 @@ from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting
 from daskps.cluster.machine.membership import HERE, Machine
 from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.seeing import prometheus
 from daskps.cluster.seeing.numbers import HostReport
 from daskps.cluster.seeing.overview import EXTENSION
 from daskps.cluster.seeing.page import add_pages
@@ -90,6 +91,7 @@ class HostPlugin(WorkerPlugin):
 
     def __init__(self, cluster: str = "", machine: Machine = HERE) -> None:
         self._cluster, self._machine = cluster, machine
+        self._report: HostReport | None = None
 
     def setup(self, worker: Worker) -> None:
         """Create the host unless this worker has one."""
@@ -97,8 +99,9 @@ class HostPlugin(WorkerPlugin):
         if host is None or host.worker.server is not worker:
             host = ShardHost(WorkerNode(worker), HOST, self._machine)
             sockets.give_sockets(host)
-            report = HostReport(host)
+            self._report = report = HostReport(host)
             upstream.add_metric(worker, "daskps", lambda _: report())
+            prometheus.WORKERS.add(report)
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
             _log_from_info_on(worker)
@@ -121,6 +124,8 @@ class HostPlugin(WorkerPlugin):
             await adoption.leave(host, "was closed")
         finally:
             del HOSTS[worker.address]
+            if self._report is not None:
+                prometheus.WORKERS.discard(self._report)
 
 
 class DirectoryPlugin(SchedulerPlugin):
@@ -135,6 +140,7 @@ class DirectoryPlugin(SchedulerPlugin):
             keep = partial(HERE.keep, scheduler.id)
             scheduler.extensions[EXTENSION] = Directory(scheduler, keep)
             add_pages(scheduler)
+            prometheus.SCHEDULERS.add(scheduler)
         self._directory: Directory = scheduler.extensions[EXTENSION]
         self._scheduler = scheduler
         await scheduler.register_worker_plugin(
@@ -147,6 +153,7 @@ class DirectoryPlugin(SchedulerPlugin):
     async def close(self) -> None:
         """Stop with the scheduler."""
         self._directory.close()
+        prometheus.SCHEDULERS.discard(self._scheduler)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Hear of a worker that came."""

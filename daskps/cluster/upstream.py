@@ -472,6 +472,16 @@ def add_pages(
     return True
 
 
+def metric_names(subsystem: str) -> Callable[[str], str]:
+    """Return how metrics of a subsystem are named, in the namespace of Dask's own."""
+    from distributed.http.prometheus import PrometheusCollector
+
+    of: Any = PrometheusCollector(None)
+    of.subsystem = subsystem
+    named: Callable[[str], str] = of.build_name
+    return named
+
+
 def update_page(doc: Any, component: Any, pause_ms: int) -> None:
     """Have a component of a page updated again and again while it is open."""
     from distributed.dashboard.components import add_periodic_callback

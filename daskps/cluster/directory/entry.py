@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -389,6 +390,8 @@ class Hosts:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._background: set[asyncio.Task[Any]] = set()
+        #: How often each event was told.
+        self.told: Counter[str] = Counter()
 
     def has_client(self, client: str) -> bool:
         """Return whether a client is connected."""
@@ -444,6 +447,7 @@ class Hosts:
 
         Never once per step: the log is short and goes to everyone who subscribed.
         """
+        self.told[action] += 1
         event = {"action": action, "store": entry.name, "uid": entry.known_as, **more}
         self._scheduler.log_event(_TOPIC, event)
 

@@ -1,1 +1,1 @@
-"""Numbers of stores for people: what hosts report, the dashboard's page."""
+"""Numbers of stores for people: what hosts report, the dashboard's page, Prometheus."""

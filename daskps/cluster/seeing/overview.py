@@ -1,4 +1,4 @@
-"""All stores of a scheduler as rows of plain values, for the page.
+"""All stores of a scheduler as rows of plain values, for the page and for Prometheus.
 
 They come from the directory, from heartbeats and from the log of events: nobody is asked.
 """
@@ -62,6 +62,7 @@ class Overview:
         directory: Directory | None = scheduler.extensions.get(EXTENSION)
         entries = directory.stores.values() if directory else ()
         self.entries: Sequence[StoreEntry] = [entry for entry in entries if entry.ready]
+        self.told = directory.hosts.told if directory else {}
         self._runs = [*directory.runs.open.values()] if directory else []
         #: By worker the last report of its host; a key may be missing in one of another
         #: version.
