@@ -204,7 +204,6 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("store", 62, 31, "the synchronous form is typed: verbs say what they return"),
     ("torch", 2, 0, "the synchronous form is typed: verbs say what they return"),
     ("training", 2, 2, "the synchronous form is typed: verbs say what they return"),
-    (".", 155, 140, "daskps.testing, for tests of those who build on daskps"),
     ("cli", 59, 33, "stores are watched and deleted"),
     ("cluster", 9, 11, "a store is deleted from outside, by its name"),
     ("store", 18, 19, "stores are deleted by name: the subject of a module"),
@@ -286,8 +285,8 @@ FIGURES = {
     # Second copies: two modules more. Their states go by socket: one more, and frames
     # of states. Reshards: two, and what they take of others. Counts of processes,
     # reports of hosts, the page and the metrics: five modules.
-    "names of cluster/ that other modules use": 556,
-    "public names of cluster/": 725,
+    "names of cluster/ that other modules use": 557,
+    "public names of cluster/": 726,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are. Results are explained by what they

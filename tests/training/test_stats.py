@@ -10,8 +10,8 @@ import pytest
 
 import daskps
 from daskps import codecs, optim
-from daskps.cluster.caller.remote import Counters
 from daskps.cluster.caller.routes import GRADIENT, Computed
+from daskps.cluster.counters import Counters
 from daskps.training.result import Epoch, TrainResult
 from daskps.training.stats import Meter, RankStats, StatsOfRun, TrainStats, lines_of
 from tests.support import mostly_inside

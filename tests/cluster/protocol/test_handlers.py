@@ -45,8 +45,8 @@ TO_THE_DIRECTORY = {
     "directory.resharding": "reshard reshard_commit",
     "directory.move": "awaits removed memory-lost",
     "directory.runs": "open_run close_run fence_run epochs trained_by",
-    "directory.trainers": "register collects barrier trains_on finishes finished report progress running "
-    "watch verdict note receipts",
+    "directory.trainers": "register collects barrier trains_on finishes finished report progress "
+    "running watch verdict note receipts",
 }
 
 

@@ -38,7 +38,7 @@ def size(report):
 async def test_report_and_stats_say_the_same(c, s, a, b):
     params = {"w": np.zeros(40), "t": ROWS}
     about = {"optimizer": optim.SGD(0.1), "shards": 8, "client": c}
-    async with await daskps.create(params, **about) as x:
+    async with await daskps.aio.create(params, **about) as x:
         for _ in range(5):
             await x.push({"w": np.ones(40)})
         await x["t"].push(np.arange(9), np.ones((9, 2)))
@@ -68,7 +68,7 @@ async def test_report_and_stats_say_the_same(c, s, a, b):
 
 @gen_cluster(client=True)
 async def test_heartbeats_bring_it(c, s, a, b):
-    async with await daskps.create({"w": np.zeros(4)}, client=c):
+    async with await daskps.aio.create({"w": np.zeros(4)}, client=c):
         await a.heartbeat()
         told = s.workers[a.address].metrics["daskps"]
         assert told["shards"] == 1
@@ -79,7 +79,7 @@ async def test_heartbeats_bring_it(c, s, a, b):
 async def test_report_is_small_however_much_there_is(c, s, a):
     """300 shards in 21 stores, 40 reasons, numbers of nine digits."""
     stores = [
-        await daskps.create({"w": np.zeros(n), "t": BOUNDED}, client=c, shards=n)
+        await daskps.aio.create({"w": np.zeros(n), "t": BOUNDED}, client=c, shards=n)
         for n in [*[5] * 20, 200]
     ]
     host = HOSTS[a.address]
@@ -145,7 +145,7 @@ def test_all_handles_of_a_process_are_in_its_stats():
 @gen_cluster(client=True)
 async def test_counts_do_not_fall_as_shards_leave_nor_jump_as_they_come(c, s, a, b):
     about = {"optimizer": optim.SGD(0.1), "shards": 2, "client": c}
-    async with await daskps.create({"w": np.zeros(4)}, **about) as x:
+    async with await daskps.aio.create({"w": np.zeros(4)}, **about) as x:
         reports = {w.address: HostReport(HOSTS[w.address]) for w in (a, b)}
         for _ in range(7):
             await x.push({"w": np.ones(4)})

@@ -55,7 +55,7 @@ async def test_page_from_before_a_store_to_after_its_end(c, s, a, b):
     assert texts == sorted(f"{title}: none" for title in SECTIONS.values())
     params = {"w": np.zeros(8), "t": daskps.TableSpec(None, 2)}
     about = {"optimizer": optim.SGD(0.1), "client": c}
-    x = await daskps.create(params, name="<x>", **about)
+    x = await daskps.aio.create(params, name="<x>", **about)
     for _ in range(3):
         await x.push({"w": np.ones(8)})
     await x["t"].push(np.arange(5), np.ones((5, 2)))
@@ -112,7 +112,7 @@ async def test_two_schedulers_of_a_process_each_show_their_own(s):
             Worker(of.address, host="127.0.0.1"),
             Client(of.address, asynchronous=True) as client,
         ):
-            await daskps.create({"w": np.zeros(2)}, name=name, client=client)
+            await daskps.aio.create({"w": np.zeros(2)}, name=name, client=client)
             (stores,) = await shown(of, "stores")
             assert stores["store"] == [name]
 
@@ -134,7 +134,7 @@ async def test_a_bokeh_that_does_not_fit_is_one_line(c, s, a, b):
 
     with pytest.MonkeyPatch.context() as patch, Records() as said:
         patch.setattr(upstream, "add_pages", fails)
-        async with await daskps.create({"w": np.zeros(2)}, client=c) as x:
+        async with await daskps.aio.create({"w": np.zeros(2)}, client=c) as x:
             assert await x.version == 0
     assert len(said) == 1
     assert "Dask needs another bokeh" in said[0]
@@ -163,8 +163,8 @@ class Records(logging.Handler):
 async def test_many_shards_are_a_hundred_rows_the_busiest_first(c, s, a):
     about = {"optimizer": optim.SGD(0.1), "client": c}
     async with (
-        await daskps.create({"w": np.zeros(300)}, shards=300, **about) as idle,
-        await daskps.create({"w": np.zeros(1)}, **about) as busy,
+        await daskps.aio.create({"w": np.zeros(300)}, shards=300, **about) as idle,
+        await daskps.aio.create({"w": np.zeros(1)}, **about) as busy,
     ):
         a.periodic_callbacks["heartbeat"].stop()
         await a.heartbeat()
@@ -200,7 +200,7 @@ def test_a_browser_renders_it(tmp_path):
 
     @gen_cluster(client=True, scheduler_kwargs=SHOWN)
     async def test(c, s, a, b):
-        x = await daskps.create({"w": np.zeros(2)}, name=name, client=c)
+        x = await daskps.aio.create({"w": np.zeros(2)}, name=name, client=c)
         browser = await asyncio.create_subprocess_exec(
             *("chromium", "--headless", "--no-sandbox", "--disable-gpu"),
             *("--remote-debugging-port=0", f"--user-data-dir={tmp_path}"),

@@ -57,7 +57,7 @@ async def used(c, a, b, folder):
     """A store that has been pushed to and saved, and heartbeats that say so."""
     params = {"w": np.zeros(8), "t": daskps.TableSpec(None, 2)}
     about = {"optimizer": optim.SGD(0.1), "client": c, "name": "a store's name"}
-    x = await daskps.create(params, **about)
+    x = await daskps.aio.create(params, **about)
     for _ in range(3):
         await x.push({"w": np.ones(8)})
     await x["t"].push(np.arange(5), np.ones((5, 2)))
@@ -110,14 +110,14 @@ def test_metrics_say_what_stats_say(tmp_path):
 async def test_two_schedulers_in_a_process(c, s, a, b):
     stores = ("dask_daskps_stores",)
     before = (await samples(s)).get(stores, 0)
-    async with await daskps.create({"w": np.zeros(4)}, client=c):
+    async with await daskps.aio.create({"w": np.zeros(4)}, client=c):
         assert (await samples(s))[stores] - before == 1
         async with (
             Scheduler(port=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as t,
             Worker(t.address, host="127.0.0.1"),
             Client(t.address, asynchronous=True) as other,
         ):
-            await daskps.create({"w": np.zeros(2)}, name="other", client=other)
+            await daskps.aio.create({"w": np.zeros(2)}, name="other", client=other)
             assert (await samples(t))[stores] - before == 2
         assert (await samples(s))[stores] - before == 1
 
