@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -13,6 +14,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+_CLONE_NEWPID, _PR_SET_PDEATHSIG = 0x20000000, 1
 
 
 class Child:
@@ -72,6 +77,33 @@ def child(function: Callable[..., Any], *args: Any) -> Iterator[Child]:
     finally:
         process.kill()
         ours.close()
+
+
+@contextmanager
+def contained(function: Callable[..., Any], *args: Any) -> Iterator[tuple[Child, int]]:
+    """Run a child as process 1 of a PID namespace of its own, as a container does.
+
+    Also its process id here; a test is skipped where namespaces are forbidden.
+    """
+    with child(_contain, function, *args) as between:
+        if isinstance(found := between.receive(), str):
+            pytest.skip(f"no PID namespaces here: {found}")
+        between.send()
+        yield between, found
+
+
+def _contain(pipe: Connection, function: Callable[..., Any], *args: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWPID):
+        pipe.send(os.strerror(ctypes.get_errno()))
+        return
+    if pid := os.fork():
+        pipe.send(pid)
+        os.waitpid(pid, 0)
+        return
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pipe.recv()
+    function(pipe, *args)
 
 
 def left(base: Path) -> tuple[list[str], list[str], set[str]]:

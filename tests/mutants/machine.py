@@ -17,9 +17,18 @@ MUTANTS = (
     Mutant(
         "forked-child-holds-the-lock",
         "daskps.cluster.machine.locks:FileLock._is_turn_of_other",
-        "if self._process is not _process:",
-        "if self._process is None:",
+        "if self._me != THIS.number:",
+        "if self._me is None:",
         ("tests/cluster/machine/test_locks.py::test_a_forked_child_is_refused",),
+    ),
+    Mutant(
+        "processes-of-one-id-are-one",
+        "daskps.cluster.machine.processes:are_one",
+        "return not (number ^ other) & ~_COUNT",
+        "return pid_of(number) == pid_of(other)",
+        (
+            "tests/cluster/machine/test_accounting.py::test_a_block_counts_for_its_owner_alone",
+        ),
     ),
     Mutant(
         "threads-share-a-lock",

@@ -24,7 +24,8 @@ from daskps.cluster.caller.socket_pool import pool_of
 from daskps.cluster.caller.socket_route import SocketRoutes, looks_there, may_go
 from daskps.cluster.counters import counters_of
 from daskps.cluster.host.node import HOSTS
-from daskps.cluster.machine.blocks import owner_of, pid_of
+from daskps.cluster.machine.blocks import owner_of
+from daskps.cluster.machine.processes import pid_of
 from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.messages import PROTOCOL, unpack_answers
 from daskps.cluster.protocol.packing import UNKNOWN, pack_array

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.host.growth import Budget, grow_by
 from daskps.cluster.host.hosted import Backing, HostedShard
 from daskps.cluster.host.rules import Rules
-from daskps.cluster.machine.blocks import BlockAddress, owner_of, pid_of
+from daskps.cluster.machine.blocks import BlockAddress, owner_of
 from daskps.cluster.machine.folder import CarrierClosed
+from daskps.cluster.machine.processes import pid_of
 from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.reports import Sight

@@ -24,8 +24,8 @@ from distributed.diagnostics.plugin import NannyPlugin
 
 from daskps import config
 from daskps.cluster import upstream
-from daskps.cluster.machine.blocks import pid_of
 from daskps.cluster.machine.mapping import FILES
+from daskps.cluster.machine.processes import THIS, are_one
 from daskps.cluster.machine.warnings import warn_once
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _uncorrectable(address: str) -> Charge | None:
 
 async def _tell_nanny(worker: Any) -> Charge | None:
     """Give a worker's nanny its part; return why that was not possible."""
-    plugin = upstream.dumps(NannyMemory())
+    plugin = upstream.dumps(NannyMemory(THIS.number))
     try:
         async with worker.rpc(worker.nanny) as nanny:
             reply = await nanny.plugin_add(plugin=plugin, name=NannyMemory.name)
@@ -203,13 +203,15 @@ def _shared_nbytes() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def foreign_nbytes(pid: int | None) -> int:
+def foreign_nbytes(pid: int | None, number: int) -> int:
     """Return what a process is charged for blocks of others.
 
     Parameters
     ----------
     pid : int
         The process.
+    number : int
+        Its number: another one that shares memory may have its process id.
 
     Returns
     -------
@@ -223,19 +225,27 @@ def foreign_nbytes(pid: int | None) -> int:
     return 1024 * sum(
         int(nkib)
         for owner, nkib in _OURS.findall(smaps)
-        if pid_of(int(owner, 16)) != pid
+        if not are_one(int(owner, 16), number)
     )
 
 
 class NannyMemory(NannyPlugin):
     """Keeps a nanny from ending a worker for blocks of other processes.
 
-    Registering it again changes nothing. Where the nanny may not see what its worker
-    has mapped it is refused, by an OSError.
+    Each worker process that a nanny starts registers its own, in place of the last one's.
+    Where the nanny may not see what its worker has mapped it is refused, by an OSError.
+
+    Parameters
+    ----------
+    number : int
+        That of the worker's process.
     """
 
     name = "daskps-nanny-memory"
     idempotent = True
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def setup(self, nanny: Nanny) -> None:
         """Go between the nanny's timer and its monitor."""
@@ -245,8 +255,8 @@ class NannyMemory(NannyPlugin):
         with (_PROC / str(nanny.pid) / "smaps").open("rb") as smaps:
             if not smaps.readline():
                 raise OSError(f"{smaps.name} is empty")
-        if not isinstance(look, _Watch):
-            upstream.set_nanny_look(nanny, _Watch(nanny, look))
+        monitor = look.monitor if isinstance(look, _Watch) else look
+        upstream.set_nanny_look(nanny, _Watch(nanny, monitor, self.number))
 
     def teardown(self, nanny: Nanny) -> None:
         """Let the nanny measure by itself again."""
@@ -258,8 +268,8 @@ class NannyMemory(NannyPlugin):
 class _Watch:
     """Lets a nanny look only where its worker has too much of its own."""
 
-    def __init__(self, nanny: Nanny, monitor: Callable[[], None]) -> None:
-        self._nanny, self.monitor = nanny, monitor
+    def __init__(self, nanny: Nanny, monitor: Callable[[], None], number: int) -> None:
+        self._nanny, self.monitor, self.number = nanny, monitor, number
         #: Looks at which the system may still charge for blocks that are gone.
         self._grace = 0
 
@@ -277,7 +287,7 @@ class _Watch:
         if resident <= allowed:
             return
         # Listing all mappings takes a while, and is seldom needed.
-        if resident - foreign_nbytes(pid) <= allowed:
+        if resident - foreign_nbytes(pid, self.number) <= allowed:
             self._grace = GRACE
         elif self._grace:
             self._grace -= 1

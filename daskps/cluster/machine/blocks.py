@@ -22,7 +22,6 @@ from daskps.backend.host import PAGE_NBYTES
 from daskps.cluster.machine.folder import CarrierClosed, Inode, check_file
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.mapping import FILES, Mapped
-from daskps.cluster.machine.registry import PID_BITS
 from daskps.errors import IllegalStateError, LayoutError
 from daskps.shards.memory.areas import without
 from daskps.shards.memory.format import (
@@ -75,11 +74,6 @@ def owner_of(name: str) -> int:
     if found is None:
         raise CarrierClosed(f"{name!r} is no name of shared memory")
     return int(found[1], 16)
-
-
-def pid_of(owner: int) -> int:
-    """Return the process id in an owner number, as its own namespace knows it."""
-    return owner & ((1 << PID_BITS) - 1)
 
 
 class BlockAddress(NamedTuple):

@@ -8,7 +8,8 @@ Two words of the segment's header pass the turn on. ``HOLDER`` is the process th
 the lock last and stays when it is released; ``WANTED`` is a process that waits. A
 process that finds itself the last holder while another one waits puts its own number
 there, as the next to wait, and lets somebody else have the lock first, for
-:data:`_GRACE` seconds at most: the process that waited may have died.
+:data:`_GRACE` seconds at most: the process that waited may have died. Both are numbers
+of :mod:`daskps.cluster.machine.processes`, since process ids need not differ.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from daskps.cluster.machine.folder import try_lock
+from daskps.cluster.machine.processes import THIS, pid_of
 from daskps.errors import IllegalStateError, ShardBusyError
 from daskps.shards.memory.format import HEADER_WORDS, HOLDER, WANTED
 
@@ -35,8 +37,6 @@ NAP, LONGEST_NAP = 20e-6, 500e-6
 _SPIN = 100e-6
 #: Seconds that the last holder waits for its successor.
 _GRACE = 2e-3
-#: Another object in each forked child; asking the system for it takes longer.
-_process = object()
 
 
 class Pause:
@@ -88,13 +88,13 @@ class FileLock:
         # Also keeps the file open after the block was freed.
         # Not an array: reading a word of one takes three times as long.
         self._words = buffer[: 8 * HEADER_WORDS].data.cast("q")
-        self._pid, self._process = os.getpid(), _process
+        self._me = THIS.number
         self._has_passed = False
 
     @property
     def holder(self) -> int:
-        """Process that has the lock, or had it last; 0 before the first."""
-        return self._words[HOLDER]
+        """Id of the process that has the lock, or had it last; 0 before the first."""
+        return pid_of(self._words[HOLDER])
 
     def held_by(self) -> int:
         """Return the process that has the lock now, also where it is stopped.
@@ -105,7 +105,7 @@ class FileLock:
             Its id, as its own namespace knows it; 0 where nobody has the lock.
         """
         if not self._file.mutex.acquire(blocking=False):
-            return self._pid
+            return pid_of(self._me)
         try:
             return 0 if try_lock(self._file.fd, 0, fcntl.LOCK_EX) else self.holder
         finally:
@@ -160,16 +160,16 @@ class FileLock:
         IllegalStateError
             In a process that was forked after the lock was made.
         """
-        if self._process is not _process:
+        if self._me != THIS.number:
             raise _forked_error()
         fcntl.lockf(self._file.fd, fcntl.LOCK_UN, 1)
         self._file.mutex.release()
 
     def _is_turn_of_other(self) -> bool:
-        if self._process is not _process:
+        if self._me != THIS.number:
             raise _forked_error()
-        words, pid = self._words, self._pid
-        return words[HOLDER] == pid and words[WANTED] not in (0, pid)
+        words, me = self._words, self._me
+        return words[HOLDER] == me and words[WANTED] not in (0, me)
 
     def _try(self) -> bool:
         if not self._file.mutex.acquire(blocking=False):
@@ -186,27 +186,27 @@ class FileLock:
             finally:
                 self._file.mutex.release()
             raise
-        self._words[HOLDER] = self._pid
-        if self._words[WANTED] == self._pid:
+        self._words[HOLDER] = self._me
+        if self._words[WANTED] == self._me:
             self._words[WANTED] = 0
         self._has_passed = False
         return True
 
     def _pass_on(self, seconds: float) -> None:
         """Let another process have the lock, and be the next one that waits."""
-        words, pid = self._words, self._pid
-        words[WANTED] = pid
+        words, me = self._words, self._me
+        words[WANTED] = me
         pause, end = Pause(_SPIN), time.perf_counter() + seconds
-        while words[HOLDER] == pid and time.perf_counter() < end:
+        while words[HOLDER] == me and time.perf_counter() < end:
             pause()
 
     def _wait(self, start: float, seconds: float) -> None:
         words, pause = self._words, Pause(_SPIN)
         while not self._try():
             if words[WANTED] == 0:
-                words[WANTED] = self._pid
+                words[WANTED] = self._me
             if time.perf_counter() - start > seconds:
-                if words[WANTED] == self._pid:
+                if words[WANTED] == self._me:
                     words[WANTED] = 0
                 raise ShardBusyError(
                     f"the shard in {self._name} stayed locked for {seconds:g} s by "
@@ -220,11 +220,3 @@ def _forked_error() -> IllegalStateError:
     return IllegalStateError(
         "this lock was made before a fork; a child attaches to the memory itself"
     )
-
-
-def _forked() -> None:
-    global _process
-    _process = object()
-
-
-os.register_at_fork(after_in_child=_forked)

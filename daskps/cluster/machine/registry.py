@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-import secrets
 import time
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -32,6 +31,7 @@ from daskps.cluster.machine.folder import (
     unlock,
 )
 from daskps.cluster.machine.leases import DeferredEnds
+from daskps.cluster.machine.processes import THIS
 
 
 class Role(Enum):
@@ -47,8 +47,6 @@ class Role(Enum):
 
 #: Byte that those of a role share a lock on.
 _LOCKED = {Role.MEMBER: PRESENT_AT, Role.KEEPER: KEPT_AT}
-#: An owner number: random bits, then the bits of a process id.
-PID_BITS, RANDOM_BITS = 22, 40
 #: Seconds to wait for a process that is just removing the folder.
 _PATIENCE = 5.0
 
@@ -58,7 +56,7 @@ class Registry:
 
     def __init__(self, path: str, folder_fd: int, fd: int) -> None:
         self.path, self.folder_fd, self.fd = path, folder_fd, fd
-        self.pid, self.inode = os.getpid(), inode_of(folder_fd)
+        self.process, self.inode = THIS.number, inode_of(folder_fd)
         self.n: dict[Role, int] = dict.fromkeys(Role, 0)
         #: Files that went with this process, where it was the last member to leave.
         self.removed: list[str] = []
@@ -68,11 +66,11 @@ class Registry:
     @property
     def is_open(self) -> bool:
         """Whether this process is there by it; never in a forked child."""
-        return any(self.n.values()) and self.pid == os.getpid()
+        return any(self.n.values()) and self.process == THIS.number
 
     def lock_owner(self) -> bool:
         """Take a new owner number, and its lock."""
-        self.owner = secrets.randbits(RANDOM_BITS) << PID_BITS | os.getpid()
+        self.owner = THIS.next_number()
         return try_lock(self.fd, self.owner, fcntl.LOCK_EX, keep=True)
 
     def add(self, role: Role) -> bool:

@@ -26,6 +26,7 @@ from daskps.cluster.machine.accounting import (
 from daskps.cluster.machine.blocks import BlockAddress
 from daskps.cluster.machine.mapping import FILES
 from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.processes import THIS
 from daskps.cluster.plugins import DirectoryPlugin
 from tests.cluster.forks import child
 from tests.support import gen_cluster
@@ -74,7 +75,10 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
     # Once, and not in vain: the pages are there.
     assert abs(monitor.get_process_memory() - resident()) < MB
     assert resident() - alone > 30 * MB
-    assert foreign_nbytes(os.getpid()) == 0
+    assert foreign_nbytes(os.getpid(), THIS.number) == 0
+    # In a container another process may have this process id.
+    namesake = THIS.number ^ 1 << 60
+    assert abs(foreign_nbytes(os.getpid(), namesake) - 40 * MB) < MB
 
     def reads(pipe: Connection) -> None:
         # A fork has the pages of its parent.
@@ -86,6 +90,7 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
         before = resident(), monitor.get_process_memory()
         own.buffer[::4096] = 1
         pipe.send((before, (resident(), monitor.get_process_memory())))
+        pipe.send(THIS.number)
         pipe.recv()
 
     with child(attaches) as other:
@@ -93,9 +98,10 @@ def test_a_block_counts_for_its_owner_alone(base: Path) -> None:
         assert after[0] - before[0] > 30 * MB
         assert abs(after[1] - before[1]) < 4 * MB
         # As its nanny sees it, also when the block has no name any more.
-        assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
+        number = other.receive()
+        assert abs(foreign_nbytes(other.pid, number) - 40 * MB) < MB
         block.free()
-        assert abs(foreign_nbytes(other.pid) - 40 * MB) < MB
+        assert abs(foreign_nbytes(other.pid, number) - 40 * MB) < MB
     memory.leave()
 
 
@@ -108,7 +114,7 @@ def test_shared_memory_of_others_stays_charged(base: Path) -> None:
         memory = Membership.join(base, "a")
         block = memory.make(MB)
         assert abs(monitor.get_process_memory() - resident()) < 4 * MB
-        assert foreign_nbytes(os.getpid()) == 0
+        assert foreign_nbytes(os.getpid(), THIS.number) == 0
         block.free()
         memory.leave()
         del users, block
@@ -127,7 +133,7 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
 ) -> None:
     calls = []
     nanny = fake_nanny(os.getpid(), resident() * 2)
-    plugin = NannyMemory()
+    plugin = NannyMemory(1)
     plugin.setup(nanny)  # one that watches nothing
     monitor = lambda: calls.append(1)  # noqa: E731 - its identity counts
     timer = nanny.periodic_callbacks["memory_monitor"] = SimpleNamespace(
@@ -141,7 +147,7 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     timer.callback()
     assert calls == [1]
     found = [resident() * 2 // 3]
-    monkeypatch.setattr(accounting, "foreign_nbytes", lambda pid: found[0])
+    monkeypatch.setattr(accounting, "foreign_nbytes", lambda *_: found[0])
     timer.callback()
     assert calls == [1]
     # A block that is being unmapped is listed no more, but charged for.
@@ -156,7 +162,7 @@ def test_a_nanny_asks_its_monitor_only_above_the_limit(
     assert timer.callback is monitor
     # What cannot be told is left to Dask.
     for pid in (None, 2**22 + 1):
-        accounting._Watch(fake_nanny(pid, 1e15), monitor)()
+        accounting._Watch(fake_nanny(pid, 1e15), monitor, 1)()
     assert calls == [1] * 4
 
 
@@ -172,10 +178,10 @@ def test_a_nanny_that_may_not_look_is_refused(
     nanny = fake_nanny(1, 1)
     timer = nanny.periodic_callbacks["memory_monitor"] = SimpleNamespace(callback=print)
     with pytest.raises(OSError, match="smaps"):
-        NannyMemory().setup(nanny)
+        NannyMemory(1).setup(nanny)
     assert timer.callback is print
     # One that never ends its worker need not look.
-    NannyMemory().setup(fake_nanny(1, 1))
+    NannyMemory(1).setup(fake_nanny(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -208,14 +214,15 @@ def test_a_block_that_comes_or_goes_meanwhile_is_not_charged(
     assert accounting._corrected(measure) == own
 
 
-def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str]:
+def touch(base: Path, name: str, nonce: int) -> tuple[int, int, str, int]:
     """In a worker: use all of another process's block, and keep it."""
     # Not before its nanny knows.
     assert not accounting.charged()
     worker: Any = get_worker()
     worker.block = Membership.visit(base, "a").attach(BlockAddress(name, BLOCK, nonce))
     worker.block.buffer[::4096] = 1
-    return resident(), worker.monitor.get_process_memory(), worker.status.name
+    figure, status = worker.monitor.get_process_memory(), worker.status.name
+    return resident(), figure, status, THIS.number
 
 
 @gen_cluster(
@@ -233,13 +240,16 @@ async def test_a_worker_survives_blocks_of_others(c: Any, s: Any, a: Any) -> Non
         memory, pid = Membership.join(base, "a"), a.pid
         block = memory.make(BLOCK)
         block.stamp()
-        raw, figure, status = await c.submit(touch, base, block.name, block.nonce)
+        found = await c.submit(touch, base, block.name, block.nonce)
+        raw, figure, status, number = found
         assert raw > LIMIT
         assert figure < raw - 0.95 * BLOCK
         assert status == "running"
         assert NannyMemory.name in a.plugins
-        assert abs(foreign_nbytes(pid) - BLOCK) < MB
-        a.periodic_callbacks["memory_monitor"].callback()
+        assert abs(foreign_nbytes(pid, number) - BLOCK) < MB
+        look = a.periodic_callbacks["memory_monitor"].callback
+        assert look.number == number
+        look()
         assert await c.submit(os.getpid, pure=False) == pid
         assert not s.get_events("worker-restart-memory")
         block.free()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -15,9 +16,10 @@ import pytest
 from daskps.cluster.machine.blocks import Block
 from daskps.cluster.machine.locks import FileLock
 from daskps.cluster.machine.membership import Membership
+from daskps.cluster.machine.processes import THIS, pid_of
 from daskps.errors import ConsistencyError, IllegalStateError, ShardBusyError
 from daskps.shards.memory.format import HOLDER, WANTED
-from tests.cluster.forks import child
+from tests.cluster.forks import child, contained
 
 N = 8192
 
@@ -172,7 +174,7 @@ def test_the_last_holder_passes_the_turn_on(block: Block) -> None:
     lock, words = block.lock(), block.buffer[:128].view(np.int64)
     lock.acquire(1)
     lock.release()
-    assert (words[HOLDER], words[WANTED]) == (os.getpid(), 0)
+    assert (words[HOLDER], words[WANTED]) == (THIS.number, 0)
     words[WANTED] = 1  # some process that waits
     assert not lock.try_acquire()
     # But nobody came.
@@ -199,7 +201,7 @@ def test_turns_alternate(tmp_path: Path, block: Block) -> None:
         lock.acquire(30)
         other.send()
         words = block.buffer[:128].view(np.int64)
-        while words[WANTED] != other.pid:
+        while pid_of(int(words[WANTED])) != other.pid:
             os.sched_yield()
         lock.release()
         for turn in range(1, 11):
@@ -211,10 +213,44 @@ def test_turns_alternate(tmp_path: Path, block: Block) -> None:
             assert turn <= count
             if count >= 40:
                 break
-            while words[WANTED] != other.pid:
+            while pid_of(int(words[WANTED])) != other.pid:
                 os.sched_yield()
             lock.release()
         else:
             lock.acquire(30)
         lock.release()
         assert other.end() == 0
+
+
+def contends(pipe: Connection, base: Path, block: Block) -> None:
+    lock, _ = lock_of(base, block)
+    words = block.buffer[:128].view(np.int64)
+    pipe.send((os.getpid(), THIS.number))
+    other = pipe.recv()
+    lock.acquire(30)
+    words[WANTED] = other
+    lock.release()
+    has_passed = not lock.try_acquire()
+    lock.acquire(30)
+    pipe.send((has_passed, int(words[WANTED]) == other))
+    pipe.recv()
+
+
+def test_processes_of_one_number_take_turns(tmp_path: Path, block: Block) -> None:
+    """Each is process 1 of its container; one is killed while it has the lock."""
+    lock, about = block.lock(), (tmp_path, block)
+    with (
+        contained(contends, *about) as (one, pid),
+        contained(contends, *about) as (two, _),
+    ):
+        (of_one, number), (of_two, other) = one.receive(), two.receive()
+        assert of_one == of_two == pid_of(number) == pid_of(other) == 1
+        one.send(other)
+        # No other process has come: it waits no more, as in the turns of others.
+        assert one.receive() == (True, False)
+        assert lock.held_by() == 1
+        two.send(number)
+        os.kill(pid, signal.SIGKILL)
+        assert two.receive() == (True, False)
+    lock.acquire(30)
+    lock.release()

@@ -23,10 +23,10 @@ from daskps.cluster.machine.blocks import (
     SPARED_DESCRIPTORS,
     BlockAddress,
     owner_of,
-    pid_of,
 )
 from daskps.cluster.machine.folder import CarrierClosed, Inode, folder_of
 from daskps.cluster.machine.membership import HERE, Membership
+from daskps.cluster.machine.processes import pid_of
 from daskps.cluster.machine.registry import Role
 from daskps.cluster.machine.sweeping import LEAST_SECONDS, sweep, sweep_abandoned
 from tests.cluster.forks import child, left
