@@ -1,7 +1,12 @@
-"""Workers of Dask in namespaces of their own, as containers have them, and what they do."""
+"""Workers of Dask in namespaces of their own, as containers have them, and what they do.
+
+``python -m tests.cluster.containers ADDRESS`` has a worker of a cluster adopt what another
+one leaves, and prints what it finds.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +19,7 @@ import numpy as np
 import pytest
 from distributed import Client, get_worker
 
+import daskps
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.machine.blocks import Block
 from daskps.cluster.machine.mapping import FILES
@@ -86,9 +92,9 @@ def block_here() -> Block:
     return hosted.block
 
 
-def maps(store: Any) -> bool:
-    """Return whether a call maps memory of another process."""
-    store.add({"w": np.zeros(len(store["w"]))})
+def is_near(to: Any, part: int = 0) -> bool:
+    """Return whether a store or trainer maps memory of another process."""
+    to.pull()
     return FILES.nbytes() > FILES.nbytes(owned=True)
 
 
@@ -121,3 +127,25 @@ def holds(path: str) -> None:
     lock.acquire(PATIENCE)
     Path(path).touch()
     until(lambda: False, PATIENCE)
+
+
+def main(scheduler: str) -> dict[str, Any]:
+    """Use memory of a worker from another one, and have it adopted."""
+    with Client(scheduler) as client:
+        client.wait_for_workers(2, PATIENCE)
+        here, there = sorted(client.nthreads())
+        with daskps.create({"w": np.zeros(2)}, servers=[there]) as store:
+            near = client.submit(is_near, store, workers=[here]).result()
+            found = [client.submit(adds, store, 1, workers=[here]).result()]
+            dying = client.submit(os._exit, 1, workers=[there])
+            until(lambda: there not in client.nthreads(), PATIENCE)
+            dying.cancel()
+            found.append(adds(store, 0))
+            return {"near": near, "w": found, "adopted": [*store.placement] == [here]}
+
+
+if __name__ == "__main__":
+    # Under its own name: functions of the main module would travel by value.
+    from tests.cluster import containers as this
+
+    sys.stdout.write(json.dumps(this.main(sys.argv[1])))

@@ -22,7 +22,8 @@ ADDRESSES = ("10.213.97.1", "10.213.97.2")
 #: A second one of the first, and its network.
 APART_ADDRESS, APART_NETWORK = "10.213.98.1", "10.213.98.0/30"
 #: The namespaces share /dev/shm: they are one machine, and daskps would find out.
-APART = {"DASK_DASKPS__CARRIERS__MACHINE": "false", "PYTHONPATH": str(ROOT)}
+NEAR = "DASK_DASKPS__CARRIERS__MACHINE"
+APART = {NEAR: "false", "PYTHONPATH": str(ROOT)}
 
 
 def ip(*words: str) -> None:
@@ -57,12 +58,10 @@ def inside(namespace: str, *words: str) -> list[str]:
 
 
 @contextmanager
-def running(command: list[str]) -> Iterator[None]:
+def running(command: list[str], near: str) -> Iterator[None]:
     """A process of Dask's, which ends at the latest with the test."""
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, env={**os.environ, **APART}, cwd=ROOT, stdout=quiet, stderr=quiet
-    )
+    env, quiet = {**os.environ, **APART, NEAR: near}, subprocess.DEVNULL
+    process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=quiet, stderr=quiet)
     try:
         yield
     finally:
@@ -75,18 +74,20 @@ def running(command: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def cluster(namespaces: Sequence[str], workers: Sequence[str]) -> Iterator[str]:
+def cluster(
+    namespaces: Sequence[str], workers: Sequence[str], near: str = "false"
+) -> Iterator[str]:
     """A scheduler in the first namespace, and a worker at each address."""
     scheduler = f"tcp://{ADDRESSES[0]}:8786"
     with ExitStack() as stack:
         dask = ["distributed.cli.dask_scheduler", "--host", ADDRESSES[0]]
         dask += ["--port", "8786", "--no-dashboard"]
-        stack.enter_context(running(inside(namespaces[0], *dask)))
+        stack.enter_context(running(inside(namespaces[0], *dask), near))
         for address in workers:
             name = namespaces[address == ADDRESSES[1]]
             dask = ["distributed.cli.dask_worker", scheduler, "--host", address]
             dask += ["--no-nanny", "--no-dashboard", "--nthreads", "2"]
-            stack.enter_context(running(inside(name, *dask)))
+            stack.enter_context(running(inside(name, *dask), near))
         yield scheduler
 
 
@@ -120,18 +121,30 @@ def talking(
             process.kill()
 
 
+def said(namespace: str, module: str, scheduler: str, near: str = "false") -> Any:
+    """Return what a program in a namespace has found."""
+    done = subprocess.run(
+        inside(namespace, module, scheduler),
+        env={**os.environ, **APART, NEAR: near},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_workers_of_several_networks_may_have_one_memory(namespaces):
+    """As containers may: they go near, and one adopts what the other one leaves."""
+    with cluster(namespaces, ADDRESSES, near="true") as scheduler:
+        found = said(namespaces[0], "tests.cluster.containers", scheduler, "true")
+    assert found == {"near": True, "w": [[0.0, 1.0], [1.0, 1.0]], "adopted": True}
+
+
 def test_runs_over_a_wire_have_the_numbers_of_loopback(namespaces, rpc_cluster):
     with cluster(namespaces, ADDRESSES) as scheduler:
-        done = subprocess.run(
-            inside(namespaces[0], "tests.cluster.network", scheduler),
-            env={**os.environ, **APART},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+        found = said(namespaces[0], "tests.cluster.network", scheduler)
     assert found.pop("hosts") == [f"tcp://{address}" for address in ADDRESSES]
     expected = results(rpc_cluster)
     assert expected.pop("hosts") == ["tcp://127.0.0.1"]

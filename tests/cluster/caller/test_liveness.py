@@ -144,3 +144,9 @@ def test_who_calls_with_a_client_that_is_closed_is_told_so(status: str) -> None:
     ):
         with pytest.raises(OSError, match="was closed, or has lost its scheduler"):
             asyncio.run(call())
+
+
+def test_a_worker_out_of_reach_is_found_in_ten_seconds() -> None:
+    """Each question takes as long as it may; tests of networks use shorter ones."""
+    questions = liveness.FIRST_SECONDS, liveness.SCHEDULER_SECONDS
+    assert sum((liveness.SILENT_SECONDS, *questions, liveness.AGAIN_SECONDS)) < 10
