@@ -309,9 +309,9 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
 
 
 def check_protocol(who: str, protocol: int, version: str) -> None:
-    """Refuse to talk to a client or worker of another protocol."""
-    if protocol != PROTOCOL:
-        mine = identity()
+    """Refuse to talk to a client or worker of another protocol, or another daskps."""
+    mine = identity()
+    if (protocol, version) != (PROTOCOL, mine["version"]):
         raise ProtocolError(
             f"{who} speaks protocol {protocol} (daskps {version}), the scheduler "
             f"{PROTOCOL} (daskps {mine['version']}); install the same daskps everywhere"

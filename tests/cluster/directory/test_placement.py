@@ -10,7 +10,7 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from daskps.cluster.directory.placement import check_hosts
-from daskps.cluster.protocol.messages import PROTOCOL
+from daskps.cluster.protocol.messages import PROTOCOL, identity
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
 
@@ -23,7 +23,7 @@ def checked(answer: Any) -> None:
     async def control(worker: str, method: str) -> Any:
         assert method == "hello"
         if worker == OWNERS[0]:
-            return {"protocol": PROTOCOL, "version": "1"}
+            return identity()
         if isinstance(answer, BaseException):
             raise answer
         if answer is None:
@@ -52,3 +52,9 @@ def test_nobody_waits_for_a_worker_that_has_left():
 def test_a_worker_of_another_protocol_is_refused():
     with pytest.raises(ProtocolError, match="tcp://a:2 speaks protocol 0"):
         checked({"protocol": 0, "version": "0.0"})
+
+
+def test_a_worker_of_another_version_is_refused():
+    """Also where its protocol is the same."""
+    with pytest.raises(ProtocolError, match=r"tcp://a:2 .* \(daskps 0.0\)"):
+        checked({"protocol": PROTOCOL, "version": "0.0"})
