@@ -80,9 +80,9 @@ def containers(
 
 
 def child_of(pid: int) -> int:
-    """Return the process in a container, by its number here."""
+    """Return the process in a container, by its number here; else the process itself."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    return int(children.split()[0])
+    return int((children.split() or [str(pid)])[0])
 
 
 def block_here() -> Block:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
 import daskps
+from daskps.cluster.machine.membership import HERE
 from daskps.errors import ShardLostError
 from tests.cluster import containers as within
 from tests.cluster.containers import MEMORY, PIDS, containers
@@ -109,3 +112,20 @@ def has_ipv6() -> bool:
         tried.bind(("::1", 0))
         return True
     return False
+
+
+def test_a_cluster_that_was_killed_leaves_its_memory(tmp_path: Path) -> None:
+    """Until the next one of that user and machine comes."""
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    where = {"DASK_DASKPS__SHARED_MEMORY_DIRECTORY": str(shm)}
+    with containers(tmp_path / "s", [()], **where) as (client, _):
+        daskps.create({"w": np.zeros(1000)}, name="kept", client=client)
+    (left,) = shm.iterdir()
+    assert re.fullmatch(rf"daskps-{os.getuid()}-[0-9a-f]{{16}}", left.name)
+    assert sum(file.stat().st_size for file in left.iterdir()) > 16_000
+    with dask.config.set({"daskps.shared-memory-directory": str(shm)}):
+        after = HERE.join("the next one")
+        assert after is not None
+        assert [str(path) for path in shm.iterdir()] == [after.path]
+        after.leave()
