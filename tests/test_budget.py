@@ -227,6 +227,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ),
     ("cluster", 119, 115, "seeing: metrics of schedulers and workers for Prometheus"),
     ("store", 3, 3, "seeing: counts of processes in stats()"),
+    ("cluster", 2, 2, "workers of other addresses are asked for memory in turn"),
     ("cluster", 16, 21, "processes of several containers may have one process id"),
 ]
 #: Names that stand for what is read or written of rows.

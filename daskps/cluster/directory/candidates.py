@@ -1,9 +1,10 @@
 """Workers to ask to adopt the shards of one that died, or to look for them.
 
-Those of its machine, as far as addresses tell, and a few others: a worker that can map
-the memory is on that machine whatever its address says. First comes a worker that may
-hold a shard already, for its answer was lost. A worker that Dask has paused serves its
-shards, so it adopts some where no running one does; one that closes adopts none.
+Those of its machine, as far as addresses tell, then others, a few at a time: a worker
+that can map the memory is on that machine whatever its address says. First comes one
+that may hold a shard already, for its answer was lost. A worker that Dask has paused
+serves its shards, so it adopts some where no running one does; one that closes adopts
+none.
 
 A shard without an owner is away while there is evidence of its memory, which is asked
 for again and again; without evidence it is lost. A :class:`Verdict` knows neither clock
@@ -17,6 +18,7 @@ import enum
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 #: How long an adopter is waited for alone: it may have to compile an update rule.
 #: Then others are asked too; only one of them can have the memory.
 ANSWER_SECONDS = 15.0
-#: Workers of other addresses that are asked: a machine may have several.
+#: Workers of other addresses that are asked at a time: a machine may have several.
 _MOST_REMOTE = 3
 #: So often others are asked before the worker that has left the shard.
 _LATER_TURNS = 3
@@ -131,17 +133,16 @@ class Candidates:
         self._machine = get_address_host(worker)
         self._asked = {row[0]: _Poll(entry.sizes[row[0]]) for row in entry.segments}
 
-    def _local(self) -> dict[str, bool]:
-        """Return the workers that may be on the machine: whether it seems so.
+    def _workers(self) -> tuple[dict[str, None], list[str]]:
+        """Return the workers that seem to be on the machine, and all others.
 
         Running ones come first.
         """
         known = self._scheduler.workers
         both = Status.running, Status.paused
         found = [w for status in both for w in known if known[w].status == status]
-        local = [w for w in found if get_address_host(w) == self._machine]
-        remote = [w for w in found if get_address_host(w) != self._machine]
-        return dict.fromkeys(local, True) | dict.fromkeys(remote[:_MOST_REMOTE], False)
+        local = dict.fromkeys(w for w in found if get_address_host(w) == self._machine)
+        return local, [w for w in found if w not in local]
 
     # -- questions -----------------------------------------------------------
 
@@ -153,13 +154,16 @@ class Candidates:
         `wait_for` hears of a shard that a worker has no room for, and why. Returns by
         question, "adopt" or "look", and worker the shards.
         """
-        local, held = self._local(), held_bytes(self._stores.values())
+        (local, remote), held = self._workers(), held_bytes(self._stores.values())
         known = self._scheduler.workers
         n, share = Counter(self._entry.holders), self._entry.memory_share
         found = dict[tuple[str, str], list[int]]()
         for shard in due:
             asked, rank = self._asked[shard], dict[str, tuple[float, ...]]()
+            # Of the others the next ones, where these do not find the memory.
+            others = (w for w in remote if w not in asked.refused)
             may = [w for w in local if w not in asked.refused]
+            may += islice(others, _MOST_REMOTE)
             for w in asked.askable(may, now):
                 limits = {w: known[w].memory_limit}
                 is_paused = known[w].status is Status.paused
@@ -170,7 +174,7 @@ class Candidates:
                 else:
                     # Asked all the same: a worker of its address may hold it by now.
                     turn = asked.n[w] + _LATER_TURNS * (w == self._left_by)
-                    first = asked.priority(w), not local[w], turn, is_paused
+                    first = asked.priority(w), w not in local, turn, is_paused
                     rank[w] = *first, n[w], held[w]
             if rank:
                 question, by = "adopt", min(rank, key=rank.__getitem__)
@@ -178,7 +182,7 @@ class Candidates:
                 held[by] += asked.nbytes
             elif can := [w for w in may if w not in asked.asking["look"]]:
                 question = "look"
-                by = min(can, key=lambda w: (not local[w], asked.n[w]))
+                by = min(can, key=lambda w: (w not in local, asked.n[w]))
             else:
                 continue
             found.setdefault((question, by), []).append(shard)
@@ -200,13 +204,13 @@ class Candidates:
 
         An adopter that has a shard says where it is, and nothing of what it sees.
         """
-        is_local = self._local().get(by, False)
+        is_local = by in self._workers()[0]
         said = [answer for answer in answers if "sight" in answer]
         return {a["shard"]: self._asked[a["shard"]].hear(by, a, is_local) for a in said}
 
     def unheard(self, shards: Iterable[int]) -> set[int]:
         """Return the shards of which not all workers of the machine were heard yet."""
-        local = {w for w, is_local in self._local().items() if is_local}
+        local = {*self._workers()[0]}
         return {i for i in shards if local - self._asked[i].refused}
 
 

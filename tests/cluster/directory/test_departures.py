@@ -220,6 +220,17 @@ def test_without_a_sign_it_is_lost_and_comes_back_when_found() -> None:
     assert [at for at, *who in cluster.asked if who == [FAR, "adopt"]] == [0.0]
 
 
+def test_workers_of_other_addresses_are_asked_one_after_the_other() -> None:
+    """The memory may be in the tenth container, of which each has its own address."""
+    others = [f"tcp://127.0.1.{i}:1" for i in range(10)]
+    cluster = Cluster(*others)
+    cluster.answers = {(w, "adopt"): said("absent", "no file") for w in others}
+    cluster.answers[others[-1], "adopt"] = TAKEN
+    look_after(cluster, 9.0)
+    assert [worker for _, worker, _ in cluster.asked] == others
+    assert cluster.entry.owners == (others[-1],)
+
+
 def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
     """When all there have looked; who answers late is waited for."""
     cluster = Cluster(ONE, TWO, FAR)
