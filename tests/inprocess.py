@@ -143,7 +143,11 @@ class Hub:
 def about(name: str) -> Any:
     """Return what the scheduler knows of a worker that has come."""
     return SimpleNamespace(
-        address=name, memory_limit=None, resources={}, status=Status.running
+        address=name,
+        memory_limit=None,
+        resources={},
+        status=Status.running,
+        metrics={},
     )
 
 

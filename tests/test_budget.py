@@ -227,6 +227,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ),
     ("cluster", 119, 115, "seeing: metrics of schedulers and workers for Prometheus"),
     ("store", 3, 3, "seeing: counts of processes in stats()"),
+    (
+        "cluster",
+        26,
+        27,
+        "containers of one address with a memory each send shards as they leave",
+    ),
     ("cluster", 2, 2, "workers of other addresses are asked for memory in turn"),
     ("cluster", 16, 21, "processes of several containers may have one process id"),
 ]

@@ -35,8 +35,9 @@ from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS, WorkerNode
 from daskps.cluster.keys import OURS, is_ours, place_of_gradient
 from daskps.cluster.machine import accounting
-from daskps.cluster.machine.membership import HERE, Machine
+from daskps.cluster.machine.membership import HERE, Machine, memory_id
 from daskps.cluster.protocol.handlers import HOST
+from daskps.cluster.protocol.reports import MEMORY_METRIC
 from daskps.cluster.seeing import prometheus
 from daskps.cluster.seeing.numbers import HostReport
 from daskps.cluster.seeing.overview import EXTENSION
@@ -104,6 +105,7 @@ class HostPlugin(WorkerPlugin):
             prometheus.WORKERS.add(report)
             HOSTS[worker.address] = host
             accounting.begin_accounting(worker)
+            upstream.add_metric(worker, MEMORY_METRIC, lambda _: memory_id())
             _log_from_info_on(worker)
             upstream.shorten_failures(OURS)
             quicken(worker)

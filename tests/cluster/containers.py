@@ -60,6 +60,7 @@ def containers(
         begun = [*dask[:2], "distributed.cli.dask_scheduler", "--port", "0", *about]
         stack.enter_context(running(begun, **env))
         begun = [*dask[:2], "distributed.cli.dask_worker", "--no-nanny", *about]
+        begun += ["--preload", "daskps.preload"]
         outer = {
             k: stack.enter_context(
                 running([*namespace, *begun, "--name", str(k)], **env)

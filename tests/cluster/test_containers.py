@@ -22,10 +22,13 @@ from tests.cluster.containers import MEMORY, PIDS, containers
 from tests.support import until
 from tests.test_readme import run_python
 
+SHARED = "DASK_DASKPS__SHARED_MEMORY_DIRECTORY"
+
 
 def test_workers_with_one_memory_may_have_one_number(tmp_path: Path) -> None:
     """Both are process 1; one is killed while it has the lock, the other one goes on."""
-    with containers(tmp_path / "s", [PIDS, PIDS]) as (client, processes):
+    where = {SHARED: str(tmp_path)}
+    with containers(tmp_path / "s", [PIDS, PIDS], **where) as (client, processes):
         (a, pid), (b, _) = processes.items()
         assert client.run(os.getpid) == {a: 1, b: 1}
         store = daskps.create({"w": np.zeros(2)}, servers=[a], client=client)
@@ -49,19 +52,22 @@ def test_workers_with_one_memory_may_have_one_number(tmp_path: Path) -> None:
 
 
 def test_workers_with_a_memory_each_have_no_near_way(tmp_path: Path) -> None:
-    """The death of one is a loss, by name; a second copy takes over."""
+    """One that leaves sends its shards; where it dies they are lost, by name."""
     with containers(tmp_path / "s", [MEMORY] * 3) as (client, processes):
         a, b, _ = processes
-        about: dict[str, Any] = {"servers": [a], "client": client}
-        alone = daskps.create({"w": np.zeros(2)}, **about)
-        safe = daskps.create({"w": np.zeros(2)}, copies=2, **about)
+        alone = daskps.create({"w": np.zeros(2)}, servers=[a], client=client)
         assert not client.submit(within.is_near, alone, workers=[b]).result()
-        assert client.submit(within.adds, safe, 1, workers=[b]).result() == [0, 1]
-        os.kill(processes[a], signal.SIGKILL)
+        # All have one address: nobody there finds the memory of the others.
+        client.retire_workers([a])
+        assert within.adds(alone, 1) == [0, 1]
+        (owner,) = alone.placement
+        about: dict[str, Any] = {"servers": [owner], "client": client}
+        safe = daskps.create({"w": np.zeros(2)}, copies=2, **about)
+        assert within.adds(safe, 1) == [0, 1]
+        os.kill(processes[owner], signal.SIGKILL)
         assert within.adds(safe, 0) == [1, 1]
-        with pytest.raises(
-            ShardLostError, match=f"shard 0 of .*{alone.name}.* {a} died"
-        ):
+        said = f"shard 0 of .*{alone.name}.* {owner} died"
+        with pytest.raises(ShardLostError, match=said):
             alone.pull()
 
 
@@ -118,7 +124,7 @@ def test_a_cluster_that_was_killed_leaves_its_memory(tmp_path: Path) -> None:
     """Until the next one of that user and machine comes."""
     shm = tmp_path / "shm"
     shm.mkdir()
-    where = {"DASK_DASKPS__SHARED_MEMORY_DIRECTORY": str(shm)}
+    where = {SHARED: str(shm)}
     with containers(tmp_path / "s", [()], **where) as (client, _):
         daskps.create({"w": np.zeros(1000)}, name="kept", client=client)
     (left,) = shm.iterdir()

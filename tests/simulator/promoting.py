@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.entry import Hosts
-from daskps.cluster.directory.move import SERVING
+from daskps.cluster.directory.machines import SERVING
 from daskps.cluster.host.node import HOSTS
 from tests.shards.stating import content, used
 from tests.simulator.ground import put

@@ -23,6 +23,7 @@ from distributed.core import Status
 
 from daskps.cluster.directory.candidates import Candidates
 from daskps.cluster.directory.entry import insist
+from daskps.cluster.directory.machines import has_near
 from daskps.cluster.directory.move import time_now
 from daskps.cluster.directory.placement import find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
@@ -147,7 +148,8 @@ class Drains:
     def _near(self, entry: StoreEntry, worker: str, shards: Sequence[int]) -> list[int]:
         """Return the shards that another worker of the machine may adopt."""
         shared = {row[0] for row in entry.segments} & set(shards)
-        if not self._runs.survives(entry, sorted(shared)):
+        is_near = has_near(self._scheduler, entry, worker)
+        if not (is_near and self._runs.survives(entry, sorted(shared))):
             return []
         candidates = Candidates(self._scheduler, self._stores, entry, worker)
         dealt = candidates.deal(sorted(shared), time_now(), lambda *_: None)
@@ -230,9 +232,10 @@ class Drains:
         is_over = self._scheduler.status != Status.running
         if is_over or Status.running not in others.values():
             return []
-        found, is_near = [], self._moves.has_near(worker)
+        found: list[tuple[StoreEntry, int]] = []
         for entry in self._stores.values():
             if entry.ready and not entry.device:
+                is_near = has_near(self._scheduler, entry, worker)
                 mapped = {row[0] for row in entry.segments if is_near}
                 # A copy takes over at once.
                 mapped |= {i for i in entry.copies if self._copies.serves(entry, i)}

@@ -143,6 +143,8 @@ class StoreEntry:
     cluster: str = ""
     #: Shard, name, bytes and nonce of the memory that others there can map.
     segments: Sequence[Any] = ()
+    #: The shared memory that owners have, or had, see :func:`memory_id`.
+    memories: dict[str, str] = field(default_factory=dict)
     #: Bytes of memory that each shard takes, as last heard: with unbounded rows it
     #: grows, and what others map of it is mostly addresses.
     sizes: dict[int, int] = field(default_factory=dict)

@@ -16,8 +16,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
+from distributed.core import Status
 
 from daskps.cluster.directory.entry import insist
+from daskps.cluster.protocol.reports import MEMORY_METRIC
 from daskps.errors import DaskPSError, ProtocolError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from daskps.cluster.directory.entry import Hosts, StoreEntry
 
 logger = logging.getLogger(__name__)
+#: The workers that adopt shards of their machine.
+SERVING = Status.running, Status.paused
 #: Between two tries to remove memory.
 PAUSE_SECONDS = 0.5
 #: Tries until the next worker comes or goes.
@@ -165,3 +169,24 @@ class Readiness:
 def _machines(entry: StoreEntry) -> set[str]:
     """Return the machines whose workers can have shards of a store."""
     return set(map(get_address_host, {entry.owners[row[0]] for row in entry.segments}))
+
+
+def has_near(scheduler: Scheduler, entry: StoreEntry, worker: str) -> bool:
+    """Return whether a worker serves that seems to have the memory of an owner.
+
+    One of its address, unless that is of containers with another memory each.
+    """
+    machine, memory = get_address_host(worker), entry.memories.get(worker)
+    for other, state in scheduler.workers.items():
+        serves = other != worker and state.status in SERVING
+        if serves and get_address_host(other) == machine:
+            of = memory_of(scheduler, other)
+            if not (of and memory) or of == memory:
+                return True
+    return False
+
+
+def memory_of(scheduler: Scheduler, worker: str) -> str:
+    """Return which shared memory a worker has; "" before it has said so."""
+    known = scheduler.workers.get(worker)
+    return "" if known is None else str(known.metrics.get(MEMORY_METRIC, ""))

@@ -22,11 +22,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
+from daskps.cluster.directory.machines import has_near, memory_of
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long an adopter may take to end a run, and when one that has not is asked again.
 END_SECONDS, LATER_SECONDS = 5.0, 1.0
-#: The workers that adopt shards of their machine.
-SERVING = Status.running, Status.paused
 #: Ends the message about a shard that no other process of its machine can map.
 _WAS_PRIVATE = (
     "; its memory was private, so that nobody could adopt it: daskps.carriers.machine is "
@@ -122,6 +120,7 @@ class ShardMoves:
     ) -> list[int]:
         """Make a worker the owner of shards; nobody looks for them any more."""
         shards = entry.install(by, rows)
+        entry.memories[by] = memory_of(self.scheduler, by)
         for row in rows:
             self.runs.mailbox_moved(entry, row)
         self._give_up(entry, shards)
@@ -197,7 +196,7 @@ class ShardMoves:
     ) -> list[int]:
         """Make second copies owners where a machine serves no more; return the rest."""
         running = entry.ready and self.scheduler.status == Status.running
-        if not running or self.has_near(left_by[0]):
+        if not running or has_near(self.scheduler, entry, left_by[0]):
             return shards
         look = partial(self._look_for, in_order=in_order)
         return self.standby.promote(entry, shards, left_by, look)
@@ -219,12 +218,6 @@ class ShardMoves:
         else:
             told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
             self.lose(entry, shards, (worker, reason + told * running))
-
-    def has_near(self, worker: str) -> bool:
-        """Return whether a worker serves that seems to be on a machine."""
-        found = self.scheduler.workers.items()
-        others = [w for w, ws in found if w != worker and ws.status in SERVING]
-        return get_address_host(worker) in map(get_address_host, others)
 
     def begin(
         self,

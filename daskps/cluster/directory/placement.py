@@ -303,6 +303,7 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
             raise ShardLostError(entry.name, shard, worker, reason) from error
         finally:
             asked.cancel()
+        entry.memories[worker] = about.pop("memory", "")
         check_protocol(f"worker {worker}", **about)
 
     await asyncio.gather(*map(hello, entry.nbytes))

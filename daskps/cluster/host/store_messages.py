@@ -20,6 +20,7 @@ from daskps.cluster.counters import counters_of
 from daskps.cluster.host.growth import Budget, new_segment
 from daskps.cluster.host.hosted import HostedShard, free_moving
 from daskps.cluster.host.rules import Rules
+from daskps.cluster.machine.membership import memory_id
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.messages import identity
 from daskps.cluster.protocol.packing import unpack_array
@@ -71,8 +72,8 @@ SLOW_COMPILE_SECONDS = 1.0
 
 @HOST.handles("hello")
 async def _hello(host: ShardHost) -> dict[str, Any]:
-    """Return the protocol of this host."""
-    return identity()
+    """Return the protocol of this host, and which shared memory it has."""
+    return {**identity(), "memory": memory_id()}
 
 
 @HOST.handles("device")

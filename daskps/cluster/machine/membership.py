@@ -461,3 +461,15 @@ class Machine:
 
 
 HERE = Machine()
+
+
+def memory_id() -> str:
+    """Return what tells the directory of shared memory from those of other containers.
+
+    They may have the same address; "" where there is none.
+    """
+    try:
+        status = os.stat(config.load().shared_memory)
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}"

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+#: Metric of a worker: which shared memory it has.
+MEMORY_METRIC = "daskps-memory"
+
+
 class Sight(enum.StrEnum):
     """The answer of a worker about the memory of a shard that has no owner."""
 

@@ -39,7 +39,8 @@ class Cluster:
 
     def __init__(self, *workers: str, n_shards: int = 1) -> None:
         self.workers = {
-            w: SimpleNamespace(memory_limit=0, status=Status.running) for w in workers
+            w: SimpleNamespace(memory_limit=0, status=Status.running, metrics={})
+            for w in workers
         }
         self.answers: dict[tuple[str, str], Any] = {}
         self.asked: list[tuple[float, str, str]] = []

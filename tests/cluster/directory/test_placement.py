@@ -31,7 +31,7 @@ def checked(answer: Any) -> None:
         return answer
 
     entry: Any = SimpleNamespace(
-        name="m", owners=OWNERS, nbytes=dict.fromkeys(OWNERS, 8)
+        name="m", owners=OWNERS, nbytes=dict.fromkeys(OWNERS, 8), memories={}
     )
     hosts: Any = SimpleNamespace(control=control, has_worker=lambda w: w == OWNERS[0])
     virtual.run(check_hosts(hosts, entry))

@@ -15,6 +15,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller import routes
 from daskps.cluster.host.node import HOSTS
+from daskps.cluster.machine.membership import memory_id
 from daskps.cluster.protocol.messages import (
     PROTOCOL,
     Call,
@@ -287,7 +288,8 @@ def test_unknown_methods_are_refused(shard, client, op):
 
 def test_hello(shard):
     reply = send(shard, {"method": "hello"}, "daskps_control")
-    assert unpack_reply(reply, "the worker") == identity()
+    hello = {**identity(), "memory": memory_id()}
+    assert unpack_reply(reply, "the worker") == hello
 
 
 def test_a_form_is_told_once(shard):
