@@ -292,9 +292,10 @@ FIGURES = {
     # Moves of shards between machines: three modules, and what they take of others.
     # Second copies: two modules more. Their states go by socket: one more, and frames
     # of states. Reshards: two, and what they take of others. Counts of processes,
-    # reports of hosts, the page and the metrics: five modules.
-    "names of cluster/ that other modules use": 557,
-    "public names of cluster/": 726,
+    # reports of hosts, the page and the metrics: five modules. Numbers of processes:
+    # one; four names say which workers share memory, though they have one address.
+    "names of cluster/ that other modules use": 562,
+    "public names of cluster/": 732,
     "chain of imports in cluster/": 18,
     # The parts of a rule's kernel that devices share with hosts are a module, and the
     # buffers of rows say in which memory they are. Results are explained by what they
