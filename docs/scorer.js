@@ -5,7 +5,8 @@ var Scorer = {
     const [page, , , , score] = result;
     if (/^(decisions\/|changelog$|coming-from|capabilities$)/.test(page)) return score - 20;
     if (/^(architecture|how-it-works|performance|scaling|simulator|testing|index)$/.test(page)) return score - 8;
-    return score;
+    // Short answers, with links to the others.
+    return page === "how-to" ? score + 3 : score;
   },
   objNameMatch: 11,
   objPartialMatch: 6,
