@@ -80,22 +80,29 @@ def _bound(stats: TrainStats, whole: float) -> str:
     nbytes = stats.sum("sent_encoded_nbytes") + stats.sum("received_encoded_nbytes")
     n_calls = sum(map(stats.sum, _CALL_SECONDS))
     if not n_calls:
-        return "The exchanges bound the run; tasks of the graph count no calls."
+        return "Exchanges bound the run; tasks of the graph count no calls."
     what = f"{n_calls:,} calls with {format_bytes(nbytes)}"
     share = by_calls / (by_calls + nbytes * _BYTE_SECONDS)
     if share >= _MOST:
         return (
-            f"Calls bound the run: of {what} the calls take {share:.0%} by the cost "
-            f"model. Fewer servers=, or sync_every= with more batches, would help; "
+            f"Calls bound the exchanges: of {what} the calls take {share:.0%} by the "
+            f"cost model. sync_every= with more batches{_fewer(stats)} would help; "
             f"codecs would not."
         )
-    said = f"Bytes bound the run: of {what} the bytes take {1 - share:.0%} by the cost"
+    said = f"Bytes bound the exchanges: of {what} they take {1 - share:.0%} by the cost"
     if stats.sum("local_calls") >= _MOST * n_calls:
         return (
             f"{said} model, most of them in memory of this machine. sync_every= with "
             f"more batches would help; codecs would not."
         )
     return f"{said} model. A codec=, or more servers=, would help."
+
+
+def _fewer(stats: TrainStats) -> str:
+    """Return how there would be fewer calls, where there can be."""
+    if len({one.worker for one in stats.shards}) < 2:
+        return ""
+    return ", or a store on fewer workers (servers=[address]),"
 
 
 def _slow(ranks: Sequence[RankStats]) -> Iterator[str]:
@@ -112,8 +119,8 @@ def _slow(ranks: Sequence[RankStats]) -> Iterator[str]:
             yield (
                 f"Trainer {one.rank} is slow to compute: {_time(one.compute_seconds)}, "
                 f"the others {_time(usual)} (median), of whose time {share:.0%} was "
-                f"waiting. Give it fewer rows (partition(weights=)), or let others go "
-                f'ahead (sync="ssp" or "asp").'
+                f"waiting. Give it fewer rows (weights= of train); under BSP others may "
+                f'go ahead (sync="ssp" or "asp").'
             )
         # Under BSP all exchanges take as long as the slowest one: no time tells whose.
         by_message = [_by_message(of) for of in others]

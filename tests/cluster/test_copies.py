@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -550,6 +552,50 @@ def test_bytes_of_a_weight(three, rule, n):
         assert n * size < entry.sizes[0] < (n + 0.3) * size
         assert entry.copies[0].nbytes == entry.sizes[0]
         assert sorted(entry.nbytes.values()) == [entry.sizes[0]] * 2
+
+
+def test_memory_of_both_copies_goes_with_the_store(three):
+    """No garbage collection is needed: that may come late, and a worker would pause."""
+    store, *_ = one_shard(three)
+    store.add({"w": np.ones(6)})
+    memory = [
+        weakref.ref(hosted.shard.segment)
+        for host in three.hosts
+        for hosted in (*host.shards.values(), *(c.hosted for c in host.coming.values()))
+    ]
+    assert len(memory) == 2
+    gc.disable()
+    try:
+        store.close()
+        until(lambda: not any(segment() for segment in memory))
+    finally:
+        gc.enable()
+
+
+def test_copies_go_to_servers_where_these_have_room(three):
+    """As shards do, but for the owner's own worker."""
+    first, second, third = three.scheduler.workers
+    for servers in ([first, second], "resource:PS"):
+        for about in (first, second):
+            three.scheduler.workers[about].resources = {"PS": 1}
+        with daskps.create({"w": np.zeros(6)}, servers=servers, copies=2) as store:
+            entry = three.directory.stores[store.uid]
+            assert {copy.worker for copy in entry.copies.values()} == {first, second}
+    with daskps.create({"w": np.zeros(6)}, servers=[first], copies=2) as store:
+        entry = three.directory.stores[store.uid]
+        assert entry.copies[0].worker in (second, third)
+
+
+def test_room_for_both_copies_is_asked_for_before_any_is_made(three):
+    for about in three.scheduler.workers.values():
+        about.memory_limit = 6 * 2**20
+    held = Held(three, next(iter(three.scheduler.workers)), "fill", times=0)
+    with pytest.raises(daskps.LayoutError, match="second copies"):
+        daskps.create({"w": np.zeros(400_000)}, copies=2)
+    assert not held.reached.is_set()
+    assert not three.directory.stores
+    with daskps.create({"w": np.zeros(400_000)}) as store:
+        assert store.version == 0
 
 
 def test_a_copy_is_charged_as_it_grows(three):

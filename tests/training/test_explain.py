@@ -101,19 +101,32 @@ def test_no_codec_helps_in_memory_of_one_machine() -> None:
 @pytest.mark.parametrize(
     ("nbytes", "calls", "says"),
     [
-        (10**6, 10**4, "Calls bound the run: of 20,000 calls with 3.81 MiB the calls"),
+        (
+            10**6,
+            10**4,
+            "Calls bound the exchanges: of 20,000 calls with 3.81 MiB the calls",
+        ),
         (
             10**10,
             10**4,
-            "Bytes bound the run: of 20,000 calls with 37.25 GiB the bytes",
+            "Bytes bound the exchanges: of 20,000 calls with 37.25 GiB they",
         ),
-        (10**6, 0, "The exchanges bound the run; tasks of the graph count no calls."),
+        (10**6, 0, "Exchanges bound the run; tasks of the graph count no calls."),
     ],
 )
 def test_calls_and_bytes_are_told_apart(nbytes: int, calls: int, says: str) -> None:
     busy = {"compute_seconds": 1.0, "socket_calls": calls}
     busy |= {"sent_encoded_nbytes": nbytes, "received_encoded_nbytes": nbytes}
     assert explain(run_of(busy, busy)).splitlines()[1].startswith(says)
+
+
+def test_a_store_on_one_worker_has_no_fewer() -> None:
+    quick = {"compute_seconds": 1.0, "sent_encoded_nbytes": 0}
+    quick["received_encoded_nbytes"] = 0
+    stats = run_of(quick, quick)
+    assert "servers=[address]" in explain(stats)
+    one = tuple(shard._replace(worker="tcp://w0:1") for shard in stats.shards)
+    assert "servers=" not in explain(replace(stats, shards=one))
 
 
 def test_a_run_without_an_epoch_says_so() -> None:

@@ -19,7 +19,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps.cluster.directory.entry import Copy, insist
-from daskps.cluster.directory.placement import find_room, held_bytes
+from daskps.cluster.directory.placement import eligible, find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
 from daskps.errors import ConsistencyError, DaskPSError, NotEnoughWorkersError
@@ -201,16 +201,18 @@ class SecondCopies:
                 f"{entry.name!r}; start another worker, or create the store with copies=1"
             )
         held = held_bytes(self._stores.values())
+        servers = eligible(self._moves.scheduler, entry.asked_servers)
+        room = partial(find_room, entry, [shard], held, last={*others} - {*servers})
         apart = {w: others[w] for w in self._apart(owner)}
         rows = [row for row in entry.segments if row[0] == shard]
         while apart:
-            worker = find_room(entry, [shard], held, apart)[shard]
+            worker = room(apart)[shard]
             about = {"cluster": entry.cluster, "rows": rows}
             found = await self._hosts.control(worker, "look", **about)
             if not any(one["sight"] == Sight.FOUND for one in found):
                 return worker, False
             del apart[worker]
-        return find_room(entry, [shard], held, others)[shard], True
+        return room(others)[shard], True
 
     def _apart(self, worker: str) -> list[str]:
         """Return the workers of other machines, as far as addresses tell."""

@@ -123,6 +123,8 @@ def reserve(
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     try:
         check_memory(nbytes, held, limits, wanted.memory_share)
+        if wanted.copies > 1:
+            _check_copies(nbytes, held, scheduler.running, wanted.memory_share)
     except LayoutError as error:
         older = [
             f"{e.name!r} ({sum(e.nbytes.values()):,} bytes)"
@@ -159,6 +161,28 @@ def reserve(
         of_devices=of_devices,
         n_copies=wanted.copies,
     )
+
+
+def _check_copies(
+    nbytes: Mapping[str, int],
+    held: Mapping[str, int],
+    running: Iterable[WorkerState],
+    share: float,
+) -> None:
+    """Refuse second copies for which all workers together have no room."""
+    need, room = sum(nbytes.values()), 0
+    for ws in running:
+        if not ws.memory_limit:
+            return
+        used = held.get(ws.address, 0) + nbytes.get(ws.address, 0)
+        room += max(0, int(share * ws.memory_limit) - used)
+    if need > room:
+        raise LayoutError(
+            f"the second copies need {need:,} bytes beside the shards, and all workers "
+            f"have room for {room:,}, at {share:.0%} of their memory limits; add "
+            f"workers, raise their memory limit or the configuration value "
+            f"daskps.memory-share, or make the store with copies=1"
+        )
 
 
 async def find_devices(

@@ -197,10 +197,15 @@ class CallTickets:
         # Nobody cancels this future: a thread that completes them later sets it.
         await asyncio.shield(asyncio.wrap_future(woken))
         outcomes = [ticket.outcome for _, _, ticket in self.started]
+        error = next((one for one in outcomes if isinstance(one, Exception)), None)
         self.forget()
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+        del outcomes
+        if error is not None:
+            try:
+                raise error
+            finally:
+                # Else it would refer to itself by this frame, and keep what others hold.
+                del error
 
     def take_back(self) -> list[Future[None]]:
         """Take back unfinished tickets: the caller is gone, or will wait elsewhere.

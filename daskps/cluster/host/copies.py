@@ -116,7 +116,9 @@ class Coming:
     def end(self) -> Future[None] | None:
         """Follow no more; return the install under way, if any."""
         if self.following is not None:
-            self.following.cancel()
+            # Its frames refer to this copy, whose memory such a cycle would keep.
+            following, self.following = self.following, None
+            following.cancel()
         with self.lock:
             self.turn = object()
         return self.installing
@@ -378,9 +380,10 @@ async def _follow(
     coming = _copy_of(host, store, shard, move)
     await coming.stop()
     coming.source = source
-    coming.following = asyncio.ensure_future(_ask_on(host, coming, store))
+    following = asyncio.ensure_future(_ask_on(host, coming, store))
+    coming.following = following
     counts = asyncio.ensure_future(coming.counts.wait())
-    await asyncio.wait({counts, coming.following}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({counts, following}, return_when=asyncio.FIRST_COMPLETED)
     counts.cancel()
     if not coming.counts.is_set():
         raise ConsistencyError(f"the copy of shard {shard} of {store} lost its owner")

@@ -96,7 +96,9 @@ class Backing:
             self.waiting, self.flip = [], self.flip if error else sys.maxsize
         for ticket in done:
             ticket.outcome = error or _BACKED
-        if (asked := self.asked) is not None:
+        # No cycle keeps the shard's memory until the garbage collector runs.
+        asked, self.asked = self.asked, None
+        if asked is not None:
             done += asked.refuse("the copy counts no more")
         for ticket in done:
             ticket.owner.one_done()

@@ -438,10 +438,14 @@ async def _next(
     hosted, tickets = host.get_shard(store, shard), CallTickets()
     of = hosted, move, Mark(*since), by, host.empty
     asked = _NextState(*of, tickets.add(hosted))
-    await host.run_for(hosted, asked.ask)
-    await tickets.wait()
-    assert asked.state is not None
-    return pack_state(asked.state)
+    try:
+        await host.run_for(hosted, asked.ask)
+        await tickets.wait()
+        assert asked.state is not None
+        return pack_state(asked.state)
+    finally:
+        # Its ticket has the error, and that refers to this frame.
+        del asked
 
 
 @FETCHES.handles("copy_next")

@@ -538,7 +538,7 @@ def test_a_copy_that_leaves_with_its_owner_is_missed() -> None:
 
 def test_a_copy_whose_worker_closes_does_not_take_over() -> None:
     """It would refuse, when the owner, which may live, has heard that it is none."""
-    cluster = with_copy(Status.closing_gracefully)
+    cluster = with_copy(Status.closing)
     cluster.answers[FAR, "look"] = cluster.answers[FAR, "adopt"] = said("absent")
     look_after(cluster, 5.0)
     assert {method for _, _, method in cluster.asked} <= {"look", "adopt"}
