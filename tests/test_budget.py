@@ -237,6 +237,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 16, 21, "processes of several containers may have one process id"),
     ("cluster", 33, 22, "room for both copies is asked for first; they go to servers"),
     ("training", 4, 5, "advice that a store on one worker cannot follow is not given"),
+    ("cluster", 5, 3, "metrics of others are none of ours; no count is overwritten"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

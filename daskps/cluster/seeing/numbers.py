@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from dataclasses import asdict
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from daskps.shards.memory import format as words
 from daskps.shards.rounds.mailbox import TURNS
 from daskps.shards.rounds.words import ROUND, TICKED
 from daskps.shards.run_record import POLICY_CODES
+from daskps.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +89,7 @@ class HostReport:
         self.pushes += n_pushes
         callers = asdict(counters_of(host.worker.server).total())
         self.latest = {
+            "version": VERSION,
             **host.totals(),
             **sums,
             "pushes": self.pushes,
@@ -181,7 +184,7 @@ def most(reasons: Mapping[str, int]) -> dict[str, int]:
     {'late': 3, 'gone': 1}
     """
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
-    found = {why[:REASON_LENGTH]: n for why, n in ordered[:MOST_REASONS]}
-    if others := sum(n for _, n in ordered[MOST_REASONS:]):
-        found["others"] = others
-    return found
+    found = Counter[str]()
+    for at, (why, n) in enumerate(ordered):
+        found[why[:REASON_LENGTH] if at < MOST_REASONS else "others"] += n
+    return dict(found)

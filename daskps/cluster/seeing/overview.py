@@ -13,6 +13,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.seeing.numbers import UID_LENGTH
+from daskps.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,12 +65,13 @@ class Overview:
         self.entries: Sequence[StoreEntry] = [entry for entry in entries if entry.ready]
         self.told = directory.hosts.told if directory else {}
         self._runs = [*directory.runs.open.values()] if directory else []
-        #: By worker the last report of its host; a key may be missing in one of another
-        #: version.
+        #: By worker the last report of its host. Anybody's metrics may bear that name,
+        #: and hosts of another version are refused here.
         self.reports: Mapping[str, dict[str, Any]] = {
             ws.address: of
             for ws in scheduler.workers.values()
-            if (of := ws.metrics.get("daskps"))
+            if isinstance(of := ws.metrics.get("daskps"), dict)
+            and of.get("version") == VERSION
         }
 
     def rows(self, section: str) -> list[dict[str, Any]]:
@@ -94,15 +96,15 @@ class Overview:
         """Return a row per worker with a host, the busiest first."""
         rows = []
         for worker, of in self.reports.items():
-            reasons = (f"{why}: {n}" for why, n in of.get("fallbacks", {}).items())
-            rows.append((worker, *map(of.get, _OF_WORKERS), "; ".join(reasons)))
-        return sorted(rows, key=lambda row: -(row[3] or 0))
+            reasons = (f"{why}: {n}" for why, n in of["fallbacks"].items())
+            rows.append((worker, *map(of.__getitem__, _OF_WORKERS), "; ".join(reasons)))
+        return sorted(rows, key=lambda row: -row[3])
 
     def shards(self) -> list[Sequence[Any]]:
         """Return a row per shard: those without an owner, the busiest, and others."""
         known = {}
         for of in self.reports.values():
-            for store, index, *state in of.get("busiest", ()):
+            for store, index, *state in of["busiest"]:
                 known[of["stores"][store], index] = state
         found: list[Any] = []
         for entry in self.entries:
@@ -118,7 +120,7 @@ class Overview:
         """Give a row per table; an unbounded one has the rows that were told."""
         sums = defaultdict[Any, list[int]](lambda: [0, 0, 0])
         for of in self.reports.values():
-            for uid, ordinal, *counts in of.get("tables", ()):
+            for uid, ordinal, *counts in of["tables"]:
                 sums[uid, ordinal] = [*map(add, sums[uid, ordinal], counts)]
         for e in self.entries:
             unbounded = {name for name, *_ in e.layout.get("unbounded", ())}
@@ -147,7 +149,7 @@ class Overview:
         """Give runs, with the clocks of the host that has seen most of each."""
         reported = dict[int, Any]()
         for of in self.reports.values():
-            for number, *clocks in of.get("runs", ()):
+            for number, *clocks in of["runs"]:
                 reported[number] = max(reported.get(number, clocks), clocks)
         for run in self._runs:
             yield run, *reported.get(run.id, (run.clock, 0.0, 0, ()))

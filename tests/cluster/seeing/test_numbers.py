@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import sys
@@ -19,7 +20,8 @@ from daskps import optim
 from daskps.cluster.counters import CallerCounters, Counters, counters_of
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.seeing.numbers import MOST_SHARDS, UID_LENGTH, HostReport, most
-from daskps.cluster.seeing.overview import EXTENSION, Overview
+from daskps.cluster.seeing.overview import COLUMNS, EXTENSION, Overview
+from daskps.cluster.seeing.prometheus import of_schedulers
 from tests import inprocess
 from tests.support import gen_cluster, until
 
@@ -107,6 +109,24 @@ def test_reasons_are_few_and_none_is_lost():
     assert sum(told.values()) == sum(range(50))
     assert list(told)[:2] == ["reason 49", "reason 48"]
     assert len(told) == 7
+    assert most({"r" * 60 + end: 2 for end in "abc"}) == {"r" * 48: 6}
+
+
+@gen_cluster(client=True)
+async def test_metrics_of_others_are_passed_over(c, s, a, b):
+    """Anybody's may have this name, and a worker may have another daskps."""
+    async with await daskps.aio.create({"w": np.zeros(4)}, client=c):
+        await asyncio.gather(a.heartbeat(), b.heartbeat())
+        metrics = s.workers[a.address].metrics
+        good = metrics["daskps"]
+        older = {"version": "0.0.1", "shards": 1}
+        for bad in ("text", 3, [1], {"shards": 1}, older, {**good, "version": None}):
+            metrics["daskps"] = bad
+            view = Overview(s)
+            assert [*view.reports] == [b.address]
+            found = {of: len(view.rows(of)) for of in COLUMNS}
+            assert (found["workers"], found["shards"]) == (1, 2)
+            assert dict(row[::3] for row in of_schedulers([s]))["stores"] == [({}, 1)]
 
 
 def test_handles_that_are_gone_count_on():
