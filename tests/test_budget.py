@@ -238,6 +238,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 33, 22, "room for both copies is asked for first; they go to servers"),
     ("training", 4, 5, "advice that a store on one worker cannot follow is not given"),
     ("cluster", 5, 3, "metrics of others are none of ours; no count is overwritten"),
+    ("cli", 5, 5, "a watched store may be cut anew; a pause has a most"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -77,6 +77,8 @@ def no_scheduler() -> Iterator[None]:
         (["watch"], "NAME"),
         (["watch", "model", "--count", "0"], "x>=1"),
         (["watch", "model", "--interval", "0"], "x>=0.1"),
+        (["watch", "model", "--interval", "nan"], "--interval nan is not up to"),
+        (["watch", "model", "--interval", "1e400"], "--interval inf is not up to"),
         (["delete", "--yes"], "NAME"),
     ],
 )
@@ -266,6 +268,25 @@ def test_watch_shows_pushes_a_second(
     assert [(row[0], *row[2:]) for row in lines[4:]] == [
         (str(i), "10", "10", "2.5", "0", "0") for i in range(2)
     ]
+    store.delete()
+
+
+def test_watch_goes_on_as_a_store_is_cut_anew(
+    client: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pushes are counted from 0 then, and nobody pushes less than never."""
+    store = daskps.create({"w": np.zeros(4)}, name="model", shards=2)
+    for _ in range(3):
+        store.add({"w": np.ones(4)})
+    monkeypatch.setattr(stores, "sleep", lambda _: store.reshard(shards=2))
+    # As of a command that was started with `>&-`, which goes on too.
+    monkeypatch.setattr(sys, "stdout", None)
+    shown: list[str] = []
+    monkeypatch.setattr(click, "echo", shown.append)
+    argv = ["watch", "model", "--count", "2", "--scheduler", client.scheduler.address]
+    assert status(argv) == 0
+    rows = [line.split()[3:5] for text in shown for line in text.splitlines()[1:]]
+    assert rows == [["3", "-"]] * 2 + [["0", "-"]] * 2
     store.delete()
 
 

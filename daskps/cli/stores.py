@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import sys
+from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,7 @@ from daskps.cluster.caller.finding import (
     find_stores,
 )
 from daskps.store.repr import counted_tables, printable, shards_line, text_table
+from daskps.training.callbacks import is_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -39,6 +41,8 @@ COUNTERS = (
     "duplicates",
     "parked",
 )
+#: The longest time between two looks, in seconds.
+_MOST_SECONDS = 86_400
 #: Those that are watched.
 _WATCHED = ("version", "pushes", "rate", "duplicates", "parked")
 #: Shown of shards on devices, and of those that have a second copy.
@@ -160,6 +164,8 @@ def watch(name: str, interval: float, count: int | None, scheduler: str | None) 
 
     Nothing is changed on the cluster.
     """
+    if not interval <= _MOST_SECONDS:
+        raise click.UsageError(f"--interval {interval:g} is not up to {_MOST_SECONDS}")
     before: dict[int, int] = {}
     began = 0.0
     for number in itertools.count(1):
@@ -170,12 +176,13 @@ def watch(name: str, interval: float, count: int | None, scheduler: str | None) 
         seconds, began = now - began, now
         rows = [
             row | {"rate": (row["pushes"] - before[row["shard"]]) / seconds}
-            if row.get("shard") in before and "pushes" in row
+            # Fewer: its store was made anew, or cut anew.
+            if before.get(row["shard"], inf) <= row.get("pushes", -1)
             else row
             for row in described(sight)["shards"]
         ]
         before = {row["shard"]: row["pushes"] for row in rows if "pushes" in row}
-        if sys.stdout.isatty():
+        if is_watched(sys.stdout):
             click.clear()
         columns = ("shard", "worker", *_WATCHED)
         click.echo(table(_with_device(columns, rows), rows))
