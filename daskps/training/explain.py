@@ -48,7 +48,11 @@ def explain(stats: TrainStats) -> Explanation:
     if not whole:
         return Explanation("nothing was measured: no epoch of the run has ended")
     lines = [_head(stats, whole), _bound(stats, whole)]
-    found = [*_slow(ranks), *_hot(stats, whole)]
+    # Under SSP and ASP they go ahead already.
+    more = (
+        "" if any(stats.staleness) else ', or let others go ahead (sync="ssp" or "asp")'
+    )
+    found = [*_slow(ranks, more), *_hot(stats, whole)]
     lines += found or ["No trainer and no shard stands out."]
     return Explanation("\n".join(lines))
 
@@ -105,7 +109,7 @@ def _fewer(stats: TrainStats) -> str:
     return ", or a store on fewer workers (servers=[address]),"
 
 
-def _slow(ranks: Sequence[RankStats]) -> Iterator[str]:
+def _slow(ranks: Sequence[RankStats], more: str) -> Iterator[str]:
     """Say of each trainer that is much slower than the others by what it is."""
     for one in ranks:
         others = [of for of in ranks if of is not one]
@@ -119,8 +123,7 @@ def _slow(ranks: Sequence[RankStats]) -> Iterator[str]:
             yield (
                 f"Trainer {one.rank} is slow to compute: {_time(one.compute_seconds)}, "
                 f"the others {_time(usual)} (median), of whose time {share:.0%} was "
-                f"waiting. Give it fewer rows (weights= of train); under BSP others may "
-                f'go ahead (sync="ssp" or "asp").'
+                f"waiting. Give it fewer rows (weights= of train){more}."
             )
         # Under BSP all exchanges take as long as the slowest one: no time tells whose.
         by_message = [_by_message(of) for of in others]

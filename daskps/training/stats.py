@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask.utils import format_bytes
 
 from daskps.cluster.caller.targets import sizes_of
-from daskps.training.timeline import EpochTimes
+from daskps.training.timeline import EpochTimes, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,6 +78,8 @@ class ShardShare(NamedTuple):
     nbytes: int
 
 
+#: Of so many times of trainers and epochs the older ones are added up.
+MOST_TIMES = 2**15
 #: Names of the fields that add up from report to report: all but the rank.
 _SUMMED = [one.name for one in fields(RankStats)][1:]
 
@@ -121,6 +123,7 @@ class TrainStats:
         Number, worker and bytes of each shard at the end.
     epochs : tuple of EpochTimes
         Where each trainer's time went, epoch by epoch; see :meth:`TrainResult.timeline`.
+        Of more than 32,768 some that follow each other are one, with the first number.
 
     Examples
     --------
@@ -146,7 +149,7 @@ class TrainStats:
     skipped_saves: int = 0
     clock: int = 0
     shards: tuple[ShardShare, ...] = ()
-    epochs: tuple[EpochTimes, ...] = ()
+    epochs: tuple[EpochTimes, ...] = field(default=(), repr=False)
 
     def sum(self, name: str) -> Any:
         """Return what a field of `ranks` comes to over all trainers.
@@ -227,6 +230,10 @@ class StatsOfRun:
             times = (report[f"{of}_seconds"] for of in _TIMES)
             self._epochs.append(EpochTimes(rank, epoch, begin, *times))
             self._staleness.update(dict(report["lags"]))
+        if len(self._epochs) > MOST_TIMES:
+            self._epochs = joined(
+                self._epochs, MOST_TIMES // 2 // len(self._ranks) or 1
+            )
 
     def total(
         self, counted: Mapping[str, int], shards: Iterable[Mapping[str, Any]]

@@ -14,12 +14,12 @@ from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 #: The parts of an epoch, and their colours in the picture.
 _PARTS = {"compute": "#4c78a8", "delivery": "#f58518", "waiting": "#dddddd"}
-#: Trainers that the picture shows at most, and its size in pixels.
-_MOST_RANKS, _WIDTH, _HEIGHT = 32, 640, 14
+#: Trainers that the picture shows at most, bars of each, and its size in pixels.
+_MOST_RANKS, _MOST_BARS, _WIDTH, _HEIGHT = 32, 64, 640, 14
 _MICROSECONDS = 1e6
 
 
@@ -47,7 +47,8 @@ class Timeline:
 
     A notebook shows it as a picture; :meth:`save` writes a trace for Perfetto or
     ``chrome://tracing``. Nobody notes when each batch was computed: of an epoch the
-    three parts are shown one after the other.
+    three parts are shown one after the other. Where there are many epochs, some that
+    follow each other are shown as one, with the number of the first.
 
     Parameters
     ----------
@@ -132,19 +133,19 @@ class Timeline:
         return f"<daskps.{self._line()}>"
 
     def _line(self) -> str:
-        ranks, epochs = ({one[i] for one in self.epochs} for i in (0, 1))
-        n = f"{counted(len(ranks), 'trainer')}, {counted(len(epochs), 'epoch')}"
+        ranks = {one.rank for one in self.epochs}
+        epochs = {one.epoch for one in self.epochs}
+        n_epochs = max(epochs) - min(epochs) + 1 if epochs else 0
+        n = f"{counted(len(ranks), 'trainer')}, {counted(n_epochs, 'epoch')}"
         return f"Timeline: {n}, {self.seconds:.2f} s"
 
     def _repr_html_(self) -> str:
-        by_rank = attrgetter("rank")
-        rows = groupby(sorted(self.epochs, key=by_rank), by_rank)
-        all_of = [(rank, [*of]) for rank, of in rows]
+        all_of = _by_rank(self.epochs)
         shown = all_of[:_MOST_RANKS]
         scale = _WIDTH / (self.seconds or 1.0)
         bars = [
             f'<text x="0" y="{_HEIGHT * (i + 1) - 3}" font-size="10">{rank}</text>'
-            + "".join(_bars(of, scale, _HEIGHT * i))
+            + "".join(_bars(joined(of, _MOST_BARS), scale, _HEIGHT * i))
             for i, (rank, of) in enumerate(shown)
         ]
         notes = [escape(self._line())]
@@ -153,6 +154,23 @@ class Timeline:
             notes.append(f"and {more:,} trainers that are not shown")
         size = f'width="{_WIDTH + 30}" height="{_HEIGHT * len(shown)}"'
         return f"<div>{' '.join(notes)}</div><svg {size}>{''.join(bars)}</svg>"
+
+
+def joined(epochs: Iterable[EpochTimes], most: int) -> list[EpochTimes]:
+    """Return of each trainer its last epoch, and so many times of those before."""
+    found = []
+    for _, (*of, last) in _by_rank(epochs):
+        size = -(-len(of) // most) or 1
+        for at in range(0, len(of), size):
+            sums = map(sum, zip(*(one[3:] for one in of[at : at + size]), strict=True))
+            found.append(EpochTimes(*of[at][:3], *sums))
+        found.append(last)
+    return found
+
+
+def _by_rank(epochs: Iterable[EpochTimes]) -> list[tuple[int, list[EpochTimes]]]:
+    by_rank = attrgetter("rank")
+    return [(rank, [*of]) for rank, of in groupby(sorted(epochs, key=by_rank), by_rank)]
 
 
 def _bars(epochs: list[EpochTimes], scale: float, y: int) -> Iterator[str]:

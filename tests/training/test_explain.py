@@ -12,7 +12,13 @@ import pytest
 import daskps
 from daskps import optim
 from daskps.training.explain import explain
-from daskps.training.stats import RankStats, ShardShare, StatsOfRun, TrainStats
+from daskps.training.stats import (
+    MOST_TIMES,
+    RankStats,
+    ShardShare,
+    StatsOfRun,
+    TrainStats,
+)
 from daskps.training.timeline import EpochTimes, Timeline
 from tests.support import mostly_inside
 
@@ -59,6 +65,11 @@ def test_a_trainer_that_is_slow_to_compute_is_named() -> None:
         "Trainer 2 is slow to compute: 12.00 s, the others 4.00 s (median), of whose "
         "time 50% was waiting."
     )
+    assert text.endswith(
+        'fewer rows (weights=), or let others go ahead (sync="ssp" or "asp").'
+    )
+    goes_ahead = replace(run_of(waits, waits, SLOW, waits), staleness={0: 9, 3: 1})
+    assert causes(goes_ahead)[0].endswith("fewer rows (weights=).")
     # Half as much more, and a tenth of the time.
     assert causes(run_of({}, {"compute_seconds": 6.6})) == causes(BALANCED)
     assert len(causes(run_of({}, {"compute_seconds": 6.8}))) == 1
@@ -181,6 +192,25 @@ def test_a_picture_of_a_thousand_trainers_shows_some() -> None:
     assert 'x="350.00" y="0" width="106.67"' in html  # 3 s of 6, and one more
     assert len(timeline.to_chrome()["traceEvents"]) == 1_000 + 6_000
     assert "0 trainers" in Timeline()._repr_html_()
+
+
+def test_a_long_run_takes_as_little_memory_and_text_as_a_short_one() -> None:
+    """3,000 epochs of 64 trainers; seconds are powers of two, whose sums are exact."""
+    spent = StatsOfRun()
+    reports = [report(rank, 1.0, 0.5, 0.25) for rank in range(64)]
+    for epoch in range(3_000):
+        spent.add(epoch, reports)
+    stats = spent.total({}, [])
+    assert len(stats.epochs) <= MOST_TIMES
+    assert len(repr(stats)) < 40_000
+    timeline = Timeline(stats.epochs)
+    assert repr(timeline) == "<daskps.Timeline: 64 trainers, 3000 epochs, 5250.00 s>"
+    for rank in (0, 63):
+        of = [one for one in timeline.epochs if one.rank == rank]
+        assert [sum(one[i] for one in of) for i in (3, 4, 5)] == [3000, 1500, 750]
+        follows = [one.begin + sum(one[3:]) for one in of]
+        assert [one.begin for one in of] == [0.0, *follows[:-1]]
+    assert len(timeline._repr_html_()) < 10**6
 
 
 def gradient(params: Any, X: Any, y: Any) -> Any:
