@@ -77,8 +77,13 @@ def progress(
     what = f"the progress of store {store if isinstance(store, str) else store.name!r}"
 
     async def shown(call: UserCall) -> None:
-        async with scheduler_named(link, what):
-            await link.within(partial(_follow, link, found, bar, call), seconds, what)
+        try:
+            async with scheduler_named(link, what):
+                follow = partial(_follow, link, found, bar, call)
+                await link.within(follow, seconds, what)
+        finally:
+            if link.asynchronous:
+                bar.close()
 
     if link.asynchronous:
         return cast("None", shown(call_directly))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import daskps
 from daskps import optim
+from daskps.cluster.seeing.overview import EXTENSION
 from daskps.training import watching
 from tests import inprocess
 from tests.inprocess import Cluster
@@ -23,6 +25,9 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(watching, "PAUSE_SECONDS", 0.01)
     with inprocess.cluster(2) as made:
         yield made
+
+
+RULE = optim.SGD(0.1)
 
 
 class Gate:
@@ -128,6 +133,23 @@ def test_a_limit_ends_the_bar_and_not_the_run(two: Cluster) -> None:
         GATE.open_to(np.inf)
         run.join()
         assert store.version == 3
+
+
+@gen_cluster(client=True)
+async def test_the_line_of_an_asynchronous_bar_ends_too(c, s, a, b):
+    GATE.open_to(0)
+    async with daskps.aio.create({"w": np.ones(2)}, optimizer=RULE, client=c) as store:
+        run = asyncio.ensure_future(daskps.aio.run(store, loop, [3], callbacks=()))
+        runs, file = s.extensions[EXTENSION].runs.open, io.StringIO()
+        await asyncio.to_thread(until, lambda: [of for of in runs.values() if of.began])
+        bar = asyncio.ensure_future(daskps.aio.progress(store, file=file))
+        await asyncio.to_thread(until, file.getvalue)
+        bar.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await bar
+        assert file.getvalue().endswith("\n")
+        GATE.open_to(np.inf)
+        await run
 
 
 @gen_cluster(client=True)
