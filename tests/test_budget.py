@@ -239,6 +239,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("training", 4, 5, "advice that a store on one worker cannot follow is not given"),
     ("cluster", 5, 3, "metrics of others are none of ours; no count is overwritten"),
     ("cli", 5, 5, "a watched store may be cut anew; a pause has a most"),
+    ("training", 3, 3, "progress shows what came after its last look"),
     ("training", 24, 21, "times of long runs are added up; advice that can be taken"),
 ]
 #: Names that stand for what is read or written of rows.

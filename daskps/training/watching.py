@@ -96,10 +96,14 @@ def progress(
 async def _follow(link: Link, found: Any, bar: ProgressBar, call: UserCall) -> None:
     """Draw a bar again and again, as long as one run goes on."""
     store: ParameterStore = await found if isinstance(found, Opening) else found
-    shards, run = await store._attach(link), 0
+    shards, run, is_over = await store._attach(link), 0, False
+    news: dict[str, Any] | None = None
     deadline = partial(store._deadline, config.DEFAULT, "the progress")
-    while news := await link.directory("running", uid=store.uid):
-        if run not in (0, news["run"]):
+    while not is_over:
+        now = await link.directory("running", uid=store.uid)
+        # One that has ended since the last look has come further: it is looked at again.
+        is_over, news = not now, now or news
+        if not news or run not in (0, news["run"]):
             break
         try:
             rows = await shards.control("stats", deadline())
@@ -113,7 +117,7 @@ async def _follow(link: Link, found: Any, bar: ProgressBar, call: UserCall) -> N
                 await call(bar.on_start, status)
             _advance(status, news, places, first)
             await call(bar.on_round, status)
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(0 if is_over else PAUSE_SECONDS)
     if run:
         await call(bar.on_stop, status)
 

@@ -102,6 +102,38 @@ def test_epochs_and_rounds_of_a_run_are_shown(two: Cluster) -> None:
         thread.join()
 
 
+class Slow(io.StringIO):
+    """Where the first bar is drawn for as long as a run takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begins, self.ends = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        if "0/8" in text:
+            self.begins.set()
+            assert self.ends.wait(60)
+        return super().write(text)
+
+
+def test_what_came_after_the_last_look_is_shown(two: Cluster) -> None:
+    with daskps.create({"w": np.ones(2)}, optimizer=RULE) as store:
+        X = np.arange(8.0)[:, None]
+        about: Any = {"epochs": 1, "batch_size": 1, "trainers": 1, "shuffle": False}
+        run = begin(two, daskps.train, store, gradient, X, callbacks=(), **about)
+        file = Slow()
+        thread = threading.Thread(
+            target=daskps.progress, args=[store], kwargs={"file": file}
+        )
+        thread.start()
+        assert file.begins.wait(60)
+        GATE.open_to(np.inf)
+        run.join()
+        file.ends.set()
+        thread.join()
+        assert "8/8" in file.getvalue().rpartition("\r")[2]
+
+
 def test_loops_are_counted_in_versions(two: Cluster) -> None:
     with daskps.create({"w": np.ones(2)}, optimizer=optim.SGD(0.1)) as store:
         store.push({"w": np.ones(2)})
