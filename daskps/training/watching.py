@@ -14,6 +14,7 @@ from daskps.cluster.caller.user_calls import Pump, UserCall, call_directly
 from daskps.epochs import Epochs
 from daskps.errors import DaskPSError
 from daskps.store.lifecycle import Opening, open  # noqa: A004 - as daskps.open
+from daskps.store.store import ParameterStore
 from daskps.tracebacks import entrance
 from daskps.training.callbacks import ProgressBar
 from daskps.training.progress import TrainedBy
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from daskps.cluster.caller.link import Link
-    from daskps.store.store import ParameterStore
 
 #: Between two looks at a run.
 PAUSE_SECONDS = 1.0
@@ -61,8 +61,11 @@ def progress(
 
     Raises
     ------
+    TypeError
+        For what is neither a store nor a name.
     StoreNotFoundError, StoreClosedError, SchedulerLostError
-        If there is no such store, or it goes meanwhile.
+        If there is no such store, or its handle was closed before. The bar of a store
+        that is deleted meanwhile ends.
     TimeoutError
         If the run takes longer.
 
@@ -71,6 +74,10 @@ def progress(
     >>> store = daskps.create({"w": np.zeros(2)})
     >>> daskps.progress(store)
     """
+    if not isinstance(store, str | ParameterStore):
+        raise TypeError(
+            f"progress shows a ParameterStore, or one by its name, found {store!r:.60}"
+        )
     seconds, bar = config.deadline(timeout), ProgressBar(file)
     found: Any = open(store, client=client) if isinstance(store, str) else store
     link = current_link(client) if isinstance(store, str) else store._bind()

@@ -66,10 +66,10 @@ def test_a_trainer_that_is_slow_to_compute_is_named() -> None:
         "time 50% was waiting."
     )
     assert text.endswith(
-        'fewer rows (weights=), or let others go ahead (sync="ssp" or "asp").'
+        'fewer rows (weights= of train), or let others go ahead (sync="ssp" or "asp").'
     )
     goes_ahead = replace(run_of(waits, waits, SLOW, waits), staleness={0: 9, 3: 1})
-    assert causes(goes_ahead)[0].endswith("fewer rows (weights=).")
+    assert causes(goes_ahead)[0].endswith("fewer rows (weights= of train).")
     # Half as much more, and a tenth of the time.
     assert causes(run_of({}, {"compute_seconds": 6.6})) == causes(BALANCED)
     assert len(causes(run_of({}, {"compute_seconds": 6.8}))) == 1

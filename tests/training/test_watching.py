@@ -151,6 +151,8 @@ def test_where_nothing_runs_nothing_is_waited_for(two: Cluster) -> None:
     with daskps.create({"w": np.ones(2)}, name="idle") as store:
         daskps.progress(store)
         daskps.progress("idle")
+    with pytest.raises(TypeError, match="or one by its name, found 42"):
+        daskps.progress(42)  # type: ignore[arg-type]
     with pytest.raises(daskps.StoreNotFoundError):
         daskps.progress("nothing")
     with pytest.raises(daskps.StoreClosedError):
