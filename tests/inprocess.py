@@ -32,6 +32,7 @@ from daskps.cluster import upstream
 from daskps.cluster.caller.link import Link, using
 from daskps.cluster.directory import drains
 from daskps.cluster.directory.directory import Directory
+from daskps.cluster.host.adoption import leave
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.keys import Anchor, store_of_anchor
@@ -415,6 +416,18 @@ class Cluster:
         self.doors[worker].handlers = _Gone(silent=silent)
         host.close("has died")
         self.directory.worker_left(worker, "died")
+
+    async def retire(self, worker: str) -> None:
+        """Have a worker close that Dask has retired, and removed."""
+        host = HOSTS[worker]
+        del self.scheduler.workers[worker]
+        why = "was retired"
+        sent = self.directory.worker_left(worker, why, is_retired=True)
+        await leave(host, "closes")
+        if sent is not None:
+            await sent
+        self.hosts.remove(HOSTS.pop(worker))
+        self.doors[worker].handlers = _Gone(silent=False)
 
     def join(self) -> str:
         """Have another worker come; return its name."""

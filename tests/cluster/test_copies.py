@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
@@ -437,6 +438,27 @@ def test_a_copy_takes_over_whose_worker_is_being_retired(three):
     assert store.placement == (other,)
     drain_first(store)
     assert store.pull()["w"].tolist() == [1.0] * 6
+    assert store.placement not in ((owner,), (other,))
+
+
+def test_what_took_over_on_a_worker_that_closes_is_sent_on(three):
+    """Dask had retired it before the copy there was the owner."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    held = Held(three, other, "move_own")
+    three.end(owner)
+    assert held.reached.wait(60)
+    thread, found = push_beside(store)
+    closing = asyncio.run_coroutine_threadsafe(
+        three.retire(other), three.loop.asyncio_loop
+    )
+    (host,) = [h for h in three.hosts if h.worker.address == other]
+    until(lambda: host.is_leaving)
+    held.go_on()
+    thread.join()
+    closing.result()
+    assert found == [2]
+    assert store.pull()["w"].tolist() == [2.0] * 6
     assert store.placement not in ((owner,), (other,))
 
 

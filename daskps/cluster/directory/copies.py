@@ -56,8 +56,8 @@ class SecondCopies:
         moves.standby = self
         #: Stores whose copies are being made.
         self._making = set[str]()
-        #: Stores and shards whose copies are about to take over.
-        self._taking = set[tuple[str, int]]()
+        #: Stores and shards whose copies are about to take over: where, and who asks.
+        self._taking: dict[tuple[str, int], tuple[str, asyncio.Future[None]]] = {}
         #: Has a worker that has stopped a shard go on, see `Drains.take_back`.
         self.take_back: Callable[[StoreEntry, str, dict[str, Any]], Any]
 
@@ -320,12 +320,22 @@ class SecondCopies:
         if kept := [shard for shard in shards if self.serves(entry, shard)]:
             entry.set_away(kept, f"{left_by[1]}; its second copy takes over")
         for shard in kept:
-            self._taking.add((entry.uid, shard))
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard)) is not None:
                 about: Any = {"left_by": left_by, "otherwise": otherwise}
-                self._hosts.spawn(self._promote(entry, shard, copy, **about))
+                asks = self._hosts.spawn(self._promote(entry, shard, copy, **about))
+                self._taking[entry.uid, shard] = copy.worker, asks
         return [shard for shard in shards if (entry.uid, shard) not in self._taking]
+
+    def about_to_own(self, entry: StoreEntry, worker: str) -> list[int]:
+        """Return the shards whose copies on a worker are about to take over."""
+        taking = self._taking.items()
+        return [i for (uid, i), (w, _) in taking if (uid, w) == (entry.uid, worker)]
+
+    async def has_taken_over(self, entry: StoreEntry, shard: int) -> None:
+        """Wait for a copy that is about to take over, if there is one."""
+        if (taking := self._taking.get((entry.uid, shard))) is not None:
+            await asyncio.wait({taking[1]})
 
     def serves(self, entry: StoreEntry, shard: int) -> bool:
         """Whether a shard has a copy whose worker may take over: it does not close.
@@ -364,10 +374,11 @@ class SecondCopies:
                 row = await self._own(copy.worker, worker, {**of, **about})
                 hands = copy.worker, worker
                 await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
-                if not self._hosts.has_worker(copy.worker):
+                is_sent_on = (shard, copy.worker) in entry.sent_on
+                if not (is_sent_on or self._hosts.has_worker(copy.worker)):
                     raise ConsistencyError(f"worker {copy.worker} has left too")
             finally:
-                self._taking.discard((entry.uid, shard))
+                del self._taking[entry.uid, shard]
         except (OSError, DaskPSError) as error:
             logger.warning("a copy could not take over shard %d: %r", shard, error)
             self._drop(entry, shard, copy)

@@ -225,7 +225,8 @@ class Drains:
     def _alone(self, worker: str) -> list[tuple[StoreEntry, int]]:
         """Return the shards that nobody of its machine can have, the smallest first.
 
-        None where nobody runs that they could be sent to: the cluster ends.
+        Last those that a copy there is about to own. None where nobody runs that they
+        could be sent to: the cluster ends.
         """
         workers = self._scheduler.workers
         others = {w: ws.status for w, ws in workers.items() if w != worker}
@@ -233,6 +234,8 @@ class Drains:
         if is_over or Status.running not in others.values():
             return []
         found: list[tuple[StoreEntry, int]] = []
+        owns = self._copies.about_to_own
+        last = [(e, i) for e in self._stores.values() for i in owns(e, worker)]
         for entry in self._stores.values():
             if entry.ready and not entry.device:
                 is_near = has_near(self._scheduler, entry, worker)
@@ -242,7 +245,7 @@ class Drains:
                 # A drain may have stopped one, which it may have to give back.
                 mine = _owned(entry, worker) + _handed_over(entry, worker)
                 found += [(entry, i) for i in mine if i not in mapped]
-        return sorted(found, key=lambda of: of[0].sizes[of[1]])
+        return sorted(found, key=lambda of: of[0].sizes[of[1]]) + last
 
     async def _depart(self, worker: str, departure: _Departure) -> None:
         """Have a worker send its shards, if it lives; others look for the rest."""
@@ -275,6 +278,7 @@ class Drains:
         failed = set[str]()
         self._have_ready(shards)
         for entry, shard in shards:
+            await self._copies.has_taken_over(entry, shard)
             for _ in range(_MOST_TRIES):
                 target, nothing = "", {"cluster": entry.cluster, "rows": []}
                 try:

@@ -369,7 +369,8 @@ async def leave(host: ShardHost, reason: str) -> None:
     """
     host.is_leaving, keeps = True, False
     try:
-        if host.shards or host.going:
+        # Copies may be about to take over.
+        if host.shards or host.going or host.coming:
             where, n = host.worker.address, counted(len(host.shards), "shard")
             logger.info("%s %s, with %s", where, reason, n)
             wanted = await _ask(host)

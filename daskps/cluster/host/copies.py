@@ -308,10 +308,12 @@ async def _own(
     mine.take_over()
     check_open(host, hosted.name, store, move)
     is_whole = host.coming.pop((store, shard), None) is coming
-    if host.leaves() or (store, shard) in host.shards:
+    # One that leaves sends on what it has, until it lets go of all.
+    leaves = host.lets_go if alone else host.leaves()
+    if leaves or (store, shard) in host.shards:
         if is_whole:
             coming.close()
-        why = "is leaving too" if host.leaves() else "has adopted it by now"
+        why = "is leaving too" if leaves else "has adopted it by now"
         raise ConsistencyError(f"worker {host.worker.address} {why}")
     hosted.came_by = move
     host.shards[store, shard] = hosted
