@@ -243,6 +243,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("training", 24, 21, "times of long runs are added up; advice that can be taken"),
     ("training", 4, 2, "progress refuses what is no store, by type"),
     ("cluster", 11, 13, "what a copy takes over as its worker closes is sent on"),
+    (
+        "cluster",
+        13,
+        10,
+        "copies leave a worker that is drained, and shards that come back",
+    ),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

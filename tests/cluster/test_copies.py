@@ -35,6 +35,7 @@ from tests.cluster.killing_copies import (
 from tests.cluster.test_drain import (
     Held,
     all_of,
+    drain_beside,
     drain_first,
     pushed,
     same,
@@ -529,6 +530,34 @@ def test_drains_go_on_with_two_copies(three):
     store.add({"w": np.ones(6)})
     three.end(store.placement[0])
     assert store.pull()["w"].tolist() == [2.0] * 6
+
+
+def test_a_drain_waits_for_a_shard_that_may_come_back(three):
+    """Its owner was silent, and its copy cannot take over."""
+    store, owner, other = one_shard(three)
+    copy = three.directory.stores[store.uid].copies[0]
+    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    assert asked.reached.wait(60)
+    thread, found = drain_beside(store)
+    until(lambda: three.directory.drains.under_way)
+    asked.go_on(ConsistencyError("it leaves"))
+    silent.go_on()
+    thread.join()
+    assert found == [[0]]
+    assert three.directory.stores[store.uid].owners != (owner,)
+
+
+def test_copies_leave_a_worker_that_is_drained(three):
+    store, owner, other = one_shard(three)
+    entry = three.directory.stores[store.uid]
+    assert store.drain(other) == []
+    until(lambda: 0 in entry.copies and entry.copies[0].counts)
+    assert entry.copies[0].worker not in (owner, other)
+    # Nobody else can have it.
+    assert store.drain(entry.copies[0].worker) == []
+    assert entry.copies[0].worker not in (owner, other)
 
 
 def pushes_beside(client: Any, store: Any, pid: int) -> float:

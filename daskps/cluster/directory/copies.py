@@ -132,7 +132,7 @@ class SecondCopies:
             for shard, copy in [*entry.copies.items()]:
                 owner = entry.owners[shard]
                 is_together = get_address_host(copy.worker) == get_address_host(owner)
-                if is_together and self._apart(owner) and copy.counts:
+                if is_together and self._apart(entry, owner) and copy.counts:
                     self.strike(entry, shard, "moves to another machine")
 
     def worker_left(self, worker: str) -> None:
@@ -141,6 +141,16 @@ class SecondCopies:
             for shard, copy in [*entry.copies.items()]:
                 if copy.worker == worker:
                     self.strike(entry, shard, "left")
+
+    async def drained(self, entry: StoreEntry, worker: str) -> None:
+        """Have copies made elsewhere that are on a worker, where others can have them."""
+        others = {w.address for w in self._moves.scheduler.running} - entry.drained
+        struck = [
+            self.strike(entry, shard, "is on a worker that is drained")
+            for shard, copy in [*entry.copies.items()]
+            if copy.worker == worker and others - {entry.owners[shard]}
+        ]
+        await asyncio.gather(*struck)
 
     # -- made ----------------------------------------------------------------------
 
@@ -201,9 +211,10 @@ class SecondCopies:
                 f"{entry.name!r}; start another worker, or create the store with copies=1"
             )
         held = held_bytes(self._stores.values())
-        servers = eligible(self._moves.scheduler, entry.asked_servers)
-        room = partial(find_room, entry, [shard], held, last={*others} - {*servers})
-        apart = {w: others[w] for w in self._apart(owner)}
+        servers = {*eligible(self._moves.scheduler, entry.asked_servers)}
+        last = {*others} - (servers - entry.drained)
+        room = partial(find_room, entry, [shard], held, last=last)
+        apart = {w: others[w] for w in self._apart(entry, owner)}
         rows = [row for row in entry.segments if row[0] == shard]
         while apart:
             worker = room(apart)[shard]
@@ -214,11 +225,12 @@ class SecondCopies:
             del apart[worker]
         return room(others)[shard], True
 
-    def _apart(self, worker: str) -> list[str]:
-        """Return the workers of other machines, as far as addresses tell."""
+    def _apart(self, entry: StoreEntry, worker: str) -> list[str]:
+        """Return the workers of other machines that are not drained, by addresses."""
         machine, workers = get_address_host(worker), self._moves.scheduler.workers
         running = [w for w, ws in workers.items() if ws.status == Status.running]
-        return [w for w in running if get_address_host(w) != machine]
+        may = [w for w in running if w not in entry.drained]
+        return [w for w in may if get_address_host(w) != machine]
 
     async def _make(
         self, entry: StoreEntry, shard: int, owner: str, worker: str

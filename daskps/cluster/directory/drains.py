@@ -121,6 +121,9 @@ class Drains:
         return {"shards": shards, "where": entry.where()}
 
     async def _drain(self, entry: StoreEntry, worker: str) -> list[int]:
+        # One that was silent may yet have a shard back.
+        every = enumerate(entry.owners)
+        await self._until_settled(entry, [i for i, w in every if w == worker])
         # Shards that have no owner are in no cut, and in no run that begins.
         async with entry.cutting:
             shards = _owned(self._stores.entry(entry.uid), worker)
@@ -137,7 +140,8 @@ class Drains:
                 await self._let_go(entry, worker, near)
         await self._send_all(entry, worker)
         await self._until_settled(entry, shards)
-        self._stores.entry(entry.uid).check_found(shards)
+        await self._copies.drained(self._stores.entry(entry.uid), worker)
+        entry.check_found(shards)
         if shards:
             about = {"shards": shards, "worker": worker, "why": "drained"}
             self._hosts.tell("shards-moved", entry, **about)
