@@ -249,6 +249,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         10,
         "copies leave a worker that is drained, and shards that come back",
     ),
+    ("cluster", 2, 2, "a former owner may hear twice at once that it is none"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

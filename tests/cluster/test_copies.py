@@ -398,12 +398,29 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
     assert not host.going
 
 
+def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
+    """It was stopped: that it stops, and that the copy owns its shard, come together."""
+    store, owner, other = one_shard(three)
+    copy = three.directory.stores[store.uid].copies[0]
+    deposed, silent = Held(three, owner, "copy_deposed"), Held(three, owner, "look")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    until(lambda: three.directory.stores[store.uid].owners == (other,))
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    until(lambda: deposed.n == 2)
+    deposed.go_on()
+    silent.go_on()
+    until(lambda: not host.shards and not host.going)
+    store.add({"w": np.ones(6)})
+    assert store.pull()["w"].tolist() == [1.0] * 6
+
+
 def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):
     """It came before the copy took over, and its thread goes on after that."""
     store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
     install, found = Coming.install, list[Exception]()
-    come, go_on, tried = threading.Event(), threading.Event(), threading.Event()
+    come, go_on = threading.Event(), threading.Event()
 
     def install_late(coming: Coming, *state: Any) -> None:
         come.set()
@@ -412,7 +429,6 @@ def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):
             install(coming, *state)
         except ConsistencyError as error:
             found.append(error)
-        tried.set()
 
     monkeypatch.setattr(Coming, "install", install_late)
     thread, answers = push_beside(store)
@@ -423,7 +439,7 @@ def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):
     assert store.placement == (other,)
     assert store.add({"w": np.ones(6)}) == 3
     go_on.set()
-    assert tried.wait(60)
+    until(lambda: found)
     assert "the copy has stopped" in str(*found)
     assert store.pull()["w"].tolist() == [3.0] * 6
     assert store.version == 3

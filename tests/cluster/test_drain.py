@@ -638,7 +638,7 @@ class Held:
         self, cluster: Cluster, worker: str, method: str, times: float = math.inf
     ) -> None:
         self.reached, self._free = threading.Event(), asyncio.Event()
-        self._left = times
+        self.n, self._left = 0, times
         self.error: Exception | None = None
         self.does_it = False
         self.after: Callable[[], object] = int
@@ -649,7 +649,7 @@ class Held:
 
     async def _handle(self, **message: Any) -> Any:
         if message["method"] == self._method and self._left > 0:
-            self._left -= 1
+            self.n, self._left = self.n + 1, self._left - 1
             self.reached.set()
             await self._free.wait()
             found = await self._control(**message) if self.does_it else None

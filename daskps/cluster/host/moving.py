@@ -495,8 +495,10 @@ async def _deposed(
         if hosted.shard.generation >= generation or move in host.dropped:
             return
         stop = partial(hosted.hand_over, error, generation)
-        await host.under(hosted, lambda _: stop())
-        host.shards.pop(key, None)
+        with contextlib.suppress(StaleGenerationError):  # two of these at once
+            await host.under(hosted, lambda _: stop())
+        if host.shards.pop(key, None) is None and keeps:
+            return  # meanwhile it has heard that the other one owns it
     elif going is not None and going.move == move:
         hosted = going.hosted
     else:
