@@ -250,6 +250,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "copies leave a worker that is drained, and shards that come back",
     ),
     ("cluster", 2, 2, "a former owner may hear twice at once that it is none"),
+    ("cluster", 1, 1, "a shard has what its host has told of it, not the report"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -154,6 +154,8 @@ class HostedShard:
         self.is_shared = block is not None
         #: Bytes of the shard that the host has last told the directory.
         self.told_nbytes = shard.segment.held_nbytes
+        #: Its pushes when its host has last told them with a heartbeat.
+        self.told_pushes: int | None = None
         #: Whether readers take the lock too, as on processors that reorder stores.
         self.locks_reads = self.is_shared and config.load().locked_reads
         self._lock = None if block is None else block.lock()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
-    from daskps.cluster.host.hosted import HostedShard
     from daskps.shards.shard import Shard
 
 #: How many shards, tables, runs, ranks and reasons a report names at most; letters of a
@@ -55,8 +54,7 @@ class HostReport:
 
     def __init__(self, host: ShardHost) -> None:
         self._host, self._at, self.pushes = host, time.monotonic(), 0
-        #: At the last report the pushes of each shard, and the clock of each run.
-        self._before: dict[HostedShard, int] = {}
+        #: By run its clock at the last report.
         self._clocks: dict[int, int] = {}
         self.latest: dict[str, Any] = {}
 
@@ -64,16 +62,18 @@ class HostReport:
         """Return the report of now."""
         now = time.monotonic()
         seconds, self._at = max(now - self._at, 0.1), now
-        host, before, self._before = self._host, self._before, {}
+        host = self._host
         busy, growing, runs = list[tuple[int, _Key]](), list[_Key](), dict[int, Any]()
         sums = {"duplicates": 0, "parked": 0, "behind": 0}
         # A host may have thousands: few steps for each of them.
         for key, hosted in host.shards.items():
             shard = hosted.shard
             segment = shard.segment
-            n = self._before[hosted] = segment.header[words.N_APPLIED]
-            # One that comes from another host comes with what was counted there.
-            was = before.get(hosted, 0 if shard.generation == 1 else n)
+            n, was = segment.header[words.N_APPLIED], hosted.told_pushes
+            hosted.told_pushes = n
+            if was is None:
+                # One that comes from another host comes with what was counted there.
+                was = 0 if shard.generation == 1 else n
             if n != was:
                 busy.append((n - was, key))
             if segment.has_unbounded:

@@ -179,7 +179,9 @@ def test_a_host_ends_whatever_becomes_of_its_question():
         return []
 
     worker = SimpleNamespace(directory=directory, address="tcp://a:1")
-    host: Any = SimpleNamespace(shards={}, going={}, worker=worker, close=close)
+    host: Any = SimpleNamespace(
+        shards={}, going={}, coming={}, worker=worker, close=close
+    )
     with pytest.raises(RuntimeError, match="is closed"):
         asyncio.run(leaving.leave(host, "closes"))
     assert ended == [False]

@@ -7,6 +7,7 @@ import gc
 import itertools
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -291,3 +292,22 @@ def test_loss_is_that_of_the_last_epoch_and_nobody_is_behind(execution, monkeypa
         watching.result()
     (run,) = told
     assert (run["staleness"], run["waits"]) == (0, "")
+
+
+def test_a_report_keeps_no_memory_of_a_shard_that_is_gone() -> None:
+    """The next heartbeat may be seconds away."""
+    with inprocess.cluster(2) as two:
+        store = daskps.create({"w": np.ones(4)})
+        reports = [HostReport(host) for host in two.hosts]
+        assert [report()["shards"] for report in reports] == [1, 1]
+        memory = [
+            weakref.ref(hosted.shard.segment)
+            for host in two.hosts
+            for hosted in host.shards.values()
+        ]
+        gc.disable()
+        try:
+            store.close()
+            until(lambda: not any(segment() for segment in memory))
+        finally:
+            gc.enable()
