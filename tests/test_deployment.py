@@ -156,8 +156,31 @@ def where(trainer: Any, part: int) -> str:
     return str(os.getpid())
 
 
+def gradient(params: Any, X: Any, y: Any) -> Any:
+    error = X @ params["w"] - y
+    return np.mean(error**2) / 2, {"w": X.T @ error / len(y)}
+
+
+def script() -> bytes:
+    """A program as people write it, which knows nothing of its cluster."""
+    X = np.random.default_rng(0).normal(size=(100, 3))
+    with daskps.create({"w": np.zeros(3)}, optimizer=optim.SGD(0.1)) as store:
+        about: Any = {"epochs": 3, "trainers": 2}
+        result = daskps.train(store, gradient, X, X @ [1.0, -2.0, 3.0], **about)
+        first, *_, last = [epoch.loss for epoch in result.history]
+        assert first is not None
+        assert last is not None
+        assert last < first
+        return bytes(store.snapshot()["w"].compute().tobytes())
+
+
 def test_a_cluster_with_servers_and_certificates(tmp_path: Path) -> None:
-    """The commands of the page, in order: shards are on the servers, all is encrypted."""
+    """The commands of the page, in order: shards are on the servers, all is encrypted.
+
+    A program gets the same bits there as on a `LocalCluster`.
+    """
+    with local_cluster(n_workers=2, threads=2):
+        expected = script()
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make certificates with")
     keys, config = blocks(PAGE, "bash")[2], blocks(PAGE, "yaml")[-1]
@@ -185,6 +208,7 @@ def test_a_cluster_with_servers_and_certificates(tmp_path: Path) -> None:
                 (trainer,) = workers.keys() - servers
                 daskps.run(store, where, [0], workers=[trainer])
                 assert store.pull()["w"].tolist() == [-1.0] * 8
+            assert script() == expected
 
 
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
