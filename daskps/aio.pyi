@@ -100,6 +100,7 @@ class AsyncParameterTable:
 
 class _Parameter(AsyncParameterArray, AsyncParameterTable):
     nbytes: _Fact[Any]
+    # An array's verbs and a table's take other arguments: none overrides both.
     @_either(ParameterArray.pull, ParameterTable.pull)
     def pull(self) -> None: ...  # type: ignore[override]
     @_either(ParameterArray.push, ParameterTable.push)
