@@ -55,7 +55,7 @@ def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         command.main(["--help"])
     assert done.value.code == 0
     said = capsys.readouterr().out
-    assert len(command.BENCHMARKS) == 21
+    assert len(command.BENCHMARKS) == 22
     for name, of in command.BENCHMARKS.items():
         assert name in said
         assert of.about.split()[0] in said
@@ -589,6 +589,33 @@ def test_calls_between_machines(machines: Client, tmp_path: Path) -> None:
     for job in found["jobs"]:
         for sample in job["samples"].get("message", []):
             assert sample["more"]["by socket"] == 0
+
+
+@pytest.mark.leaky
+def test_what_a_second_copy_adds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def local(n: int, **how: Any) -> Iterator[Client]:
+        with (
+            clusters.inside(n, by_socket=True) as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
+
+    monkeypatch.setattr(clusters, "local", local)
+    monkeypatch.setattr(workers, "WARM_STEPS", 3)
+    found = run(tmp_path, "copies", "--fewer", "100")
+    assert sides(found) == {
+        "added to a push, 0 kB, SGD": ["copy", "bare socket"],
+        "added to a push, 10 kB, SGD": ["copy", "bare socket"],
+        "added to a push, 83 kB, SGD": ["copy", "bare socket"],
+        "added to a push, 83 kB, Adam": ["copy", "bare socket"],
+        "8 pushes of 83 kB at once": ["two copies", "one copy"],
+        "BSP step, 1 kB, 2 trainers": ["two copies", "one copy"],
+    }
+    for sample in found["jobs"][0]["samples"]["copy"]:
+        assert sample["more"]["two copies"] > 0
 
 
 @pytest.mark.leaky
