@@ -60,7 +60,7 @@ def validate(shard: Shard, *, tables: bool = True) -> None:
         *_sides(segment),
         *(_tables(segment) if tables else ()),
         *_run(segment, rounds, cut, stopped),
-        *_tickets(segment, rounds, shard.parked.tickets),
+        *_tickets(segment, rounds, shard.parked.tickets, shard.last_flip),
         *_cut(segment, rounds, cut),
     ]
     if wrong:
@@ -189,14 +189,18 @@ def _round(rounds: Round, is_open: bool) -> Iterator[str]:
 
 
 def _tickets(
-    segment: Segment, rounds: Round | None, parked: Sequence[Ticket]
+    segment: Segment,
+    rounds: Round | None,
+    parked: Sequence[Ticket],
+    last_flip: int | None,
 ) -> Iterator[str]:
+    is_held = last_flip is not None and segment.flip >= last_flip
     for ticket in parked:
         if ticket.outcome is not None:
             yield "a finished ticket is parked"
         elif ticket.step.run not in (0, segment.current.fixed[RUN]):
             yield "a ticket of another run is parked"
-        elif not ticket.applied and rounds is None:
+        elif not ticket.applied and rounds is None and not is_held:
             yield "an early step is parked where there are no rounds"
         elif ticket.applied and find_outcome(segment, ticket) is not None:
             yield "a ticket is parked whose wait is over"

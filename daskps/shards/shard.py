@@ -91,7 +91,8 @@ class Shard:
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._abandoned: Exception | None = None
-        #: No round is applied from this flip on: the shard is about to move.
+        #: No push and no round is applied from this flip on: a copy elsewhere has to get
+        #: that first.
         self.last_flip: int | None = None
 
     @classmethod
@@ -250,7 +251,12 @@ class Shard:
 
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Apply pushes that are updates of their own, serve plain reads."""
-        self._pushes.apply([t for t in tickets if changes(t.step)])
+        changing = [t for t in tickets if changes(t.step)]
+        if self._is_held:
+            self.parked.tickets += changing
+            tickets = [t for t in tickets if not changes(t.step)]
+        else:
+            self._pushes.apply(changing)
         for ticket in tickets:
             ticket.applied = ticket.outcome is None
         return self.parked.settle(tickets)
@@ -265,13 +271,14 @@ class Shard:
     @property
     def _may_apply(self) -> bool:
         """Whether a round that is complete may be applied now."""
-        last, is_held = self.last_flip, self.cut is not None
-        if is_held or (last is not None and self.segment.flip >= last):
-            return False
-        return self.run_state.may_apply
+        return self.cut is None and not self._is_held and self.run_state.may_apply
 
-    def hold_rounds(self, last_flip: int | None) -> list[Ticket]:
-        """Apply no round from a flip on, in any process; with None go on."""
+    @property
+    def _is_held(self) -> bool:
+        return self.last_flip is not None and self.segment.flip >= self.last_flip
+
+    def hold_updates(self, last_flip: int | None) -> list[Ticket]:
+        """Apply nothing from a flip on, in any process; with None go on."""
         self.last_flip = last_flip
         self.set_gate()
         self._apply_complete()
@@ -317,13 +324,18 @@ class Shard:
         """Advance parked tickets as long as that publishes something new."""
         done: list[Ticket] = []
         while waiting := self.parked.take_stale():
+            held: list[Ticket] = []
             for ticket in waiting:
                 if self._refused(ticket):
                     done.append(ticket)
                 elif ticket.applied:
                     done += self.parked.settle([ticket])
+                elif self.round is None or not ticket.step.run:
+                    held.append(ticket)
                 else:
                     done += self._join_round(ticket)
+            if held:
+                done += self.submit(held)
         return done
 
     # -- runs ----------------------------------------------------------------

@@ -98,6 +98,8 @@ class State:
     header: Array
     pieces: Sequence[PieceState]
     tables: Sequence[RowsState]
+    #: Whether a round was taken back between the two.
+    goes_back: bool
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +159,8 @@ def take(
     segment.parts = {}
     words = [(part.start, np.array(record.words[part])) for part in record.used()]
     now = Mark(segment.flip, record.version)
-    return State(since, now, words, segment.words[[*_HEADER]], pieces, tables)
+    header, goes_back = segment.words[[*_HEADER]], segment.withdraws > since.flip
+    return State(since, now, words, header, pieces, tables, goes_back)
 
 
 def _all_of(table: TableMemory) -> Array:
@@ -183,6 +186,34 @@ def _rows_of(segment: Segment, table: TableMemory, ids: Array) -> RowsState:
 
     slots = tuple(map(gathered, table.slots))
     return RowsState(table.ordinal, ids, gathered(table.rows), slots, known)
+
+
+def receive(segment: Segment, state: State) -> State:
+    """Return a state whose arrays are still to come, with places for large pieces.
+
+    These are the buffers that are not in force, which hold nothing until it is installed.
+    Slots of one buffer stay where they are. So do all where the owner went back: the copy
+    may have to do so by itself.
+
+    Raises
+    ------
+    ProtocolError
+        For pieces of another shard; nothing was changed.
+    """
+    if not _has_pieces(segment, state):
+        raise _not_of_it()
+    if segment.is_together or state.goes_back or not state.pieces:
+        return state
+    record, segment.writing = segment.current, segment.flip + 1
+    pieces = []
+    for at, start, weights, slots in state.pieces:
+        part = slice(start, start + len(weights))
+        if segment.n_sides > 1:
+            mine = segment.slots[1 - record.slot_sides.item(at)][at]
+            slots = tuple([slot[part] for slot in mine])
+        weights = segment.weights[1 - record.weight_sides[at]][at][part]
+        pieces.append(PieceState(at, start, weights, slots))
+    return replace(state, pieces=pieces)
 
 
 def install(segment: Segment, state: State) -> None:
@@ -287,9 +318,11 @@ class _Successor(Publication):
             (old, new), (olds, news) = self._weights(position), self._slots(position)
             both = zip((old, *olds), (new, *news), (weights, *slots), strict=True)
             for before, into, values in both:
-                if len(values) < len(into) and into is not before:
-                    segment.payload.copy(into, before)
-                segment.payload.write(into[part], values)
+                if into is not before:
+                    segment.payload.copy(into[:start], before[:start])
+                    segment.payload.copy(into[part.stop :], before[part.stop :])
+                if not np.may_share_memory(into, values):  # else it came there
+                    segment.payload.write(into[part], values)
         super().commit()
 
     def _put_rows(self, of: RowsState) -> None:
@@ -311,11 +344,7 @@ def _check(segment: Segment, state: State) -> None:
     n_words = record.ranks_at + RANK_WORDS * int(fixed[N_RANKS])
     fits = (start, len(fixed)) == (0, n_words) and len(state.header) == len(_HEADER)
     fits = fits and all(0 < at <= len(record.words) - len(w) for at, w in others)
-    for position, start, weights, slots in state.pieces:
-        fits = fits and 0 <= position < len(segment.pieces) and start >= 0
-        at, part = position if fits else 0, slice(start, start + len(weights))
-        mine = segment.weights[0][at], *segment.slots[0][at]
-        fits = fits and _kinds(weights, *slots) == _kinds(*(a[part] for a in mine))
+    fits = fits and _has_pieces(segment, state)
     for ordinal, ids, rows, slots, known, _ in state.tables:
         fits = fits and 0 <= ordinal < len(segment.tables)
         table, n = segment.tables[ordinal if fits else 0], slice(len(ids))
@@ -325,10 +354,25 @@ def _check(segment: Segment, state: State) -> None:
         )
         fits = fits and (known is None) == (table.unbounded is None)
     if not fits:
-        raise ProtocolError(
-            "a state that is none of this shard; it was sent to another one, or its "
-            "owner runs another version of daskps"
-        )
+        raise _not_of_it()
+
+
+def _has_pieces(segment: Segment, state: State) -> bool:
+    """Return whether the pieces of a state are some of a shard."""
+    fits = True
+    for position, start, weights, slots in state.pieces:
+        fits = fits and 0 <= position < len(segment.pieces) and start >= 0
+        at, part = position if fits else 0, slice(start, start + len(weights))
+        mine = segment.weights[0][at], *segment.slots[0][at]
+        fits = fits and _kinds(weights, *slots) == _kinds(*(a[part] for a in mine))
+    return fits
+
+
+def _not_of_it() -> ProtocolError:
+    return ProtocolError(
+        "a state that is none of this shard; it was sent to another one, or its owner "
+        "runs another version of daskps"
+    )
 
 
 def _kinds(*arrays: Array) -> list[Any]:

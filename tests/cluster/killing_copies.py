@@ -30,6 +30,8 @@ from tests.cluster import killing_owners
 from tests.support import local_cluster, until
 
 N_WORKERS = 4
+#: Elements that nobody looks at: with them half a shard has 80 kB.
+N_MORE = 10_000
 
 
 def copies_of(client: Any, store: Any) -> dict[int, str]:
@@ -61,10 +63,13 @@ def kill_copy(client: Any, store: Any) -> None:
     testing.kill_worker(client, copies_of(client, store)[0])
 
 
-def store_on(client: Any) -> daskps.ParameterStore:
-    """Make a store with two copies for `killing_owners.disturb`."""
+def store_on(client: Any, *, is_large: bool = False) -> daskps.ParameterStore:
+    """Make a store with two copies for `killing_owners.disturb`.
+
+    With `is_large` states are sent from the memory of a shard to that of its copy.
+    """
     n, servers = killing_owners.N_SHARDS, list(client.nthreads())[:2]
-    params = {"w": np.zeros((n, 2, killing_owners.HALF))}
+    params = {"w": np.zeros((n, 2, killing_owners.HALF + N_MORE * is_large))}
     return daskps.create(params, copies=2, servers=servers, shards=n, client=client)
 
 
@@ -80,7 +85,7 @@ def main(n: int, seed: int) -> None:
             until(lambda: len(client.nthreads()) == N_WORKERS)
             act(client, store)
 
-        with store_on(client) as store:
+        with store_on(client, is_large=rng.random() < 0.5) as store:
             found = killing_owners.disturb(store, [partial(next_one, a) for a in acts])
     said = {"pushes": found.n_pushes, "reads": found.n_reads, "wrong": found.wrong}
     for act in (kill_owner, kill_copy):
@@ -115,7 +120,7 @@ def trained(client: Any, kind: str, act: Callable[[Any], Any] | None = None) -> 
     workers = sorted(client.nthreads())
     servers = workers[:2]
     X = np.random.default_rng(5).normal(size=(N_TRAINERS * N_ROUNDS, 2))
-    params = {"w": np.zeros(400), "emb": daskps.TableSpec(9, 2)}
+    params = {"w": np.zeros(20_000), "emb": daskps.TableSpec(9, 2)}
     how: dict[str, Any] = {"trainers": N_TRAINERS, "batch_size": 1, "callbacks": ()}
     how |= KINDS[kind]
     if kind in ("resident", "int8"):

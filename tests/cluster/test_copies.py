@@ -21,7 +21,7 @@ from distributed.core import Status
 import daskps
 from daskps import optim, testing
 from daskps.cluster.caller.link import using
-from daskps.cluster.host.copies import Coming
+from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.node import HOSTS
 from daskps.errors import ConsistencyError
 from tests import inprocess
@@ -65,9 +65,10 @@ def events_of(client: Any, action: str) -> list[dict[str, Any]]:
     return [e for _, e in client.get_events("daskps") if e["action"] == action]
 
 
-def test_acknowledged_pushes_count_once(apart):
+@pytest.mark.parametrize("is_large", [False, True])
+def test_acknowledged_pushes_count_once(apart, is_large):
     """Owners die, and workers with copies, and what takes their place dies too."""
-    with killing_copies.store_on(apart) as store:
+    with killing_copies.store_on(apart, is_large=is_large) as store:
         acts = [partial(kill_owner, apart, store), partial(kill_copy, apart, store)]
         found = killing_owners.disturb(store, acts * 2)
     assert found.wrong == []
@@ -419,18 +420,19 @@ def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):
     """It came before the copy took over, and its thread goes on after that."""
     store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
-    install, found = Coming.install, list[Exception]()
+    begin, found = Coming.begin, list[Exception]()
     come, go_on = threading.Event(), threading.Event()
 
-    def install_late(coming: Coming, *state: Any) -> None:
+    def begin_late(coming: Coming, *turn: Any) -> Any:
         come.set()
         assert go_on.wait(60)
         try:
-            install(coming, *state)
+            return begin(coming, *turn)
         except ConsistencyError as error:
             found.append(error)
+            raise
 
-    monkeypatch.setattr(Coming, "install", install_late)
+    monkeypatch.setattr(Coming, "begin", begin_late)
     thread, answers = push_beside(store)
     assert come.wait(60)
     three.end(owner)

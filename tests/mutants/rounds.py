@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "cut-does-not-hold-rounds",
         "daskps.shards.shard:Shard._may_apply",
-        "last, is_held = self.last_flip, self.cut is not None",
-        "last, is_held = self.last_flip, False",
+        "return self.cut is None and not self._is_held and self.run_state.may_apply",
+        "return not self._is_held and self.run_state.may_apply",
         ("tests/shards/cuts/test_cut.py::test_bsp_cut_serves_the_last_round_all_have",),
     ),
     Mutant(

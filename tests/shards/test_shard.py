@@ -15,8 +15,10 @@ from daskps.errors import (
     RunCancelledError,
     StaleGenerationError,
 )
+from daskps.shards.cuts.cut import Cut
 from daskps.shards.steps import (
     ADD,
+    ASK,
     ASSIGN,
     BARRIER,
     GRADIENT,
@@ -49,6 +51,45 @@ from tests.shards.making import (
     step,
     weights,
 )
+
+# -- pushes ----------------------------------------------------------------------
+
+
+def test_pushes_that_are_held_are_one_publication_then():
+    """A second copy has to get first what they would write over; reads go on."""
+    shard = make()
+    flip = shard.segment.flip
+    shard.hold_updates(flip)
+    one, two, pull = send(shard, added(1), added(2), Step(wait=READ))
+    assert (one.outcome, two.outcome, shard.segment.flip) == (None, None, flip)
+    assert weights(shard)[A] == [0] * 5
+    assert seen(shard, pull) == [0] * 5
+    assert shard.step(added(3)) == ASK
+    shard.hold_updates(flip)
+    assert one.outcome is None
+    shard.hold_updates(flip + 1)
+    assert [done(one).version, done(two).version] == [1, 2]
+    assert (shard.segment.flip, weights(shard)[A]) == (flip + 1, [2, 0, 0, 0, 0])
+    (three,) = send(shard, added(3))
+    assert three.outcome is None
+    assert shard.abandon(StaleGenerationError()) == [three]
+
+
+def test_a_cut_holds_the_pushes_that_were_held_before_it():
+    shard = make()
+    shard.hold_updates(shard.segment.flip)
+    (push,) = send(shard, added(1))
+    shard.cut = Cut(("cut", 1))
+    shard.hold_updates(None)
+    assert push.outcome is None
+    assert weights(shard)[A] == [0] * 5
+    shard.release_cut("it is over")
+    assert done(push).version == 1
+
+
+def added(sequence: int) -> Step:
+    return Step(ADD, hot(0), producer=1, sequence=sequence)
+
 
 # -- SSP and ASP -----------------------------------------------------------------
 

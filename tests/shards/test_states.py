@@ -25,7 +25,8 @@ from daskps.shards.frozen import LiveShard
 from daskps.shards.installation import Counted, Installation
 from daskps.shards.memory import areas, growth, publication, undo
 from daskps.shards.memory import segment as segment_
-from daskps.shards.memory.format import ENDED, GENERATION
+from daskps.shards.memory.format import ENDED, GENERATION, ROUNDS
+from daskps.shards.memory.format import RUN as RUN_AT
 from daskps.shards.memory.publication import is_possible
 from daskps.shards.memory.room import Own
 from daskps.shards.memory.segment import Segment
@@ -99,6 +100,8 @@ class Copy:
         self.shard, self.new, self.segment = shard, new, new()
         self.mark = filled(shard, self.segment, between)
         self.n = self.n_lost = 0
+        #: Has a state come to its place first, as the bytes of a socket do.
+        self.come: Callable[[State], State] = lambda state: state
 
     def follow(self) -> int:
         """Bring it up to date; return how many publications that were."""
@@ -110,7 +113,9 @@ class Copy:
             self.mark = filled(self.shard, self.segment, lambda: None)
             state = states.take(self.shard.segment, self.mark)
             assert state is not None
-        states.install(self.segment, state)
+        states.install(self.segment, self.come(state))
+        if self.shard.run_state.is_bsp:
+            self.segment.double_slots()
         self.mark, self.n = state.now, self.n + 1
         self.check()
         return self.mark.flip - was.flip
@@ -200,10 +205,39 @@ class Story:
             yield from [self.pushes, self.pushes]
 
 
+def placed(copy: Copy, rng: np.random.Generator, state: State) -> State:
+    """Bring a state to its place, often after one that came in part; return it there."""
+    segment = copy.segment
+    before = content(segment, segment.flip), used(segment)
+    run, rounds = segment.current.fixed[[RUN_AT, ROUNDS]]
+    could = is_possible(segment)
+    last = content(segment, segment.flip - 1)
+    for is_whole in (False, True):
+        there = states.receive(segment, state)
+        pairs = zip(there.pieces, state.pieces, strict=True)
+        for (*_, weights, slots), (*_, values, theirs) in pairs:
+            for into, array in zip((weights, *slots), (values, *theirs), strict=True):
+                if into is not array:
+                    into[: None if is_whole else rng.integers(len(into) + 1)] = (
+                        array if is_whole else 77
+                    )
+        assert (content(segment, segment.flip), used(segment)) == before
+        # Nobody goes back to what was written over.
+        assert is_possible(segment) == (could and there is state)
+        words = state.words[0][1]
+        if could and words[RUN_AT] == run and words[ROUNDS] < rounds:
+            assert there is state
+            assert content(segment, segment.flip - 1) == last
+    return there
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["whole", "to its place"])
 @pytest.mark.parametrize("durable", [False, True], ids=["private", "durable"])
 @pytest.mark.parametrize("how", ["together", "apart", "past the caches"])
 @pytest.mark.parametrize("every", [1, 3])
-def test_arrays_have_the_bits_of_their_shard(durable, how, every, rng, monkeypatch):
+def test_arrays_have_the_bits_of_their_shard(
+    durable, how, every, comes, rng, monkeypatch
+):
     """After each event, or after some: then several publications are one state."""
     monkeypatch.setattr(segment_, "TOGETHER_NBYTES", 2**30 if how == "together" else 0)
     if how == "past the caches":
@@ -213,8 +247,10 @@ def test_arrays_have_the_bits_of_their_shard(durable, how, every, rng, monkeypat
     shard = Shard(segment, dict.fromkeys(ARRAY_SLOTS, Momentum()), cache_dir=kept())
     story = Story(shard, rng)
     story.pushes()
-    new = partial(Segment, ARRAYS, 0, ARRAY_SLOTS, durable=True)
+    new = partial(Segment, ARRAYS, 0, ARRAY_SLOTS, durable=durable or not comes)
     copy = Copy(shard, new, story.pushes)
+    if comes:
+        copy.come = partial(placed, copy, rng)
     withdrawable, has_before = 0, False
     for event in story.events():
         event()

@@ -11,9 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,38 +18,27 @@ import numpy as np
 
 from daskps import config
 from daskps.cluster.host.adoption import row_of
+from daskps.cluster.host.coming import Asking, Coming
 from daskps.cluster.host.growth import Budget
-from daskps.cluster.host.moving import LOOKS, check_open
-from daskps.cluster.host.opening import open_socket
+from daskps.cluster.host.moving import check_open
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.host.store_messages import make_shards
 from daskps.cluster.machine.blocks import HEAD_NBYTES
 from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.packing import bytes_of, unpack_array
-from daskps.cluster.protocol.states import unpack_arrays, unpack_state
+from daskps.cluster.protocol.states import unpack_state
 from daskps.cluster.protocol.wellformed import layout_of
-from daskps.cluster.sockets.connection import SMALL_NBYTES
-from daskps.cluster.sockets.fetches import text_nbytes
-from daskps.cluster.sockets.frames import (
-    ANSWER,
-    FETCH,
-    Head,
-    pack_head,
-    text_of,
-    unpack_text,
-)
 from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
-    ProtocolError,
     StaleGenerationError,
 )
 from daskps.layout.chunks import WHOLE
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, Span
-from daskps.shards import run_record, states
+from daskps.shards import run_record
 from daskps.shards.arrays.payload import NUMPY
 from daskps.shards.frozen import spans_of
 from daskps.shards.installation import Counted, Installation
@@ -64,7 +50,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
-    from daskps.cluster.host.node import OpenSockets
     from daskps.typing import Array
 
 logger = logging.getLogger(__name__)
@@ -76,64 +61,6 @@ _LITTLE_NBYTES, _MOST_STATES = 2**20, 4
 _PAUSE_SECONDS = 0.05
 #: How soon it asks for another socket.
 _SOCKET_SECONDS = 10.0
-
-
-@dataclass(eq=False)
-class Coming:
-    """A shard that moves here: its copy, and the moment that it has."""
-
-    move: str
-    hosted: HostedShard
-    source: str
-    mark: Mark
-    #: Of a second copy: the task that follows the owner, and set once the owner waits
-    #: for it.
-    following: asyncio.Future[None] | None = None
-    counts: asyncio.Event = field(default_factory=asyncio.Event)
-    #: The only one who may install states, and the install under way.
-    turn: object = None
-    installing: Future[None] | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def install(self, state: State, turn: object = None) -> None:
-        """Bring the copy to a state, in any thread, while it has the turn."""
-        with self.lock:
-            if self.turn is not turn:
-                raise ConsistencyError("the copy has stopped, or follows another one")
-            self.installing = done = Future[None]()
-        try:
-            shard = self.hosted.shard
-            if state.since != self.mark:
-                raise ProtocolError(f"a state since {state.since}, not {self.mark}")
-            states.install(shard.segment, state)
-            if shard.run_state.is_bsp:
-                # Its round may have to be taken back.
-                shard.segment.double_slots()
-            self.mark = state.now
-        finally:
-            done.set_result(None)
-
-    def end(self) -> Future[None] | None:
-        """Follow no more; return the install under way, if any."""
-        if self.following is not None:
-            # Its frames refer to this copy, whose memory such a cycle would keep.
-            following, self.following = self.following, None
-            following.cancel()
-        with self.lock:
-            self.turn = object()
-        return self.installing
-
-    async def stop(self) -> None:
-        """Follow no more; an install under way ends first."""
-        if (installing := self.end()) is not None:
-            await asyncio.shield(asyncio.wrap_future(installing))
-
-    def close(self) -> None:
-        """Free its memory, once no install writes there."""
-        if (installing := self.end()) is not None:
-            installing.add_done_callback(lambda _: self.hosted.close())
-        else:
-            self.hosted.close()
 
 
 @HOST.handles("move_fill")
@@ -269,7 +196,8 @@ def _parts(spans: Sequence[tuple[Span, str]]) -> Iterator[tuple[Span, str]]:
 async def _install(host: ShardHost, coming: Coming, packed: Any) -> State:
     """Bring a copy to a state."""
     state = unpack_state(packed)
-    await host.in_thread(partial(coming.install, state, coming.turn))
+    turn = coming.turn
+    await host.in_thread(lambda: coming.install(state, coming.begin(turn)))
     return state
 
 
@@ -395,7 +323,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
     """Install one state after the other; end where the copy has to be made anew."""
     of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
     asks = {**of, "by": host.worker.address}
-    asking, not_before = _Asking(host, coming, asks), 0.0
+    asking, not_before = Asking(host, coming, asks), 0.0
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -425,90 +353,6 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
             with contextlib.suppress(OSError, DaskPSError, RuntimeError):
                 await host.worker.directory("copy-ended", **of)
             return
-
-
-class _Asking:
-    """A copy that asks for states, by a socket: each one is answered by the next ask.
-
-    The socket is served here as it is at its other end, by the same threads. They know
-    this object as the calls of the socket.
-
-    Parameters
-    ----------
-    host : ShardHost
-        The host of the copy.
-    coming : Coming
-        The copy, which follows its owner from now on.
-    of : mapping of str to object
-        Store, number and move of the shard, and who asks.
-    """
-
-    def __init__(self, host: ShardHost, coming: Coming, of: Mapping[str, Any]) -> None:
-        self._host, self._coming, self._of = host, coming, of
-        self._turn = coming.turn = object()
-        self._silent = 0
-        segment = coming.hosted.shard.segment
-        arrays = [*segment.weights[0], *(s for of in segment.slots[0] for s in of)]
-        self._nbytes = sum(array.nbytes for array in arrays)
-
-    async def go_on(self, sockets: OpenSockets) -> None:
-        """Ask by a socket for as long as there is one.
-
-        Raises
-        ------
-        OSError
-            Where the owner was silent for too long.
-        """
-        source, store, token = self._coming.source, self._of["store"], self._of["move"]
-        about = self._host.worker.server.rpc, source, store
-        seconds = config.load().suspect_after_seconds
-        try:
-            taken = await open_socket(*about, token=token, seconds=seconds)
-            first = self._ask(text_of(["copy_next", self._of]))
-            channel = sockets.serve(taken, self, token, first)
-        except (OSError, DaskPSError) as error:
-            logger.info("a copy asks %s by messages: %r", source, error)
-            return
-        try:
-            while channel.is_open:
-                await asyncio.sleep(seconds / LOOKS)
-                self._silent += 1
-                if self._silent >= LOOKS:
-                    raise TimeoutError(f"{source} is silent")
-        finally:
-            channel.shut()
-
-    def _ask(self, text: bytes = b"") -> list[Any]:
-        """Return the frame that asks for what comes after the state that is here."""
-        self._silent = 0
-        flip, version = self._coming.mark
-        head = Head(FETCH, len(text), 0, 0, 0, flip, self._nbytes, version)
-        return [pack_head(head) + text]
-
-    # -- the calls of its socket -----------------------------------------------
-
-    def read_now(self, data: Any) -> None:
-        """No state is without a body."""
-
-    def wanted(self, head: Head) -> list[Any]:
-        """Return the buffers for a state; refuse what is none."""
-        if head.kind != ANSWER:
-            raise ConnectionAbortedError("a message will say why")
-        n = text_nbytes(head)
-        return [bytearray(n), self._host.empty(head.nbytes - n, "uint8")]
-
-    def is_long(self, head: Head) -> bool:
-        """Return whether its installation takes long."""
-        return head.nbytes > SMALL_NBYTES
-
-    def begin(self, head: Head, body: Sequence[Any], seconds: float) -> list[Any]:
-        """Install a state; return the frame that asks for the next one."""
-        state = unpack_arrays(unpack_text(body[0]), body[1])
-        self._coming.install(state, self._turn)
-        return self._ask()
-
-    def let_go(self) -> None:
-        """Keep the shard: it is the copy's own."""
 
 
 # -- the end ---------------------------------------------------------------------------

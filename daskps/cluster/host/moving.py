@@ -37,8 +37,9 @@ from daskps.cluster.keys import saved_key
 from daskps.cluster.protocol.handlers import FETCHES, HOST
 from daskps.cluster.protocol.packing import pack_array
 from daskps.cluster.protocol.states import pack_arrays, pack_state
+from daskps.cluster.sockets.connection import SMALL_NBYTES
 from daskps.cluster.sockets.fetches import pack_fetched
-from daskps.cluster.sockets.frames import pack_refusal
+from daskps.cluster.sockets.frames import held_back, pack_refusal
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
@@ -96,7 +97,7 @@ class Going:
 
     def _expire(self, host: ShardHost) -> None:
         if not self.hosted.is_released:
-            self.hosted.enqueue(lambda owner: owner.hold_rounds(None))
+            self.hosted.enqueue(lambda owner: owner.hold_updates(None))
             host.keep_looking()
 
     def end_hold(self) -> None:
@@ -234,7 +235,7 @@ async def _last(
             found.append(taken(owner, mark))
         if not owner.run_state.is_bsp:
             return []
-        return owner.hold_rounds(flip + (not is_ready))
+        return owner.hold_updates(flip + (not is_ready))
 
     loop = asyncio.get_running_loop()
     end = loop.time() + _WAIT_SECONDS
@@ -275,7 +276,7 @@ async def _back(
             host.shards[store, shard] = hosted
         elif not hosted.is_released:
             # Behind a last state that is on its way: this fails then, and comes again.
-            await host.under(hosted, lambda owner: owner.hold_rounds(None))
+            await host.under(hosted, lambda owner: owner.hold_updates(None))
         going.end_hold()
         host.going.pop((store, shard), None)
     # Also where it has heard this before, and its answer was lost.
@@ -344,7 +345,7 @@ async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
 
         def change(owner: Shard) -> list[Ticket]:
             hosted.backing = Backing(move) if move else None
-            return owner.hold_rounds(0 if move else None)
+            return owner.hold_updates(0 if move else None)
 
         await host.under(hosted, change)
         if before is not None:
@@ -386,6 +387,10 @@ class _NextState:
     #: Done once the state is taken: when an answer waits for it, or after a while.
     ticket: Ticket
     state: State | None = None
+    #: Whether large arrays may be sent from the shard, and whether some are: nothing is
+    #: written there meanwhile.
+    lends: bool = False
+    has_lent: bool = False
 
     def ask(self) -> None:
         """Tell the shard how far the copy is; any thread may call this."""
@@ -401,7 +406,7 @@ class _NextState:
         is_first, backing.n_silent, backing.worker = backing.flip < 0, 0, self.by
         done = backing.reach(flip)
         last_flip = backing.flip + 1 if owner.run_state.is_bsp else None
-        done += owner.hold_rounds(last_flip)
+        done += owner.hold_updates(last_flip)
         if is_first or owner.segment.flip > flip:
             return done + self.take(owner)
         before, backing.asked = backing.asked, self
@@ -422,9 +427,13 @@ class _NextState:
         except ConsistencyError as error:
             return self.refuse(str(error), ConsistencyError)
         self.ticket.outcome = Ready(0, 0)
-        return [self.ticket]
+        last_flip = self.state.now.flip
+        return [self.ticket, *(owner.hold_updates(last_flip) if self.has_lent else ())]
 
     def _own(self, array: Array) -> Array:
+        if self.lends and array.nbytes > SMALL_NBYTES:
+            self.has_lent = True
+            return array
         out = self.empty(array.size, array.dtype).reshape(array.shape)
         out[...] = array
         return out
@@ -460,11 +469,16 @@ def _next_here(
             state, asked.state = asked.state, None
             if state is None:
                 return pack_refusal(StaleGenerationError("a message says why"), number)
-            return pack_fetched(*pack_arrays(state), number)
+            frame = pack_fetched(*pack_arrays(state), number)
+            if not asked.has_lent:
+                return frame
+            segment, flip = hosted.shard.segment, state.now.flip
+            return held_back(frame, lambda: segment.writing <= flip)
 
         hosted, number = host.get_shard(store, shard), head.number
         parked, since = Parked(math.inf, answer), Mark(head.clock, head.floor)
-        asked = _NextState(hosted, move, since, by, host.empty, parked.add(hosted))
+        of = hosted, move, since, by, host.empty, parked.add(hosted)
+        asked = _NextState(*of, lends=True)
         asked.ask()
         return parked.finish(0.0) if parked.done else parked
 

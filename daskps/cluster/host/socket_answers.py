@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.cluster.protocol.read_words import encoded
-from daskps.cluster.sockets.frames import APPLIED, TAIL_NBYTES, AnswerHead, Tail
+from daskps.cluster.sockets.frames import APPLIED, AnswerHead, held_back
 from daskps.shards.reader import RowsRead, ShardReader
 
 if TYPE_CHECKING:
@@ -265,7 +265,4 @@ class TemplateAnswers:
                     return False
             return True
 
-        at = max(0, len(weights[-1]) - TAIL_NBYTES)
-        *before, last = weights
-        tail = Tail(last[at:], is_whole)
-        return [self._head.pack(number, rows), *before, last[:at], tail]
+        return held_back([self._head.pack(number, rows), *weights], is_whole)

@@ -169,6 +169,9 @@ class SocketCalls:
         with self._learning:
             self._templates[head.template] = HostTemplate(self._host, template)
 
+    def closed(self) -> None:
+        """Nothing is left half-done: its calls are whole, or never came."""
+
     def let_go(self) -> None:
         """Let go of shards that have left this host; any thread may call this."""
         with self._learning:

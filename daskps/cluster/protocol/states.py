@@ -26,6 +26,7 @@ def pack_state(
         return array.dtype.str, array.shape, pack(np.ascontiguousarray(array))
 
     return {
+        "goes_back": state.goes_back,
         "since": tuple(state.since),
         "now": tuple(state.now),
         "words": [(at, _pack(words)) for at, words in state.words],
@@ -101,6 +102,7 @@ def unpack_state(packed: Any, unpack: Callable[[Any], Array] = bytes_of) -> Stat
                 )
                 for ordinal, ids, rows, slots, known, whole in packed["tables"]
             ],
+            packed["goes_back"],
         )
     except (LookupError, TypeError, ValueError) as error:
         raise ProtocolError(f"a state that is none: {error!r:.200}") from error

@@ -24,7 +24,7 @@ from daskps.cluster.sockets.served import ServedChannel, views_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from daskps.cluster.sockets.frames import Head, Tail
+    from daskps.cluster.sockets.frames import Head, Rest, Tail
 
 
 #: A connection waits for bytes of a frame, for room to send bytes of an answer, for
@@ -97,6 +97,9 @@ class Calls(Protocol):
     ) -> list[Any] | ParkedCall:
         """Return the frame that answers one, or the call that waits."""
 
+    def closed(self) -> None:
+        """Hear that the socket is closed, in the thread that has served it last."""
+
 
 def _stay() -> float:
     return 0.0
@@ -130,7 +133,7 @@ class Connection:
         self.is_slow = False
         self._head: Head | None = None
         self._body: list[Any] = []
-        self._wanted: deque[memoryview] = deque()
+        self._wanted: deque[memoryview | Rest] = deque()
         self._unsent: deque[memoryview | Tail] = deque()
         #: The call that is parked.
         self.waiting: ParkedCall | None = None
@@ -379,3 +382,4 @@ class Connection:
         self.channel.close()
         # Objects that still refer to this connection must not keep its arrays alive.
         self._body, self._wanted, self._unsent = [], deque(), deque()
+        self._calls.closed()

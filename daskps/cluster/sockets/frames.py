@@ -310,3 +310,30 @@ class Tail:
         if not self._is_whole():
             raise ConnectionAbortedError("updates have run into an answer of a socket")
         return memoryview(found)
+
+
+def held_back(buffers: Sequence[Any], is_whole: Callable[[], bool]) -> list[Any]:
+    """Return the buffers of an answer that ends in an array, with a :class:`Tail`."""
+    *before, last = buffers
+    data = last.reshape(-1).view("uint8")
+    at = max(0, len(data) - TAIL_NBYTES)
+    return [*before, data[:at], Tail(data[at:], is_whole)]
+
+
+class Rest:
+    """The last buffers of a body, which the bytes before them tell.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes of the body that are left then.
+    find : callable
+        Returns the buffers, once the bytes before them have come; the last one may be a
+        `Rest` again.
+    """
+
+    def __init__(self, nbytes: int, find: Callable[[], Sequence[Any]]) -> None:
+        self._nbytes, self.find = nbytes, find
+
+    def __len__(self) -> int:
+        return self._nbytes

@@ -22,13 +22,15 @@ from daskps.cluster.sockets.channel import (
     Channel,
     flat,
 )
-from daskps.cluster.sockets.frames import HEAD_NBYTES, Head, Tail, unpack_head
+from daskps.cluster.sockets.frames import HEAD_NBYTES, Head, Rest, Tail, unpack_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NOW = socket.MSG_DONTWAIT
 _NONE = memoryview(b"")
+#: They stand for buffers.
+_OTHERS = Tail, Rest
 _ENDED = "the other end of a socket has closed it"
 
 
@@ -179,7 +181,7 @@ class ServedChannel(Channel):
         self._from += HEAD_NBYTES
         return unpack_head(self._buffer[start : self._from])
 
-    def try_fill(self, views: deque[memoryview], *, waits: bool = False) -> bool:
+    def try_fill(self, views: deque[memoryview | Rest], *, waits: bool = False) -> bool:
         """Receive into views, and remove those that are full; return whether all are.
 
         Raises
@@ -189,6 +191,10 @@ class ServedChannel(Channel):
         """
         while views:
             view = views[0]
+            if isinstance(view, Rest):
+                views.popleft()
+                views.extend(views_of(view.find()))
+                continue
             if n := min(self._to - self._from, len(view)):
                 view[:n] = self._buffer[self._from : self._from + n]
                 self._from += n
@@ -322,9 +328,9 @@ def views_of(buffers: Sequence[Any]) -> deque[Any]:
     """Return the bytes of buffers, without the empty ones."""
     return deque(
         [
-            b if type(b) is Tail else flat(b)
+            b if type(b) in _OTHERS else flat(b)
             for b in buffers
-            if type(b) is Tail or memoryview(b).nbytes
+            if type(b) in _OTHERS or memoryview(b).nbytes
         ]
     )
 

@@ -245,9 +245,8 @@ class SocketServer:
         if waiting is None:
             self._serve(connection, mine)
         elif waiting.done:
-            if connection.is_long:
-                mine.let_lead()
-            self._answer(connection, waiting)
+            waits = connection.is_long and mine.let_lead() > 0
+            self._answer(connection, waiting, waits=waits)
         elif connection.channel.has_come:
             # A caller sends nothing while its call waits: it has hung up, or is no
             # caller.
@@ -339,7 +338,9 @@ class SocketServer:
         if connection.claim(waiting):
             self._answer(connection, waiting)
 
-    def _answer(self, connection: Connection, waiting: ParkedCall) -> None:
+    def _answer(
+        self, connection: Connection, waiting: ParkedCall, *, waits: bool = False
+    ) -> None:
         """Answer the call of a connection, which this thread owns."""
         connection.waiting = None
         try:
@@ -355,7 +356,7 @@ class SocketServer:
                     return
                 frame = waiting.finish(mine.let_lead() or SHORT_SECONDS)
             if isinstance(frame, list):
-                connection.answer(frame)
+                connection.answer(frame, waits=waits)
             else:
                 connection.waiting = waiting = frame
                 self._expect(waiting.end)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,9 +15,12 @@ import pytest
 
 import daskps
 from daskps.cluster.host.calls import Parked, all_backed
+from daskps.cluster.host.coming import Asking
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.protocol.states import unpack_state
+from daskps.cluster.sockets.channel import BUFFER_NBYTES
+from daskps.cluster.sockets.connection import ANSWERED, Connection
 from daskps.cluster.sockets.fetches import text_nbytes
 from daskps.cluster.sockets.frames import (
     ANSWER,
@@ -22,14 +28,16 @@ from daskps.cluster.sockets.frames import (
     HEAD_NBYTES,
     REFUSAL,
     Head,
+    Tail,
     pack_head,
     text_of,
     unpack_head,
     unpack_text,
 )
-from daskps.cluster.sockets.served import views_of
+from daskps.cluster.sockets.served import ServedChannel, views_of
 from daskps.consistency import ASP, BSP
 from daskps.errors import StaleGenerationError
+from daskps.shards.memory.segment import Segment
 from daskps.shards.states import State
 from daskps.shards.steps import ADD, MODEL, NOTHING, READ, Item, Step
 from tests import inprocess
@@ -39,6 +47,8 @@ from tests.inprocess import Cluster
 from tests.support import until
 
 N = 6
+#: So many that they are sent from the memory of the shard.
+LARGE = 20_000
 
 
 @dataclass
@@ -50,6 +60,8 @@ class Begun:
     found: list[Any] | Parked
 
     def waits(self) -> bool:
+        while isinstance(self.found, Parked) and self.found.done:
+            self.found = self.found.finish(0.0)
         return waits(self.found)
 
     def answer(self) -> Answer:
@@ -67,20 +79,21 @@ class Owner:
     def __init__(self, cluster: Cluster, connect: Any, host: ShardHost) -> None:
         self._connect, self.host = connect, host
         (self.hosted,) = host.shards.values()
+        self.n = self.hosted.shard.segment.sizes[0]
         self.socket: Caller = connect()
-        self._link = cluster.link
+        self.cluster, self._link = cluster, cluster.link
         self.store = next(iter(cluster.directory.stores.values()))
         self.held = Held(cluster, self.store.owners[0], "copy_next")
         assert self.held.reached.wait(60)
 
     def begin(self, step: Step, *, reads: bool) -> Begun:
-        ranges = (("float64", 0, N),) if reads else ()
+        ranges = (("float64", 0, self.n),) if reads else ()
         call = Call(self.store.uid, (Part(0, step, ranges),))
         socket = self._connect()
         return Begun(socket, call, socket.begin(call))
 
     def push(self, sequence: int = 1) -> Begun:
-        items = (Item(0, 0, np.ones(N)),)
+        items = (Item(0, 0, np.ones(self.n)),)
         step = Step(ADD, items, producer=9, sequence=sequence)
         return self.begin(step, reads=False)
 
@@ -103,7 +116,7 @@ class Owner:
             of = {"store": self.store.uid, "shard": 0, "by": "the copy"}
             move = self.store.copies[0].move
             text = text_of(["copy_next", {**of, "move": move, **other}])
-        head = Head(FETCH, len(text), 5, clock=flip, sequence=N, floor=version)
+        head = Head(FETCH, len(text), 5, clock=flip, sequence=8 * self.n, floor=version)
         return self.socket.serve([pack_head(head), text] if text else [pack_head(head)])
 
     @property
@@ -112,9 +125,10 @@ class Owner:
 
 
 @pytest.fixture
-def owner() -> Iterator[Owner]:
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     with inprocess.cluster(3) as made:
-        store = daskps.create({"w": np.zeros(N)}, shards=1, copies=2)
+        n = getattr(request, "param", N)
+        store = daskps.create({"w": np.zeros(n)}, shards=1, copies=2)
         host = next(h for h in made.hosts if h.worker.address == store.placement[0])
         (hosted,) = host.shards.values()
         until(lambda: hosted.backing is not None and hosted.backing.flip >= 0)
@@ -130,7 +144,8 @@ def waits(found: object) -> bool:
 
 
 def state_in(frame: Any) -> State:
-    data = b"".join(views_of(frame))
+    views = views_of(frame)
+    data = b"".join(v.made() if isinstance(v, Tail) else v for v in views)
     head = unpack_head(data[:HEAD_NBYTES])
     assert head.kind == ANSWER
     n = HEAD_NBYTES + text_nbytes(head)
@@ -176,6 +191,138 @@ def test_to_ask_for_a_state_says_that_the_one_before_is_there(owner):
     state = state_in(asked)
     assert waits(owner.ask(*state.now))
     assert later.answer().version == 2
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_pushes_wait_while_a_large_state_is_sent_from_the_shard(owner):
+    """They would write over it; then all that wait are one publication, and state."""
+    first, asked = owner.flip, owner.ask(owner.flip, 0)
+    push = owner.push()
+    frame = asked.finish(0.0)
+    weights = (
+        owner.hosted.shard.segment.weights[0][0],
+        owner.hosted.shard.segment.weights[1][0],
+    )
+    assert any(np.shares_memory(of, b) for of in weights for b in frame[1:-1] if len(b))
+    later = owner.push(2), owner.push(3)
+    assert all(one.waits() for one in (push, *later))
+    assert owner.flip == first + 1
+    state = state_in(frame)
+    assert (state.now.flip, set(state.pieces[0].weights)) == (first + 1, {1.0})
+    frame = owner.ask(*state.now)
+    assert push.answer().version == 1
+    assert [one.waits() for one in later] == [True, True]
+    state = state_in(frame)
+    assert (state.now.flip, set(state.pieces[0].weights)) == (first + 2, {3.0})
+    assert waits(owner.ask(*state.now))
+    assert [one.answer().version for one in later] == [2, 3]
+
+
+class Copy:
+    """The copy of an owner, and a socket by which a test sends it states."""
+
+    def __init__(self, cluster: Cluster, store: Any) -> None:
+        (self.host,) = [h for h in cluster.hosts if h.coming]
+        (self.coming,) = self.host.coming.values()
+        of = {"store": store.uid, "shard": 0, "move": self.coming.move}
+        here, self.there = socket.socketpair()
+        asking = Asking(self.host, self.coming, of)
+        self.connection = Connection(ServedChannel(here, 0.2), asking)
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.there.close()
+        self.connection.end()
+
+    def hear(self, data: bytes) -> None:
+        """Serve these bytes, and all that they lead to."""
+        sending = threading.Thread(target=self.there.sendall, args=(data,))
+        sending.start()
+        while self.go_on() != ANSWERED:
+            pass
+        sending.join()
+
+    def go_on(self) -> int:
+        return self.connection.go_on(memoryview(bytearray(BUFFER_NBYTES)), 1.0)
+
+    @property
+    def segment(self) -> Segment:
+        return self.coming.hosted.shard.segment
+
+    def weights(self, *, in_force: bool = True) -> Any:
+        segment, record = self.segment, self.segment.current
+        return segment.weights[record.weight_sides[0] ^ (not in_force)][0]
+
+
+def sent(owner: Owner) -> bytes:
+    """Return the frame with a state after a push."""
+    asked = owner.ask(owner.flip, 0)
+    owner.push()
+    assert isinstance(asked, Parked)
+    frame = asked.finish(0.0)
+    assert isinstance(frame, list)
+    views = views_of(frame)
+    return b"".join(v.made() if isinstance(v, Tail) else v for v in views)
+
+
+@pytest.mark.parametrize("owner", [LARGE, N], indirect=True)
+def test_a_state_that_came_is_installed_and_the_next_one_asked_for(owner):
+    with Copy(owner.cluster, owner.store) as copy:
+        copy.hear(sent(owner))
+        assert set(copy.weights()) == {1.0}
+        asks = unpack_head(copy.there.recv(1000))
+        assert (asks.kind, asks.clock, asks.floor) == (FETCH, owner.flip, 1)
+        assert copy.coming.installing.done()
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_a_large_state_goes_where_nothing_is_in_force(owner):
+    """A copy that stops waits until no more comes there, and is as it was."""
+    with Copy(owner.cluster, owner.store) as copy:
+        data, before = sent(owner), copy.segment.flip
+        copy.there.sendall(data[: len(data) // 2])
+        assert copy.go_on() != ANSWERED
+        assert set(copy.weights()) == {0.0}
+        assert set(copy.weights(in_force=False)[: LARGE // 3]) == {1.0}
+        assert (copy.segment.flip, copy.segment.writing) == (before, before + 1)
+        loop = owner.cluster.loop.asyncio_loop
+        stopping = asyncio.run_coroutine_threadsafe(copy.coming.stop(), loop)
+        owner.run(asyncio.sleep(0))
+        assert not stopping.done()
+    stopping.result(60)
+    assert set(copy.weights()) == {0.0}
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_a_large_state_that_came_in_part_comes_by_message(owner):
+    with Copy(owner.cluster, owner.store) as copy:
+        data = sent(owner)
+        copy.there.sendall(data[: len(data) // 2])
+        assert copy.go_on() != ANSWERED
+    owner.held.go_on()
+    until(lambda: copy.segment.flip == copy.segment.writing)
+    assert set(copy.weights()) == {1.0}
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_a_large_state_that_something_has_written_over_has_no_end(owner):
+    asked = owner.ask(owner.flip, 0)
+    owner.push()
+    owner.hosted.shard.begin_run(7, ASP(), 1)
+    with pytest.raises(ConnectionAbortedError, match="updates have run into"):
+        state_in(asked.finish(0.0))
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_without_a_copy_pushes_go_on_that_waited_for_its_state(owner):
+    asked = owner.ask(owner.flip, 0)
+    pushes = [owner.push(n) for n in (1, 2)]
+    assert asked.done
+    assert [one.waits() for one in pushes] == [True, True]
+    owner.tell("copy_on", move="")
+    assert [one.answer().version for one in pushes] == [1, 2]
 
 
 def test_who_asks_again_takes_the_place_of_who_asked(owner):

@@ -83,6 +83,9 @@ class Calls:
     def is_long(self, head: Head) -> bool:
         return head.template == LONG
 
+    def closed(self) -> None:
+        """It keeps nothing half-done."""
+
     def begin(self, head: Head, body: Any, seconds: float) -> Any:
         self.threads.append(threading.current_thread().name)
         if head.template == PARK:

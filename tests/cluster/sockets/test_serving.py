@@ -640,10 +640,10 @@ def test_who_is_slow_is_behind_its_bytes():
         assert found.lag(time.monotonic() + 100) == 0  # idle
         found._expect(10**7)
         now, wanted = found._begun, found._wanted
-        wanted.append(memoryview(bytes(10**7)))
+        wanted.append(rest := memoryview(bytes(10**7)))
         assert (found.n_held, found.lag(now + 3)) == (0, 3)
         # What has come is memory, and has its time: a second for each million.
-        wanted[0] = wanted[0][4 * 10**6 :]
+        wanted[0] = rest[4 * 10**6 :]
         found.channel.moved = now + 2.5
         assert (found.n_held, found.lag(now + 3)) == (4 * 10**6, 0.5)
         # However often a byte comes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,13 @@ import pytest
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.socket_answers import COPY_SECONDS
 from daskps.cluster.protocol.messages import Call, Part
-from daskps.cluster.sockets.frames import HEAD_NBYTES, ROW_NBYTES, TAIL_NBYTES, Tail
+from daskps.cluster.sockets.frames import (
+    HEAD_NBYTES,
+    ROW_NBYTES,
+    TAIL_NBYTES,
+    Rest,
+    Tail,
+)
 from daskps.cluster.sockets.served import ServedChannel, views_of
 from daskps.layout.arrays import Layout
 from daskps.shards.steps import ADD, READ, Item, Step
@@ -54,6 +61,30 @@ class Whole:
                 self.found += got
         except BlockingIOError:
             pass
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_first_bytes_of_a_body_tell_where_the_others_go(ends, waits):
+    """Before these places are asked for, all bytes before them are there."""
+    channel, there = ends
+    first, second, rest = bytearray(10), bytearray(70_000), np.zeros(len(DATA), "u1")
+    found = list[bytes]()
+
+    def place(n: int) -> list[Any]:
+        found.append(bytes((first, second)[n]))
+        if not n:
+            return [second, b"", Rest(len(DATA) - 70_010, lambda: place(1))]
+        return [rest[70_010:90_000], rest[90_000:]]
+
+    views = views_of([first, Rest(len(DATA) - 10, lambda: place(0))])
+    assert sum(map(len, views)) == len(DATA)
+    sending = threading.Thread(target=there.sendall, args=(DATA.tobytes(),))
+    sending.start()
+    while not channel.try_fill(views, waits=waits):
+        pass
+    sending.join()
+    assert found == [DATA[:10].tobytes(), DATA[10:70_010].tobytes()]
+    assert (rest[70_010:] == DATA[70_010:]).all()
 
 
 @pytest.mark.parametrize("n", [1, len(DATA) - 10])

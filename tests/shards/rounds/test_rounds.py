@@ -89,7 +89,7 @@ def test_an_early_push_parks_until_its_round_opens():
 def test_a_step_alone_in_its_round_goes_on_where_that_may_be_applied(by_cut):
     """The gate stays as it is: the next round is held back, for a second copy."""
     shard = bsp(1)
-    shard.hold_rounds(shard.segment.flip + by_cut)
+    shard.hold_updates(shard.segment.flip + by_cut)
     if by_cut:
         shard.cut = Cut(("cut", 1))
     (early,) = send(shard, step(0, 0))
@@ -97,7 +97,7 @@ def test_a_step_alone_in_its_round_goes_on_where_that_may_be_applied(by_cut):
     if by_cut:
         shard.release_cut("it is over")
     else:
-        shard.hold_rounds(shard.segment.flip + 1)
+        shard.hold_updates(shard.segment.flip + 1)
     assert early.applied
     assert weights(shard)[A] == [1, 0, 0, 0, 0]
 
