@@ -253,6 +253,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 1, 1, "a shard has what its host has told of it, not the report"),
     ("cluster", 73, 74, "large states go from the shard's memory to that of its copy"),
     ("shards", 35, 35, "places for them, and pushes that wait until they are sent"),
+    ("cluster", 8, 7, "an error in metrics costs no other ones, and is said once"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -111,7 +111,7 @@ class Collector:
     ) -> None:
         self._subsystem, self._families = subsystem, families
         self._servers = weakref.WeakSet[Any]()
-        self._is_registered = False
+        self._is_registered = self._has_failed = False
 
     def add(self, server: Any) -> None:
         """Have a server in the metrics from now on, where Prometheus' client is."""
@@ -134,8 +134,20 @@ class Collector:
         """Return nothing: names are looked for when there is something to show."""
         return []
 
-    def collect(self) -> Iterator[Any]:
-        """Give all metrics, for one scrape."""
+    def collect(self) -> list[Any]:
+        """Return all metrics, for one scrape; none where one of them fails.
+
+        Dask's own are on the same page, which an error here would cost.
+        """
+        try:
+            return [*self._metrics()]
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("no metrics of daskps at /metrics; this is said once")
+            return []
+
+    def _metrics(self) -> Iterator[Any]:
         from prometheus_client import Metric
 
         name_of = upstream.metric_names(self._subsystem)
@@ -143,7 +155,8 @@ class Collector:
             metric = Metric(name_of(name), about, kind)
             suffix = "_total" if kind == "counter" else ""
             for labels, value in samples:
-                metric.add_sample(metric.name + suffix, labels, value)
+                # Here it fails, if it is no number, and not as the page is written.
+                metric.add_sample(metric.name + suffix, labels, float(value))
             yield metric
 
 

@@ -139,6 +139,30 @@ def test_without_the_client_of_prometheus_one_line_is_said(
     assert record.getMessage().startswith("no metrics of daskps at /metrics: ")
 
 
+@pytest.mark.parametrize("value", ["no number", None])
+def test_an_error_costs_our_metrics_alone_and_is_said_once(value, caplog):
+    """Those of other collectors stay, and ours come back as soon as they can."""
+    from prometheus_client import REGISTRY, generate_latest
+
+    def families(_: Any) -> Any:
+        yield "one", "gauge", "Comes before the error", [({}, 1)]
+        yield "two", "counter", "Is none, maybe", [({}, given[0])]
+
+    given, collector = [value], Collector("daskps_tried", families)
+    user = logging.getLogger("user")
+    try:
+        collector.add(user)
+        pages = [generate_latest().decode() for _ in range(3)]
+        given[0] = 2
+        pages.append(generate_latest().decode())
+    finally:
+        REGISTRY.unregister(collector)
+    ours = ["dask_daskps_tried" in page for page in pages]
+    assert ours == [False, False, False, True]
+    assert all("python_info" in page for page in pages)
+    assert len(caplog.records) == 1
+
+
 def test_a_second_registration_is_none():
     before = len([*SCHEDULERS.collect()])
     user = logging.getLogger("user")
