@@ -57,6 +57,7 @@ class HostReport:
         #: By run its clock at the last report.
         self._clocks: dict[int, int] = {}
         self.latest: dict[str, Any] = {}
+        self._reasons = list[str]()
 
     def __call__(self) -> dict[str, Any]:
         """Return the report of now."""
@@ -96,7 +97,7 @@ class HostReport:
             "rate": round(n_pushes / seconds, 1),
             "calls": host.n_calls,
             "socket_calls": 0 if host.sockets is None else host.sockets.n_calls,
-            "fallbacks": most(callers.pop("fallbacks")),
+            "fallbacks": most(callers.pop("fallbacks"), self._reasons),
             "callers": callers,
             "tables": self._tables(growing),
             "runs": self._runs(runs, seconds),
@@ -165,13 +166,18 @@ def _clocks(shard: Shard) -> tuple[int, int, list[tuple[int, int]]]:
     return clock, waiting, [(rank, at) for at, rank in slowest]
 
 
-def most(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Return the commonest reasons, and the others as one.
+def most(reasons: Mapping[str, int], named: list[str]) -> dict[str, int]:
+    """Return the counts of some reasons, and that of all others as one.
+
+    None of them may fall, nor go from one to the other: a reason that has a name keeps
+    it, though another one gets commoner.
 
     Parameters
     ----------
     reasons : mapping of str to int
         How often there was each.
+    named : list of str
+        Those that have a name; the commonest of the new ones are added, up to a limit.
 
     Returns
     -------
@@ -180,11 +186,13 @@ def most(reasons: Mapping[str, int]) -> dict[str, int]:
 
     Examples
     --------
-    >>> most({"late": 3, "gone": 1})
+    >>> most({"late": 3, "gone": 1}, [])
     {'late': 3, 'gone': 1}
     """
-    ordered = sorted(reasons.items(), key=lambda item: -item[1])
     found = Counter[str]()
-    for at, (why, n) in enumerate(ordered):
-        found[why[:REASON_LENGTH] if at < MOST_REASONS else "others"] += n
+    for reason, n in sorted(reasons.items(), key=lambda item: -item[1]):
+        why = reason[:REASON_LENGTH]
+        if why not in named and len(named) < MOST_REASONS:
+            named.append(why)
+        found[why if why in named else "others"] += n
     return dict(found)

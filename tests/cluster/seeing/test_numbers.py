@@ -106,11 +106,29 @@ async def test_report_is_small_however_much_there_is(c, s, a):
 
 
 def test_reasons_are_few_and_none_is_lost():
-    told = most({f"reason {i}": i for i in range(1, 50)})
+    told = most({f"reason {i}": i for i in range(1, 50)}, [])
     assert sum(told.values()) == sum(range(50))
     assert list(told)[:2] == ["reason 49", "reason 48"]
     assert len(told) == 7
-    assert most({"r" * 60 + end: 2 for end in "abc"}) == {"r" * 48: 6}
+    assert most({"r" * 60 + end: 2 for end in "abc"}, []) == {"r" * 48: 6}
+
+
+def test_counts_of_reasons_never_fall_as_others_get_commoner():
+    """Also of two that are one in a report; one is a seventh, and overtakes a sixth."""
+    with inprocess.cluster(1) as one:
+        report, user = HostReport(one.hosts[0]), User()
+        counters = counters_of(one.hosts[0].worker.server).new(user)
+        turns = [[*"abcdef"], [*"ghhh"], [*"iii"], [*"gggg"], ["a" * 49, "a" * 50]]
+        turns += [[reason] * 9 for reason in ("g", "a" * 50, "f")]
+        before, n = dict[str, int](), 0
+        for turn in turns:
+            for reason in turn:
+                counters.fell_back(reason)
+            told, n = report()["fallbacks"], n + len(turn)
+            assert sum(told.values()) == n
+            assert all(told[reason] >= of for reason, of in before.items())
+            before = told
+        assert told.keys() == {*"abcdef", "others"}
 
 
 @gen_cluster(client=True)
