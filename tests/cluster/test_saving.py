@@ -19,7 +19,7 @@ from daskps.checkpoint.arrays import stored_arrays
 from daskps.checkpoint.listing import CheckpointTarget, FoundCheckpoint
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.rules import StoredRule
-from daskps.cluster.caller import creation, saving
+from daskps.cluster.caller import creation, link, saving
 from daskps.cluster.directory import cuts
 from daskps.cluster.host import installation, store_messages
 from daskps.cluster.protocol.deadline import Deadline
@@ -43,6 +43,7 @@ from tests.cluster.saved import (
 )
 from tests.inprocess import Cluster, cluster
 from tests.seams import handle_of, shards_of
+from tests.support import until
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,47 @@ def test_a_host_that_has_not_heard_that_a_cut_is_over_is_told_again(
     save(store, tmp_path)
     link_of(store).run(lambda: asyncio.wait_for(told.wait(), 20))
     assert (len(lost), free(here)) == (4, True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_save_counts_as_what_it_was_though_that_is_heard_late(
+    here, tmp_path, monkeypatch, fails
+):
+    """A scheduler that is busy answers after the caller has gone on."""
+    store, late, asked = filled(3), asyncio.Event(), list[str]()
+    entry = here.directory.stores[store.uid]
+    handlers = here.hub.handlers
+    handle = handlers["daskps_directory"]
+
+    async def busy(**message: Any) -> Any:
+        asked.append(message["method"])
+        if len(asked) == 2:
+            await late.wait()
+        return await handle(**message)
+
+    monkeypatch.setitem(handlers, "daskps_directory", busy)
+    monkeypatch.setattr(link, "GRACE_SECONDS", 0.05)
+    if fails:
+        monkeypatch.setattr(saving, "_seal", fail)
+        with pytest.raises(OSError, match="No space"):
+            save(store, tmp_path)
+    else:
+        save(store, tmp_path)
+    assert (asked[0], entry.saved, entry.failed_saves) == ("cut", (0.0, 0), 0)
+    here.loop.add_callback(late.set)
+    until(lambda: entry.saved[1] or entry.failed_saves)
+    assert (entry.saved[1] > 0, entry.failed_saves) == (not fails, fails)
+    assert ("store-saved" in told(here, store)) == (not fails)
+    until(lambda: free(here))
+
+
+def fail(*args: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def told(made: Cluster, store: Any) -> list[str]:
+    """Which events there were of a store."""
+    return [of["action"] for _, of in made.scheduler.events if of["uid"] == store.uid]
 
 
 def test_a_restored_store_reads_as_the_one_that_was_saved(here, tmp_path):

@@ -161,8 +161,9 @@ async def write(
     CheckpointError, TimeoutError
         As of :func:`save`; also where a worker that writes is lost.
     """
-    silent: set[str] = set()
-    work = partial(_write, shards, cut, target, training, silent=silent)
+    silent, wrote = set[str](), dict[str, Any]()
+    about: dict[str, Any] = {"silent": silent, "wrote": wrote}
+    work = partial(_write, shards, cut, target, training, **about)
     try:
         seconds = deadline.remaining()
         return await shards.link.within(work, seconds, deadline.what, silent)
@@ -173,7 +174,7 @@ async def write(
             f"made before are whole; save again"
         ) from error
     finally:
-        await drop_cut(shards, cut.name)
+        await drop_cut(shards, cut.name, **wrote)
 
 
 async def _write(
@@ -183,6 +184,7 @@ async def _write(
     training: TrainingState,
     *,
     silent: set[str],
+    wrote: dict[str, Any],
 ) -> tuple[str, Manifest]:
     meta = shards.meta
     rules = Rules(meta.layout, meta.rules)
@@ -202,9 +204,8 @@ async def _write(
         if training.progress:
             manifest = replace(manifest, progress=training.progress)
         manifest = await _whole(_seal, target, folder, manifest, said)
-        about = {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
-        # For users who watch; without this message the checkpoint counts all the same.
-        await shards.link.wind_up(shards.link.over("wrote", cut=cut.name, **about))
+        # For users who watch; if they never hear of it the checkpoint counts all the same.
+        wrote |= {"checkpoint": folder, "nbytes": manifest.nbytes, "held": held}
     except BaseException:
         # Nobody takes it for a checkpoint; the rest of it is swept later.
         await shards.link.wind_up(asyncio.to_thread(_remove, target, folder))

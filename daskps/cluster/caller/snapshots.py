@@ -265,9 +265,12 @@ async def take_cut(
     return found
 
 
-async def drop_cut(shards: ShardClient, cut: str) -> None:
-    """Have the hosts free the copies of a cut, also where it was cancelled half-way."""
+async def drop_cut(shards: ShardClient, cut: str, **wrote: Any) -> None:
+    """Have the hosts free the copies of a cut, also where it was cancelled half-way.
+
+    What a save `wrote` of it travels along: another message might come later.
+    """
     link = shards.link
     # The directory forgets the cuts of a client that left by itself.
     if link.live:
-        await link.wind_up(link.over("drop_cut", cut=cut))
+        await link.wind_up(link.over("drop_cut", cut=cut, **wrote))

@@ -152,23 +152,18 @@ class Cuts:
                 )
 
     @DIRECTORY.handles("drop_cut")
-    def on_drop_cut(self, cut: str) -> None:
-        """Forget a cut; twice is fine."""
-        self._drop(cut)
-
-    @DIRECTORY.handles("wrote")
-    def on_wrote(
-        self, cut: str, checkpoint: str, nbytes: int, held: Sequence[str]
+    def on_drop_cut(
+        self, cut: str, checkpoint: str = "", nbytes: int = 0, held: Sequence[str] = ()
     ) -> None:
-        """Tell of a checkpoint that was written: `held` are hosts without room for a copy.
+        """Forget a cut, and tell of a checkpoint that was written of it; twice is fine.
 
-        Pushes to these had to wait.
+        `held` are hosts without room for a copy: pushes to these had to wait.
         """
-        if (begun := self._claims.get(cut)) is None:
-            raise ConsistencyError(f"the cut of checkpoint {checkpoint!r:.60} is over")
-        about = {"checkpoint": checkpoint, "nbytes": nbytes, "held": list(held)}
-        begun.is_saved, begun.entry.saved = True, (time.time(), nbytes)
-        self._hosts.tell("store-saved", begun.entry, **about)
+        if checkpoint and (begun := self._claims.get(cut)) is not None:
+            about = {"checkpoint": checkpoint, "nbytes": nbytes, "held": list(held)}
+            begun.is_saved, begun.entry.saved = True, (time.time(), nbytes)
+            self._hosts.tell("store-saved", begun.entry, **about)
+        self._drop(cut)
 
     def held(self, cut: str) -> Sequence[tuple[int, ...]]:
         """Return shard, version and more of all shards that a cut holds.

@@ -35,7 +35,7 @@ TO_HOSTS = {
 }
 #: And to the directory.
 TO_THE_DIRECTORY = {
-    "directory.cuts": "cut drop_cut wrote",
+    "directory.cuts": "cut drop_cut",
     "directory.directory": "hello locate producer ended",
     "directory.store_registry": "create commit grew viewing await_store find list delete "
     "close",
