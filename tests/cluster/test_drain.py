@@ -332,6 +332,20 @@ def test_an_owner_goes_on_where_nobody_takes_over(three, method):
         assert [len(host.coming) + len(host.going) for host in three.hosts] == [0] * 3
 
 
+def test_which_memory_an_owner_has_stays_known_as_it_goes_on(three):
+    """It said so as the store was made; its heartbeats may say nothing of it yet."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        memories = three.directory.stores[store.uid].memories
+        before = dict(memories)
+        for other in store.placement[1:]:
+            Held(three, other, "move_own").go_on(OSError("nobody is there"))
+        thread, found = drain_beside(store)
+        thread.join()
+        assert isinstance(found[0], daskps.ConsistencyError)
+        assert memories == before
+        assert all(before[worker] for worker in store.placement)
+
+
 def test_an_owner_goes_on_where_the_answer_is_lost(three):
     """Another worker has the shard, and nobody hears of it: it is told to let go."""
     with daskps.create({"w": np.zeros(6)}) as store:

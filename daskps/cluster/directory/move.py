@@ -120,7 +120,8 @@ class ShardMoves:
     ) -> list[int]:
         """Make a worker the owner of shards; nobody looks for them any more."""
         shards = entry.install(by, rows)
-        entry.memories[by] = memory_of(self.scheduler, by)
+        if memory := memory_of(self.scheduler, by):
+            entry.memories[by] = memory
         for row in rows:
             self.runs.mailbox_moved(entry, row)
         self._give_up(entry, shards)
