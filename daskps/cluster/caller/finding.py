@@ -177,10 +177,8 @@ async def delete_store(address: str, name: str, seconds: float) -> str | None:
 
     Raises
     ------
-    StoreNotFoundError
-        If there is no such store.
-    OSError, ValueError, ProtocolError
-        As for :func:`find_stores`.
+    StoreNotFoundError, OSError, ValueError, ProtocolError
+        As for :func:`find_store`.
     """
     async with asyncio.timeout(seconds), connection(address, seconds) as scheduler:
         if (row := await _row(scheduler, address, name)) is None:
