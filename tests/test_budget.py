@@ -255,6 +255,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 35, 35, "places for them, and pushes that wait until they are sent"),
     ("cluster", 8, 7, "an error in metrics costs no other ones, and is said once"),
     ("cluster", 3, 3, "reasons of fallbacks keep their names, and so their counts"),
+    ("cluster", 4, 4, "a host of many shards looks at them less often"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

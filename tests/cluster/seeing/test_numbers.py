@@ -20,6 +20,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.counters import CallerCounters, Counters, counters_of
 from daskps.cluster.host.node import HOSTS
+from daskps.cluster.seeing import numbers
 from daskps.cluster.seeing.numbers import MOST_SHARDS, UID_LENGTH, HostReport, most
 from daskps.cluster.seeing.overview import COLUMNS, EXTENSION, Overview
 from daskps.cluster.seeing.prometheus import of_schedulers
@@ -103,6 +104,25 @@ async def test_report_is_small_however_much_there_is(c, s, a):
     assert size(told) < size(full) < 2000
     for x in stores:
         await x.delete()
+
+
+def test_many_shards_are_looked_at_less_often(monkeypatch):
+    """50 more than few are told of for a tenth of a second; the rate is of that time."""
+    clock, n, told = [0.0], numbers.FEW_SHARDS + 50, list[Any]()
+    time: Any = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr(numbers, "time", time)
+    with (
+        inprocess.cluster(1) as one,
+        daskps.create({"w": np.zeros(n)}, shards=n) as store,
+    ):
+        report = HostReport(one.hosts[0])
+        for _ in range(5):
+            store.add({"w": np.ones(n)})
+            told.append((report()["pushes"] / n, report()["rate"]))
+            clock[0] += 0.06
+        assert [pushes for pushes, _ in told] == [1, 1, 3, 3, 5]
+        assert told[2][1] == round(2 * n / 0.12, 1)
+    assert report()["shards"] == 0
 
 
 def test_reasons_are_few_and_none_is_lost():
