@@ -256,6 +256,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 8, 7, "an error in metrics costs no other ones, and is said once"),
     ("cluster", 3, 3, "reasons of fallbacks keep their names, and so their counts"),
     ("cluster", 4, 4, "a host of many shards looks at them less often"),
+    ("cluster", 1, 0, "a refused store says what both of its copies need"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -667,6 +667,18 @@ def test_room_for_both_copies_is_asked_for_before_any_is_made(three):
         assert store.version == 0
 
 
+@pytest.mark.parametrize("limit", ["the shards", "both copies"])
+def test_what_both_copies_need_is_said_where_they_do_not_fit(three, limit):
+    with daskps.create({"w": np.zeros(400_000)}) as store:
+        sizes = three.directory.stores[store.uid].sizes.values()
+    for about in three.scheduler.workers.values():
+        about.memory_limit = (1 if limit == "the shards" else 3) * max(sizes)
+    need = rf"copies=2 needs {2 * sum(sizes):,} bytes in all"
+    with pytest.raises(daskps.LayoutError, match=rf"{need}$"):
+        daskps.create({"w": np.zeros(400_000)}, copies=2)
+    assert not three.directory.stores
+
+
 def test_a_copy_is_charged_as_it_grows(three):
     """By the directory, which finds room for others, and by the host that has it."""
     params = {"emb": daskps.TableSpec(rows=None, dim=64)}

@@ -126,18 +126,21 @@ def reserve(
         if wanted.copies > 1:
             _check_copies(nbytes, held, scheduler.running, wanted.memory_share)
     except LayoutError as error:
+        text = str(error)
+        if wanted.copies > 1:
+            text += f"; copies=2 needs {2 * sum(nbytes.values()):,} bytes in all"
         older = [
             f"{e.name!r} ({sum(e.nbytes.values()):,} bytes)"
             for e in sessions
             if e.session and e.client == wanted.client
         ]
-        if not older:
-            raise
-        more = f" and {len(older) - 8} more" if len(older) > 8 else ""
-        raise LayoutError(
-            f"{error}; or free session stores that this client has made before, by "
-            f"close() or with their last handles: {', '.join(older[:8])}{more}"
-        ) from None
+        if older:
+            more = f" and {len(older) - 8} more" if len(older) > 8 else ""
+            text += (
+                f"; or free session stores that this client has made before, by close() "
+                f"or with their last handles: {', '.join(older[:8])}{more}"
+            )
+        raise LayoutError(text) from None
     return StoreEntry(
         uid=wanted.uid,
         name=wanted.name,
