@@ -257,6 +257,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 3, 3, "reasons of fallbacks keep their names, and so their counts"),
     ("cluster", 4, 4, "a host of many shards looks at them less often"),
     ("cluster", 1, 0, "a refused store says what both of its copies need"),
+    ("cluster", 3, 3, "a silent owner that leaves sends what its copy refuses"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

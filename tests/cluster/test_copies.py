@@ -399,6 +399,37 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
     assert not host.going
 
 
+@pytest.mark.parametrize("asked", ["the copy", "the owner", "the copy, which does"])
+def test_a_silent_owner_that_is_retired_sends_what_its_copy_refuses(three, asked):
+    """It alone has the shard; Dask removes it while one of the two is asked to go on."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    copy = three.directory.stores[store.uid].copies[0]
+    own, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    back = Held(three, owner, "move_back")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    assert own.reached.wait(60)
+    if asked == "the owner":
+        own.go_on(ConsistencyError("it leaves"))
+        assert back.reached.wait(60)
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    loop = three.loop.asyncio_loop
+    closing = asyncio.run_coroutine_threadsafe(three.retire(owner), loop)
+    until(lambda: host.is_leaving)
+    for held in (silent, back):
+        held.go_on()
+    owns = asked == "the copy, which does"
+    own.go_on(None if owns else ConsistencyError("it leaves"))
+    closing.result()
+    assert store.pull()["w"].tolist() == [1.0] * 6
+    assert (store.placement == (other,)) if owns else (owner not in store.placement)
+    actions = [event["action"] for _, event in three.scheduler.events]
+    moved = "shards-promoted", "shards-moved"
+    assert [actions.count(one) for one in moved] == [owns, not owns]
+    assert store.add({"w": np.ones(6)}) == 2
+
+
 def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     """It was stopped: that it stops, and that the copy owns its shard, come together."""
     store, owner, other = one_shard(three)

@@ -40,6 +40,8 @@ _DEPOSE_SECONDS = 0.3
 #: How often a copy is asked to, where no answer comes; and how often its owner may tell
 #: that it is silent.
 _MOST_TRIES = 3
+#: Why a shard is away whose owner may have to go on with it.
+_SILENT = "is silent"
 
 
 class SecondCopies:
@@ -110,14 +112,14 @@ class SecondCopies:
                 self.strike(entry, shard, "is silent")
             elif copy.counts:
                 goes_on = partial(self._goes_on, move)
-                self.promote(entry, [shard], (worker, "is silent"), goes_on)
+                self.promote(entry, [shard], (worker, _SILENT), goes_on)
 
     def _goes_on(
         self, move: str, entry: StoreEntry, shards: list[int], left_by: tuple[str, str]
     ) -> None:
         """Have the owner of shards go on whose copy cannot take over, if it lives."""
         owner, why = left_by
-        entry.set_away(shards, f"{owner} {why}, and its copy cannot take over")
+        entry.set_away(shards, f"{why}, and its copy cannot take over")
         for shard in shards:
             of = {"store": entry.uid, "shard": shard, "move": move}
             self._hosts.spawn(self.take_back(entry, owner, of))
@@ -340,14 +342,15 @@ class SecondCopies:
         return [shard for shard in shards if (entry.uid, shard) not in self._taking]
 
     def about_to_own(self, entry: StoreEntry, worker: str) -> list[int]:
-        """Return the shards whose copies on a worker are about to take over."""
-        taking = self._taking.items()
-        return [i for (uid, i), (w, _) in taking if (uid, w) == (entry.uid, worker)]
+        """Return the shards that a worker may own in a moment.
 
-    async def has_taken_over(self, entry: StoreEntry, shard: int) -> None:
-        """Wait for a copy that is about to take over, if there is one."""
-        if (taking := self._taking.get((entry.uid, shard))) is not None:
-            await asyncio.wait({taking[1]})
+        Its copies of them are about to take over; or it was silent, and goes on with them
+        if their copies cannot.
+        """
+        taking = self._taking.items()
+        found = [i for (uid, i), (w, _) in taking if (uid, w) == (entry.uid, worker)]
+        silent = [i for i, why in entry.away.items() if why.startswith(_SILENT)]
+        return found + [i for i in silent if entry.owners[i] == worker]
 
     def serves(self, entry: StoreEntry, shard: int) -> bool:
         """Whether a shard has a copy whose worker may take over: it does not close.

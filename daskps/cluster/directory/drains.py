@@ -180,7 +180,9 @@ class Drains:
 
     async def _until_settled(self, entry: StoreEntry, shards: Sequence[int]) -> None:
         while entry.uid in self._stores and entry.away.keys() & set(shards):
-            await entry.settled.wait()
+            # That waits for others too, which may be away for long.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(entry.settled.wait(), _PAUSE_SECONDS)
 
     # -- workers that close --------------------------------------------------
 
@@ -229,8 +231,8 @@ class Drains:
     def _alone(self, worker: str) -> list[tuple[StoreEntry, int]]:
         """Return the shards that nobody of its machine can have, the smallest first.
 
-        Last those that a copy there is about to own. None where nobody runs that they
-        could be sent to: the cluster ends.
+        Last those that it may own in a moment. None where nobody runs that they could be
+        sent to: the cluster ends.
         """
         workers = self._scheduler.workers
         others = {w: ws.status for w, ws in workers.items() if w != worker}
@@ -282,7 +284,9 @@ class Drains:
         failed = set[str]()
         self._have_ready(shards)
         for entry, shard in shards:
-            await self._copies.has_taken_over(entry, shard)
+            await self._until_settled(entry, [shard])
+            if shard not in _owned(entry, worker):
+                continue
             for _ in range(_MOST_TRIES):
                 target, nothing = "", {"cluster": entry.cluster, "rows": []}
                 try:
