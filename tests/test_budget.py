@@ -258,6 +258,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 4, 4, "a host of many shards looks at them less often"),
     ("cluster", 1, 0, "a refused store says what both of its copies need"),
     ("cluster", 3, 3, "a silent owner that leaves sends what its copy refuses"),
+    ("cluster", 11, 11, "a lost shard says what became of its second copy"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

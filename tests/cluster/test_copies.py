@@ -340,7 +340,23 @@ def test_a_shard_is_lost_whose_workers_die_at_once(three):
     """The worker of the copy has left before that is asked to take over."""
     store, *both = one_shard(three)
     three.end(*both)
-    with pytest.raises(daskps.ShardLostError):
+    copy = rf"its second copy, on worker {both[1]}, had gone \(it was to take over\) \d"
+    with pytest.raises(daskps.ShardLostError, match=rf"{both[0]} died; .*; {copy}"):
+        store.pull(timeout=20)
+
+
+def test_what_became_of_the_copy_of_a_lost_shard_is_said(three):
+    """The last one that there was; of a shard that has one again nothing has gone."""
+    store, owner, other = one_shard(three)
+    entry = three.directory.stores[store.uid]
+    [third] = {*three.scheduler.workers} - {owner, other}
+    three.end(other)
+    until(lambda: 0 in entry.copies and entry.copies[0].counts)
+    assert not entry.copies_gone
+    three.end(third)
+    three.end(owner)
+    said = rf"copy, on worker {third}, had gone \(it left\) \d+ s before\. No other"
+    with pytest.raises(daskps.ShardLostError, match=said):
         store.pull(timeout=20)
 
 

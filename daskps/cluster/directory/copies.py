@@ -249,6 +249,7 @@ class SecondCopies:
             await self._hosts.control(owner, "copy_on", **of)
             await self._hosts.control(worker, "copy_follow", **of, source=owner)
             copy.counts = True
+            entry.copies_gone.pop(shard, None)
         except BaseException:
             # Its owner lets nobody read it any more.
             back = insist(
@@ -265,7 +266,7 @@ class SecondCopies:
 
         What this returns is done when the hosts have heard of it.
         """
-        copy = self._forget(entry, shard)
+        copy = self._forget(entry, shard, why)
         if copy is not None:
             self._hosts.tell("copies-lost", entry, shards=[shard], why=why)
         return self._hosts.spawn(self._struck(entry, shard, copy))
@@ -283,8 +284,11 @@ class SecondCopies:
         drop = insist(self._hosts, copy.worker, "move_drop", _PAUSE_SECONDS, **of)
         self._hosts.spawn(drop)
 
-    def _forget(self, entry: StoreEntry, shard: int) -> Copy | None:
+    def _forget(self, entry: StoreEntry, shard: int, why: str) -> Copy | None:
         if (copy := entry.copies.pop(shard, None)) is not None:
+            now = asyncio.get_running_loop().time()
+            gone = f"its second copy, on worker {copy.worker}, had gone (it {why})"
+            entry.copies_gone[shard] = gone, now
             entry.charge(copy.worker, -copy.nbytes)
         return copy
 
@@ -335,7 +339,7 @@ class SecondCopies:
             entry.set_away(kept, f"{left_by[1]}; its second copy takes over")
         for shard in kept:
             # Now: its worker may leave before the task begins, and nobody hear of it.
-            if (copy := self._forget(entry, shard)) is not None:
+            if (copy := self._forget(entry, shard, "was to take over")) is not None:
                 about: Any = {"left_by": left_by, "otherwise": otherwise}
                 asks = self._hosts.spawn(self._promote(entry, shard, copy, **about))
                 self._taking[entry.uid, shard] = copy.worker, asks

@@ -161,6 +161,8 @@ class StoreEntry:
     #: How many copies of each shard it is to have, and the second ones that there are.
     n_copies: int = 1
     copies: dict[int, Copy] = field(default_factory=dict)
+    #: The end of the second copies of shards that have none any more, and its time.
+    copies_gone: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: Shards that a worker which closes is to send to others, each with that worker.
     sent_on: set[tuple[int, str]] = field(default_factory=set)
     #: Workers that somebody has drained of it: no shard moves there unasked.
@@ -318,6 +320,14 @@ class StoreEntry:
             return None
         shard = min(self.away)
         return shard, self.owners[shard], self.away[shard]
+
+    def set_lost(self, shards: Iterable[int], worker: str, reason: str) -> None:
+        """Note that shards are lost with a worker, and so are their second copies."""
+        now = asyncio.get_running_loop().time()
+        for shard in shards:
+            copy, at = self.copies_gone.get(shard, ("", now))
+            more = f"; {copy} {now - at:.0f} s before" if copy else ""
+            self.lost[shard] = worker, reason + more
 
     def check_found(self, shards: Iterable[int]) -> None:
         """Refuse to go on where one of these shards is lost."""

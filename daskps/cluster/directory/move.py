@@ -312,11 +312,11 @@ class ShardMoves:
         if not (shards := self.standby.promote(entry, shards, left_by, lose)):
             return
         entry.settle(shards)
-        entry.lost |= dict.fromkeys(shards, left_by)
+        entry.set_lost(shards, *left_by)
         self.hosts.tell(
             "shards-lost", entry, shards=shards, worker=worker, reason=reason
         )
-        error = ShardLostError(entry.name, shards[0], worker, reason)
+        error = ShardLostError(entry.name, shards[0], *entry.lost[shards[0]])
         self.runs.fence_all(entry, error)
         lost = counted(len(shards), "shard")
         logger.log(
