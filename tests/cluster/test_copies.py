@@ -446,6 +446,23 @@ def test_a_silent_owner_that_is_retired_sends_what_its_copy_refuses(three, asked
     assert store.add({"w": np.ones(6)}) == 2
 
 
+def test_a_silent_owner_that_dies_once_it_has_gone_on_is_no_owner(three):
+    """Dask has removed it when its answer comes, and tells of no worker twice."""
+    store, owner, other = one_shard(three)
+    copy = three.directory.stores[store.uid].copies[0]
+    own, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    back = Held(three, owner, "move_back")
+    tell = three.directory.copies.on_silent
+    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    own.go_on(ConsistencyError("it leaves"))
+    assert back.reached.wait(60)
+    back.after = partial(three.end_here, owner)
+    back.go_on(does_it=True)
+    silent.go_on()
+    with pytest.raises(daskps.ShardLostError, match=owner):
+        store.pull(timeout=20)
+
+
 def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     """It was stopped: that it stops, and that the copy owns its shard, come together."""
     store, owner, other = one_shard(three)
