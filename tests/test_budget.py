@@ -259,6 +259,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 1, 0, "a refused store says what both of its copies need"),
     ("cluster", 3, 3, "a silent owner that leaves sends what its copy refuses"),
     ("cluster", 11, 11, "a lost shard says what became of its second copy"),
+    ("cluster", 2, 2, "silent owners are known as such, not by a text"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -117,7 +117,7 @@ class Draining:
             return
         store = await opened(name, client)
         await self._drain(store, worker := CHANCE.choice(owners))
-        if worker in entry.owners:
+        if worker in entry.holders:
             self._watch.wrong(f"{worker} has shards of {name} after a drain")
 
     async def _drain(self, store: Any, worker: str) -> None:

@@ -40,8 +40,6 @@ _DEPOSE_SECONDS = 0.3
 #: How often a copy is asked to, where no answer comes; and how often its owner may tell
 #: that it is silent.
 _MOST_TRIES = 3
-#: Why a shard is away whose owner may have to go on with it.
-_SILENT = "is silent"
 
 
 class SecondCopies:
@@ -58,8 +56,10 @@ class SecondCopies:
         moves.standby = self
         #: Stores whose copies are being made.
         self._making = set[str]()
-        #: Stores and shards whose copies are about to take over: where, and who asks.
-        self._taking: dict[tuple[str, int], tuple[str, asyncio.Future[None]]] = {}
+        #: By store and shard the worker whose copy is about to take over.
+        self._taking: dict[tuple[str, int], str] = {}
+        #: Shards whose owners were silent, until they have one again.
+        self._silent: set[tuple[str, int]] = set()
         #: Has a worker that has stopped a shard go on, see `Drains.take_back`.
         self.take_back: Callable[[StoreEntry, str, dict[str, Any]], Any]
 
@@ -112,7 +112,8 @@ class SecondCopies:
                 self.strike(entry, shard, "is silent")
             elif copy.counts:
                 goes_on = partial(self._goes_on, move)
-                self.promote(entry, [shard], (worker, _SILENT), goes_on)
+                self._silent.add((entry.uid, shard))
+                self.promote(entry, [shard], (worker, "is silent"), goes_on)
 
     def _goes_on(
         self, move: str, entry: StoreEntry, shards: list[int], left_by: tuple[str, str]
@@ -316,6 +317,7 @@ class SecondCopies:
     def moved(self, entry: StoreEntry, shards: Sequence[int]) -> None:
         """Hear that shards have another owner, or their owner again."""
         for shard in shards if entry.n_copies > 1 else ():
+            self._silent.discard((entry.uid, shard))
             copy = entry.copies.get(shard)
             if copy is not None and copy.worker == entry.owners[shard]:
                 self.strike(entry, shard, "is where its owner is")
@@ -341,8 +343,8 @@ class SecondCopies:
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard, "was to take over")) is not None:
                 about: Any = {"left_by": left_by, "otherwise": otherwise}
-                asks = self._hosts.spawn(self._promote(entry, shard, copy, **about))
-                self._taking[entry.uid, shard] = copy.worker, asks
+                self._taking[entry.uid, shard] = copy.worker
+                self._hosts.spawn(self._promote(entry, shard, copy, **about))
         return [shard for shard in shards if (entry.uid, shard) not in self._taking]
 
     def about_to_own(self, entry: StoreEntry, worker: str) -> list[int]:
@@ -352,8 +354,8 @@ class SecondCopies:
         if their copies cannot.
         """
         taking = self._taking.items()
-        found = [i for (uid, i), (w, _) in taking if (uid, w) == (entry.uid, worker)]
-        silent = [i for i, why in entry.away.items() if why.startswith(_SILENT)]
+        found = [i for (uid, i), w in taking if (uid, w) == (entry.uid, worker)]
+        silent = [i for i in entry.away if (entry.uid, i) in self._silent]
         return found + [i for i in silent if entry.owners[i] == worker]
 
     def serves(self, entry: StoreEntry, shard: int) -> bool:
