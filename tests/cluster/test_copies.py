@@ -21,6 +21,7 @@ from distributed.core import Status
 import daskps
 from daskps import optim, testing
 from daskps.cluster.caller.link import using
+from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.node import HOSTS
 from daskps.errors import ConsistencyError
@@ -369,6 +370,32 @@ def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
     three.end(owner)
     with pytest.raises(daskps.ShardLostError):
         store.pull(timeout=20)
+
+
+def test_a_large_state_takes_longer_than_one_may_be_silent(three, monkeypatch):
+    """As in a slow network: the directory looks who lives, and nobody asks again."""
+    monkeypatch.setattr(moving, "_LOOK_NBYTES", 1)
+    with dask.config.set({"daskps.suspect-after": "400ms"}):
+        store, owner, other = one_shard(three)
+        looks, handlers = Held(three, owner, "look"), three.doors[owner].handlers
+        looks.go_on()
+        control, may_go, asked = handlers["daskps_control"], asyncio.Event(), []
+
+        async def answer_late(**message: Any) -> Any:
+            found = await control(**message)
+            if message["method"] == "copy_next":
+                asked.append(message["since"])
+                await may_go.wait()
+            return found
+
+        handlers["daskps_control"] = answer_late
+        thread, found = push_beside(store)
+        until(lambda: looks.n >= 4)
+        assert len(asked) == 1
+        three.loop.add_callback(may_go.set)
+        thread.join()
+        assert found == [1]
+        assert three.directory.stores[store.uid].copies[0].worker == other
 
 
 def test_a_silent_owner_may_die_while_its_copy_is_asked_in_vain(three):

@@ -92,6 +92,20 @@ MUTANTS = (
         (f"{_BACKED}::test_a_large_state_that_something_has_written_over_has_no_end",),
     ),
     Mutant(
+        "copy-that-takes-its-time-is-struck-off",
+        "daskps.cluster.host.moving:_NextState.take",
+        "backing.n_silent = -(self.state.nbytes // _LOOK_NBYTES)",
+        "backing.n_silent = 0",
+        (f"{_COPIES}::test_a_large_state_takes_longer_than_one_may_be_silent",),
+    ),
+    Mutant(
+        "state-that-takes-its-time-is-asked-for-again",
+        "daskps.cluster.host.copies:_answer",
+        "await _say_silent(host, of)",
+        "raise TimeoutError",
+        (f"{_COPIES}::test_a_large_state_takes_longer_than_one_may_be_silent",),
+    ),
+    Mutant(
         "state-in-part-keeps-its-copy",
         "daskps.cluster.host.coming:Asking.closed",
         "if self._receiving is not None:",

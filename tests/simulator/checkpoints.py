@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,8 +82,10 @@ class SimCheckpoints:
 
     async def _find_saver(self) -> tuple[Process, Client]:
         """Return a process that lives."""
-        if self._saver is None or self._saver[0].is_dead:
-            self._saver = await self.world.start_client()
+        while self._saver is None or self._saver[0].is_dead:
+            # Its first message may be lost.
+            with contextlib.suppress(OSError):
+                self._saver = await self.world.start_client()
         return self._saver
 
     def _end(self, process: Process) -> None:

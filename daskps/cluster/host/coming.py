@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,7 +156,8 @@ class Asking:
             while channel.is_open:
                 await asyncio.sleep(seconds / LOOKS)
                 self._silent += 1
-                if self._silent >= LOOKS:
+                is_still = time.monotonic() - channel.moved > seconds
+                if self._silent >= LOOKS and is_still:
                     raise TimeoutError(f"{source} is silent")
         finally:
             channel.shut()

@@ -46,7 +46,7 @@ from daskps.shards.memory.format import GENERATION
 from daskps.shards.states import Mark, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -319,6 +319,25 @@ async def _follow(
         raise ConsistencyError(f"the copy of shard {shard} of {store} lost its owner")
 
 
+async def _answer(
+    host: ShardHost, ask: Coroutine[Any, Any, Any], of: Mapping[str, Any]
+) -> Any:
+    """Wait for a state, which takes its time; meanwhile the directory looks who lives."""
+    asked, seconds = asyncio.ensure_future(ask), config.load().suspect_after_seconds
+    try:
+        # Not `wait_for`, which forgets a cancellation that comes with an answer.
+        while not (await asyncio.wait({asked}, timeout=seconds))[0]:
+            await _say_silent(host, of)
+        return asked.result()
+    finally:
+        asked.cancel()
+
+
+async def _say_silent(host: ShardHost, of: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError, DaskPSError):
+        await host.worker.directory("copy-silent", **of)
+
+
 async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
     """Install one state after the other; end where the copy has to be made anew."""
     of = {"store": store, "shard": coming.hosted.index, "move": coming.move}
@@ -329,10 +348,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
         try:
             about = {**asks, "since": tuple(coming.mark)}
             ask = host.worker.ask(coming.source, "copy_next", **about)
-            # Not `wait_for`, which forgets a cancellation that comes with an answer.
-            async with asyncio.timeout(config.load().suspect_after_seconds):
-                packed = await ask
-            await _install(host, coming, packed)
+            await _install(host, coming, await _answer(host, ask, of))
             state = coming.hosted.shard.run_state
             at = state.find_position(state.run)
             # A fence may have it take a round back: it needs the one before.
@@ -345,8 +361,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
         except (OSError, StaleGenerationError) as error:
             # The owner has gone: the directory says which one is the next.
             if isinstance(error, TimeoutError):
-                with contextlib.suppress(OSError, DaskPSError):
-                    await host.worker.directory("copy-silent", **of)
+                await _say_silent(host, of)
             await asyncio.sleep(_PAUSE_SECONDS)
         except (DaskPSError, RuntimeError) as error:  # as where this worker closes
             logger.info("a copy on %s ends: %r", host.worker.address, error)

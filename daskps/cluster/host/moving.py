@@ -70,6 +70,8 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS, _PAUSE_SECONDS = 1.0, 0.002
 #: How long rounds are held for a directory that never comes back to it.
 _HOLD_SECONDS = 5.0
+#: Bytes of a state that may take until the next look.
+_LOOK_NBYTES = 10**7
 #: How often the two hear from each other within the time that one may be silent before
 #: the other one tells the directory.
 LOOKS = 5
@@ -370,7 +372,7 @@ async def _watch(
         await host.run_for(hosted, hosted.send_on)
         host.keep_looking()
         times, rest = divmod(backing.n_silent, LOOKS)
-        if times and not rest:
+        if times > 0 and not rest:
             with contextlib.suppress(OSError, DaskPSError):
                 await host.worker.directory("copy-silent", **about, times=times)
 
@@ -427,6 +429,8 @@ class _NextState:
         except ConsistencyError as error:
             return self.refuse(str(error), ConsistencyError)
         self.ticket.outcome = Ready(0, 0)
+        if (backing := self.hosted.backing) is not None:
+            backing.n_silent = -(self.state.nbytes // _LOOK_NBYTES)
         last_flip = self.state.now.flip
         return [self.ticket, *(owner.hold_updates(last_flip) if self.has_lent else ())]
 
