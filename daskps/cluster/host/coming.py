@@ -180,22 +180,27 @@ class Asking:
             raise ConnectionAbortedError("a message will say why")
         text = bytearray(text_nbytes(head))
         data = self._host.empty(head.nbytes - len(text), "uint8")
-        is_long = self.is_long(head)
-        return [
-            text,
-            Rest(len(data), partial(self._place, text, data)) if is_long else data,
-        ]
+        if not self.is_long(head):
+            return [text, data]
+        return [text, Rest(len(data), partial(self._place, text, data))]
 
     def _place(self, text: bytearray, data: Array) -> list[Array]:
         """Begin to install a large state; return the buffers that the rest goes to."""
-        state = unpack_arrays(unpack_text(text), data)
-        self._receiving = state, installing = state, self._coming.begin(self._turn)
+        state, installing = self._receiving = self._begun(text, data)
         state = states.receive(self._coming.hosted.shard.segment, state)
         self._receiving = state, installing
         arrays = pack_arrays(state)[1]
         if (n := sum([array.nbytes for array in arrays])) != len(data):
             raise ProtocolError(f"{n:,} bytes of a state in {len(data):,}")
         return arrays
+
+    def _begun(self, text: bytearray, data: Array) -> tuple[State, Future[None]]:
+        """Return a state, and the end of its install, which has begun."""
+        state = unpack_arrays(unpack_text(text), data)
+        try:
+            return state, self._coming.begin(self._turn)
+        except ConsistencyError as error:  # as where its store is deleted
+            raise ConnectionAbortedError(*error.args) from error
 
     def is_long(self, head: Head) -> bool:
         """Return whether its installation takes long."""
@@ -204,10 +209,7 @@ class Asking:
     def begin(self, head: Head, body: Sequence[Any], seconds: float) -> list[Any]:
         """Install a state; return the frame that asks for the next one."""
         receiving, self._receiving = self._receiving, None
-        if receiving is None:
-            state = unpack_arrays(unpack_text(body[0]), body[1])
-            receiving = state, self._coming.begin(self._turn)
-        self._coming.install(*receiving)
+        self._coming.install(*(receiving or self._begun(body[0], body[1])))
         return self._ask()
 
     def closed(self) -> None:

@@ -277,6 +277,17 @@ def test_a_state_that_came_is_installed_and_the_next_one_asked_for(owner):
         assert copy.coming.installing.done()
 
 
+@pytest.mark.parametrize("owner", [LARGE, N], indirect=True)
+def test_a_copy_that_has_stopped_ends_its_socket_in_silence(owner):
+    """An error of another kind would be in the log of its worker with a traceback."""
+    with Copy(owner.cluster, owner.store) as copy:
+        data = sent(owner)
+        copy.coming.end()
+        copy.there.sendall(data[:50_000])
+        with pytest.raises(ConnectionAbortedError, match="has stopped"):
+            copy.go_on()
+
+
 @pytest.mark.parametrize("owner", [LARGE], indirect=True)
 def test_a_large_state_goes_where_nothing_is_in_force(owner):
     """A copy that stops waits until no more comes there, and is as it was."""
