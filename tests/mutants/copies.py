@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "last-state-before-the-owner-stops",
         "daskps.cluster.host.moving:_last.attempt",
-        "return hosted.hand_over(error, generation)",
+        "return hosted.hand_over(generation)",
         "return []",
         (f"{_DRAIN}::test_acknowledged_pushes_count_once",),
     ),
@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant(
         "old-shards-read-on",
         "daskps.cluster.host.moving:_stop.stop",
-        "return going.hosted.hand_over(error, number)",
+        "return going.hosted.hand_over(number)",
         "return []",
         (f"{_RESHARD}::test_reads_wait_for_the_new_layout",),
     ),

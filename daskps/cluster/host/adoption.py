@@ -31,7 +31,6 @@ from daskps.errors import (
     DaskPSError,
     ProtocolError,
     ShardBusyError,
-    StaleGenerationError,
     StoreClosedError,
 )
 from daskps.layout.arrays import Layout, counted
@@ -406,14 +405,10 @@ async def _let_go(
     host: ShardHost, keys: Sequence[tuple[str, int]], seconds: float = LOCK_SECONDS
 ) -> None:
     """Release shards, of those that are shared."""
-    error = StaleGenerationError(
-        f"worker {host.worker.address} has let go of its shards; ask the directory where "
-        f"they live"
-    )
     released = []
     for key in keys:
         if (hosted := host.shards[key]).is_shared:
-            hosted.release(error)
+            hosted.release(hosted.gone())
             del host.shards[key]
             released.append(hosted)
     end, pause = asyncio.get_running_loop().time() + seconds, _PAUSE_SECONDS
@@ -430,7 +425,7 @@ async def _let_go(
     for hosted in released:
         if hosted.backing is not None:
             # Their copies follow others by now, and ask here no more.
-            hosted.backing.end(error)
+            hosted.backing.end(hosted.gone())
 
 
 async def _ask(host: ShardHost) -> list[str] | None:

@@ -236,16 +236,16 @@ class HostedShard:
                 self.mailbox[1].release()
             set_gate(self.shard.segment, RELEASED)
 
-    def hand_over(self, error: Exception, generation: int) -> list[Ticket]:
+    def hand_over(self, generation: int) -> list[Ticket]:
         """Stop changes and reads, in all processes, for a new owner elsewhere.
 
         Under the lock, as a function of :meth:`enqueue`. The memory stays as it is until
         :meth:`resume` or :meth:`close`.
         """
-        done, self._released = self.shard.abandon(error), error
+        self._released = error = self.gone()
         # Other processes find another incarnation, and ask the directory.
         self.shard.segment.header[GENERATION] = generation
-        return done
+        return self.shard.abandon(error)
 
     def resume(self, generation: int) -> None:
         """Own the shard again: it did not come to have another owner."""

@@ -216,10 +216,6 @@ async def _last(
     """
     going, mark = _going(host, store, shard, move), Mark(*since)
     hosted, found = going.hosted, list[State]()
-    error = StaleGenerationError(
-        f"worker {host.worker.address} has handed over shard {shard} of store "
-        f"{hosted.name!r}; ask the directory where it lives"
-    )
     is_ready = False
 
     def attempt(owner: Shard) -> list[Ticket]:
@@ -232,7 +228,7 @@ async def _last(
         if is_ready and generation:
             found.append(taken(owner, mark, np.asarray))
             going.is_handed_over = True
-            return hosted.hand_over(error, generation)
+            return hosted.hand_over(generation)
         if flip > mark.flip + 1:
             found.append(taken(owner, mark))
         if not owner.run_state.is_bsp:
@@ -315,9 +311,6 @@ async def _stop(
     ConsistencyError
         If the cut holds one no more.
     """
-    error = StaleGenerationError(
-        f"worker {host.worker.address} holds store {store} no more, which was resharded"
-    )
     for shard, version, generation in shards:
         hosted = host.get_shard(store, shard)
         held = host.snapshots.find(saved_key(cut, shard, version))
@@ -328,7 +321,7 @@ async def _stop(
         def stop(_: Shard, going: Going = going, number: int = generation) -> list[Any]:
             check_open(host, going.hosted.name, store, cut)
             going.live.check()
-            return going.hosted.hand_over(error, number)
+            return going.hosted.hand_over(number)
 
         await host.under(hosted, stop)
         host.going[store, shard] = going
@@ -506,13 +499,9 @@ async def _deposed(
     key, going = (store, shard), host.going.get((store, shard))
     hosted = host.shards.get(key)
     if hosted is not None:
-        error = StaleGenerationError(
-            f"a copy of shard {shard} of store {hosted.name!r} has taken its place; ask "
-            f"the directory where it lives"
-        )
         if hosted.shard.generation >= generation or move in host.dropped:
             return
-        stop = partial(hosted.hand_over, error, generation)
+        stop = partial(hosted.hand_over, generation)
         with contextlib.suppress(StaleGenerationError):  # two of these at once
             await host.under(hosted, lambda _: stop())
         if host.shards.pop(key, None) is None and keeps:
