@@ -420,7 +420,7 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
     store.add({"w": np.ones(6)})
     copy = three.directory.stores[store.uid].copies[0]
     asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
-    deposed = None if hears else Held(three, owner, "copy_deposed")
+    deposed = None if hears else Held(three, owner, "move_deposed")
     tell = three.directory.copies.on_silent
     three.loop.add_callback(tell, store.uid, 0, copy.move)
     assert asked.reached.wait(60)
@@ -494,7 +494,7 @@ def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     """It was stopped: that it stops, and that the copy owns its shard, come together."""
     store, owner, other = one_shard(three)
     copy = three.directory.stores[store.uid].copies[0]
-    deposed, silent = Held(three, owner, "copy_deposed"), Held(three, owner, "look")
+    deposed, silent = Held(three, owner, "move_deposed"), Held(three, owner, "look")
     tell = three.directory.copies.on_silent
     three.loop.add_callback(tell, store.uid, 0, copy.move)
     until(lambda: three.directory.stores[store.uid].owners == (other,))

@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant(
         "old-shards-read-on",
         "daskps.cluster.host.moving:_stop.stop",
-        "return going.hosted.hand_over(number)",
+        "return going.hosted.hand_over(generation)",
         "return []",
         (f"{_RESHARD}::test_reads_wait_for_the_new_layout",),
     ),

@@ -442,10 +442,11 @@ class SecondCopies:
         """Tell a worker, which may live, that another one is the owner of a shard."""
         of: dict[str, Any] = {"store": entry.uid, "shard": shard, **more}
         of["generation"] = entry.generations[shard]
-        if self._hosts.has_worker(worker):
-            # It may be stopped, and go on.
-            told = insist(self._hosts, worker, "copy_deposed", _PAUSE_SECONDS, **of)
-        else:
-            told = self._hosts.control(worker, "copy_deposed", **of)
-            told = asyncio.wait_for(told, _TELL_SECONDS)
-        return self._hosts.spawn(told)
+        return self._hosts.spawn(self._depose(worker, of))
+
+    async def _depose(self, worker: str, of: dict[str, Any]) -> None:
+        await insist(self._hosts, worker, "move_deposed", _PAUSE_SECONDS, **of)
+        if not self._hosts.has_worker(worker):
+            # It may live: else its memory stays, for somebody who adopts it.
+            told = self._hosts.control(worker, "move_deposed", **of)
+            await asyncio.wait_for(told, _TELL_SECONDS)

@@ -396,16 +396,8 @@ class Drains:
                 raise
         finally:
             entry.charge(target, -need)
-        await self._done(source, of)
-
-    async def _done(self, source: str, of: dict[str, Any]) -> None:
-        """Have a worker free a shard that another one owns now."""
-        await insist(self._hosts, source, "move_done", _PAUSE_SECONDS, **of)
-        if not self._hosts.has_worker(source):
-            # It may live: else its memory stays, for somebody who adopts it.
-            with contextlib.suppress(OSError, DaskPSError):
-                done = self._hosts.control(source, "move_done", **of)
-                await asyncio.wait_for(done, _ANSWER_SECONDS)
+        # Its own memory is freed once it knows that another worker owns the shard.
+        await asyncio.wait({self._copies.depose(entry, shard, source, move=move)})
 
     async def _hand_over(
         self, entry: StoreEntry, of: dict[str, Any], source: str, target: str

@@ -82,11 +82,11 @@ LOOKS = 5
 
 @dataclass(eq=False)
 class Going:
-    """A shard that moves away: the parts of it that are read, and its owner."""
+    """A shard that moves away: its owner, and the parts of it that are read, if any."""
 
     move: str
     hosted: HostedShard
-    live: HeldShard
+    live: HeldShard | None = None
     #: Lets rounds go on where nobody asks for the last one.
     lease: asyncio.TimerHandle | None = None
     #: Whether it waits for nothing but its next owner; else others may adopt it.
@@ -164,10 +164,12 @@ async def _read(
 ) -> list[Any]:
     """Return parts of a shard that moves away, each as it is now."""
     going = _going(host, store, shard, move)
+    live = going.live
+    assert live is not None
 
     def read(_: Shard) -> list[Array]:
         try:
-            return [going.live.get(Span(*span)) for span in spans]
+            return [live.get(Span(*span)) for span in spans]
         except (LookupError, TypeError) as error:
             raise ProtocolError(f"shard {shard} has no such part: {error}") from error
 
@@ -282,19 +284,8 @@ async def _back(
     return None if here is None else row_of(here)
 
 
-@HOST.handles("move_done")
-async def _done(host: ShardHost, *, store: str, shard: int, move: str) -> None:
-    """Free a shard that has another owner now."""
-    going = host.going.get((store, shard))
-    if going is not None and going.move == move:
-        del host.going[store, shard]
-        going.hosted.close()
-    if host.sockets is not None:
-        host.sockets.let_go()
-
-
 @HOST.handles("relay_end")
-async def _stop(
+async def _relay(
     host: ShardHost,
     *,
     store: str,
@@ -312,20 +303,29 @@ async def _stop(
         If the cut holds one no more.
     """
     for shard, version, generation in shards:
-        hosted = host.get_shard(store, shard)
         held = host.snapshots.find(saved_key(cut, shard, version))
         if not isinstance(held, HeldShard):
             raise ConsistencyError(f"cut {cut} holds shard {shard} no more")
-        going = Going(cut, hosted, held, is_handed_over=True)
+        going = Going(cut, host.get_shard(store, shard), held)
+        await _stop(host, store, going, generation)
 
-        def stop(_: Shard, going: Going = going, number: int = generation) -> list[Any]:
-            check_open(host, going.hosted.name, store, cut)
+
+async def _stop(host: ShardHost, store: str, going: Going, generation: int) -> None:
+    """Stop a shard for its next owner, as it is held; by `move_back` it goes on."""
+    key = store, going.hosted.index
+
+    def stop(_: Shard) -> list[Ticket]:
+        check_open(host, going.hosted.name, store, going.move)
+        if going.live is not None:
             going.live.check()
-            return going.hosted.hand_over(number)
+        return going.hosted.hand_over(generation)
 
-        await host.under(hosted, stop)
-        host.going[store, shard] = going
-        host.shards.pop((store, shard), None)
+    with contextlib.suppress(StaleGenerationError):  # two of these at once
+        await host.under(going.hosted, stop)
+    if host.shards.pop(key, None) is None:
+        raise going.hosted.gone()
+    going.is_handed_over = True
+    host.going[key] = going
 
 
 # -- a shard with a second copy --------------------------------------------------------
@@ -482,7 +482,7 @@ def _next_here(
     return begin
 
 
-@HOST.handles("copy_deposed")
+@HOST.handles("move_deposed")
 async def _deposed(
     host: ShardHost,
     *,
@@ -494,25 +494,18 @@ async def _deposed(
 ) -> None:
     """Hear that another host becomes the owner of a shard that is here, or is it.
 
-    With `keeps` it may have to own the shard again, as `move_back` says.
+    With `keeps` it may have to own the shard again, as `move_back` says; else its
+    memory is freed.
     """
-    key, going = (store, shard), host.going.get((store, shard))
+    key = store, shard
     hosted = host.shards.get(key)
-    if hosted is not None:
-        if hosted.shard.generation >= generation or move in host.dropped:
-            return
-        stop = partial(hosted.hand_over, generation)
-        with contextlib.suppress(StaleGenerationError):  # two of these at once
-            await host.under(hosted, lambda _: stop())
-        if host.shards.pop(key, None) is None and keeps:
-            return  # meanwhile it has heard that the other one owns it
-    elif going is not None and going.move == move:
-        hosted = going.hosted
-    else:
-        return
-    if keeps:
-        live = LiveShard(hosted.shard.segment)
-        host.going[key] = Going(move, hosted, live, is_handed_over=True)
-    else:
-        host.going.pop(key, None)
-        hosted.close()
+    if hosted is not None and hosted.shard.generation < generation:
+        # It was taken back, or it has stopped meanwhile.
+        with contextlib.suppress(ConsistencyError):
+            await _stop(host, store, Going(move, hosted), generation)
+    ended = host.going.get(key)
+    if not keeps and ended is not None and ended.move == move:
+        del host.going[key]
+        ended.hosted.close()
+        if host.sockets is not None:
+            host.sockets.let_go()

@@ -500,7 +500,7 @@ def with_copy(status: Status = Status.running) -> Cluster:
     cluster.entry.copies[0] = Copy(FAR, "m", 10, counts=True)
     found = dict.fromkeys(["move_own", "copy_on", "move_drop"], said("found"))
     cluster.answers = {(FAR, method): answer for method, answer in found.items()}
-    cluster.answers[DEAD, "copy_deposed"] = said("found")
+    cluster.answers[DEAD, "move_deposed"] = said("found")
     return cluster
 
 

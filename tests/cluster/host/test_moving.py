@@ -98,7 +98,7 @@ def test_late_messages_of_a_move_that_was_given_up_change_nothing(two):
     mark = owner.ask("move_begin", move="two")["mark"]
     with pytest.raises(ConsistencyError, match="does not move away"):
         owner.ask("move_last", since=mark, generation=2)
-    owner.ask("move_done")
+    owner.ask("move_deposed", generation=2)
     owner.ask("move_back", generation=3)
     assert [going.move for going in owner.host.going.values()] == ["two"]
     owner.store.add({"w": np.ones(4)})

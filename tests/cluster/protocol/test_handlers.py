@@ -26,8 +26,8 @@ TO_HOSTS = {
     "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",
     "host.installation": "install warm",
     "host.copies": "move_fill move_own move_drop copy_follow",
-    "host.moving": "move_begin move_read move_state move_last move_back move_done copy_on "
-    "copy_next copy_deposed relay_end",
+    "host.moving": "move_begin move_read move_state move_last move_back copy_on "
+    "copy_next move_deposed relay_end",
     "host.reductions": "aggregate take_aggregate drop_aggregate allreduce reduced "
     "sums free end_sums",
     "host.runs": "begin_run end_run finish heard resume hold goes_on rounds epochs changed",
