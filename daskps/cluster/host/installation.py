@@ -36,7 +36,6 @@ from daskps.cluster.host.saving import (
     CopyWords,
     FrozenShards,
     ThreadFiles,
-    find_frozen,
     planned,
 )
 from daskps.cluster.protocol.deadline import gather
@@ -311,7 +310,7 @@ async def _install(
     made = _Installing(*of)
     if frozen is not None:
         cut, copies, layout, applied = frozen
-        shards = find_frozen(host, store, cut, copies)
+        shards = FrozenShards.of(host, store, cut, copies)
         made = _Relaying(*of, shards, layout, copies, KnownPushes(*applied))
 
     async def read() -> None:

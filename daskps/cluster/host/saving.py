@@ -86,6 +86,26 @@ class FrozenShards:
     #: Copies on this host.
     copies: Mapping[int, FrozenShard]
 
+    @classmethod
+    def of(
+        cls, host: ShardHost, name: str, cut: str, copies: Sequence[CopyWords]
+    ) -> FrozenShards:
+        """Return the shards of a cut, of a store of this name, for one of its hosts.
+
+        Raises
+        ------
+        SnapshotLostError
+            If a copy that was made here is gone.
+        """
+        owners, mine = [owner for owner, *_ in copies], dict[int, "FrozenShard"]()
+        keys = [saved_key(cut, shard, of[1]) for shard, of in enumerate(copies)]
+        for shard in [i for i, w in enumerate(owners) if w == host.worker.address]:
+            if (copy := host.snapshots.find(keys[shard])) is None:
+                why = "no longer has the copy"
+                raise SnapshotLostError(name, shard, owners[shard], why)
+            mine[shard] = copy
+        return cls(host, name, owners, keys, mine)
+
     async def fetch(self, chunk: StoredChunk) -> dict[tuple[int, Span], Array]:
         """Return the elements of a chunk that shards of other hosts have."""
         wanted: dict[str, list[tuple[int, Span]]] = {}
@@ -201,7 +221,7 @@ async def _write_checkpoint(
     if (known := host.snapshots.stores.get(store)) is None:
         raise ConsistencyError(f"worker {host.worker.address} has no part in cut {cut}")
     name, layout = known
-    shards = find_frozen(host, name, cut, copies)
+    shards = FrozenShards.of(host, name, cut, copies)
     counted = []
     for shard, copy in shards.copies.items():
         if copy.counted is None:
@@ -247,28 +267,6 @@ async def _write_checkpoint(
         ),
         "counted": counted,
     }
-
-
-def find_frozen(
-    host: ShardHost, name: str, cut: str, copies: Sequence[CopyWords]
-) -> FrozenShards:
-    """Return the shards of a cut, of a store of this name, for one of its hosts.
-
-    Raises
-    ------
-    SnapshotLostError
-        If a copy that was made here is gone.
-    """
-    keys = [
-        saved_key(cut, shard, version) for shard, (_, version, *_) in enumerate(copies)
-    ]
-    here, mine = host.worker.address, dict[int, "FrozenShard"]()
-    for shard, (owner, *_) in enumerate(copies):
-        if owner == here:
-            if (copy := host.snapshots.find(keys[shard])) is None:
-                raise SnapshotLostError(name, shard, here, "no longer has the copy")
-            mine[shard] = copy
-    return FrozenShards(host, name, [owner for owner, *_ in copies], keys, mine)
 
 
 def planned(
