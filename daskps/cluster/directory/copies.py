@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
-from daskps.cluster.directory.entry import Copy, insist
+from daskps.cluster.directory.entry import Copy, LeftBy, insist
 from daskps.cluster.directory.placement import eligible, find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -113,13 +113,13 @@ class SecondCopies:
             elif copy.counts:
                 goes_on = partial(self._goes_on, move)
                 self._silent.add((entry.uid, shard))
-                self.promote(entry, [shard], (worker, "is silent"), goes_on)
+                self.promote(entry, [shard], LeftBy(worker, "is silent"), goes_on)
 
     def _goes_on(
-        self, move: str, entry: StoreEntry, shards: list[int], left_by: tuple[str, str]
+        self, move: str, entry: StoreEntry, shards: list[int], left_by: LeftBy
     ) -> None:
         """Have the owner of shards go on whose copy cannot take over, if it lives."""
-        owner, why = left_by
+        owner, why, _ = left_by
         entry.set_away(shards, f"{why}, and its copy cannot take over")
         for shard in shards:
             of = {"store": entry.uid, "shard": shard, "move": move}
@@ -329,8 +329,8 @@ class SecondCopies:
         self,
         entry: StoreEntry,
         shards: Sequence[int],
-        left_by: tuple[str, str],
-        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+        left_by: LeftBy,
+        otherwise: Callable[[StoreEntry, list[int], LeftBy], Any],
     ) -> list[int]:
         """Make copies the owners of shards whose worker has gone.
 
@@ -338,7 +338,7 @@ class SecondCopies:
         cannot take over, here or where it was about to do so before.
         """
         if kept := [shard for shard in shards if self.serves(entry, shard)]:
-            entry.set_away(kept, f"{left_by[1]}; its second copy takes over")
+            entry.set_away(kept, f"{left_by.reason}; its second copy takes over")
         for shard in kept:
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard, "was to take over")) is not None:
@@ -374,10 +374,10 @@ class SecondCopies:
         shard: int,
         copy: Copy,
         *,
-        left_by: tuple[str, str],
-        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+        left_by: LeftBy,
+        otherwise: Callable[[StoreEntry, list[int], LeftBy], Any],
     ) -> None:
-        worker = left_by[0]
+        worker = left_by.worker
         # Adopters that were asked before, or are later, have others than this number.
         entry.raise_generation(shard)
         entry.raise_generation(shard)

@@ -22,7 +22,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps.cluster.directory.candidates import Candidates
-from daskps.cluster.directory.entry import insist
+from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import has_near
 from daskps.cluster.directory.move import time_now
 from daskps.cluster.directory.placement import find_room, held_bytes
@@ -173,9 +173,8 @@ class Drains:
         entry.set_away(shards, why)
         # Before anybody is asked: who has them may be that worker again.
         await insist(self._hosts, worker, "let_go", _PAUSE_SECONDS, **about)
-        in_order = self._hosts.has_worker(worker)
-        move = self._moves.begin(entry, (worker, why), shards, in_order=in_order)
-        move.look_now()
+        left_by = LeftBy(worker, why, in_order=self._hosts.has_worker(worker))
+        self._moves.begin(entry, shards, left_by).look_now()
         await self._until_settled(entry, shards)
 
     async def _until_settled(self, entry: StoreEntry, shards: Sequence[int]) -> None:
@@ -200,7 +199,7 @@ class Drains:
             done, _ = await asyncio.wait({departure.over}, timeout=_ANSWER_SECONDS)
             if not done:
                 return {"waits": True, "stores": []}
-        self._moves.worker_left(worker, reason, in_order=True)
+        self._moves.worker_left(LeftBy(worker, reason, in_order=True))
         # Also what was given up is looked for: a worker may have hung for long.
         self._moves.worker_came()
         stores = [e.uid for e in self._stores.values() if e.without_owner]
@@ -215,7 +214,7 @@ class Drains:
             nbytes = sum(entry.sizes[i] for entry, i in departure.shards)
             departure.seconds = _RETIRE_SECONDS + nbytes / _RETIRE_NBYTES_A_SECOND
             departure.lives.set()
-        self._moves.worker_left(worker, reason)
+        self._moves.worker_left(LeftBy(worker, reason))
         return None if departure is None else departure.over
 
     def _departure(self, worker: str, reason: str) -> _Departure | None:
@@ -274,8 +273,8 @@ class Drains:
             del self._departures[worker]
             for entry, shard in departure.shards:
                 entry.sent_on.discard((shard, worker))
-            in_order = lives.is_set()
-            self._moves.worker_left(worker, departure.reason, in_order=in_order)
+            left_by = LeftBy(worker, departure.reason, in_order=lives.is_set())
+            self._moves.worker_left(left_by)
 
     async def _send_on(
         self, shards: Sequence[tuple[StoreEntry, int]], worker: str
@@ -450,7 +449,7 @@ class Drains:
             self._moves.install(entry, source, [row])
         elif entry.uid in self._stores:
             entry.settle([shard])
-            self._moves.left(entry, source, "died as it handed over a shard")
+            self._moves.left(entry, LeftBy(source, "died as it handed over a shard"))
 
     async def _taken_back(
         self, entry: StoreEntry, source: str, about: dict[str, Any]

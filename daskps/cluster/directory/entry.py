@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskps import config
 from daskps.cluster.keys import label_of
@@ -105,6 +105,15 @@ class _Lease:
         over = asyncio.ensure_future(self._over.wait())
         await asyncio.wait({over}, timeout=max(0.0, min(seconds, self._until - now)))
         over.cancel()
+
+
+class LeftBy(NamedTuple):
+    """The worker that has left shards, and why."""
+
+    worker: str
+    reason: str
+    #: One that closes in order has yet to let go of them, and others may leave with it.
+    in_order: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,7 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
+from daskps.cluster.directory.entry import LeftBy
 from daskps.cluster.directory.machines import has_near, memory_of
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
@@ -69,8 +70,8 @@ class Standby(Protocol):
         self,
         entry: StoreEntry,
         shards: list[int],
-        left_by: tuple[str, str],
-        otherwise: Callable[[StoreEntry, list[int], tuple[str, str]], Any],
+        left_by: LeftBy,
+        otherwise: Callable[[StoreEntry, list[int], LeftBy], Any],
     ) -> list[int]:
         """Make copies the owners of shards; return the shards that have none."""
 
@@ -137,8 +138,9 @@ class ShardMoves:
         its connection has ended first.
         """
         for move in self._open:
-            move.in_order |= move.worker == worker
-        return any(move.is_open and not move.in_order for move in self._open)
+            if move.left_by.worker == worker:
+                move.left_by = move.left_by._replace(in_order=True)
+        return any(move.is_open and not move.left_by.in_order for move in self._open)
 
     @DIRECTORY.handles("removed")
     def on_removed(self, worker: str, names: Sequence[str]) -> None:
@@ -151,7 +153,7 @@ class ShardMoves:
                 for owner in {entry.owners[i] for i in shards}:
                     of = [i for i in sorted(shards) if entry.owners[i] == owner]
                     # Most likely somebody has closed the cluster.
-                    self.lose(entry, of, (owner, why), level=logging.INFO)
+                    self.lose(entry, of, LeftBy(owner, why), level=logging.INFO)
 
     @DIRECTORY.handles("memory-lost")
     def on_memory_lost(
@@ -162,77 +164,51 @@ class ShardMoves:
             named = {shard for uid, shard in shards if uid == entry.uid}
             held = {i for i, w in enumerate(entry.owners) if w == worker}
             if gone := sorted(named & held - entry.without_owner):
-                self.lose(entry, gone, (worker, reason + _WAS_ON_DEVICE))
+                self.lose(entry, gone, LeftBy(worker, reason + _WAS_ON_DEVICE))
 
-    def worker_left(self, worker: str, reason: str, *, in_order: bool = False) -> None:
-        """Look for new owners of what a worker held, or mark it as lost.
-
-        One that leaves in order has yet to let go of it, and others may leave with it.
-        """
+    def worker_left(self, left_by: LeftBy) -> None:
+        """Look for new owners of what a worker held, or mark it as lost."""
         for entry in self.stores.values():
-            self.left(entry, worker, reason, in_order=in_order)
+            self.left(entry, left_by)
         for move in [*self._open]:
             move.promote()
 
-    def left(
-        self, entry: StoreEntry, worker: str, reason: str, *, in_order: bool = False
-    ) -> None:
+    def left(self, entry: StoreEntry, left_by: LeftBy) -> None:
         """Do the same for one store."""
+        worker = left_by.worker
         held = {i for i, w in enumerate(entry.owners) if w == worker}
         entry.uncharge(held)
         sent_on = {i for i, by in entry.sent_on if by == worker}
         if not (shards := sorted(held - entry.without_owner - sent_on)):
             return
-        by = worker, reason
-        if rest := self.promote(entry, shards, by, in_order=in_order):
-            self._look_for(entry, rest, by, in_order=in_order)
+        if rest := self.promote(entry, shards, left_by):
+            self._look_for(entry, rest, left_by)
 
     def promote(
-        self,
-        entry: StoreEntry,
-        shards: list[int],
-        left_by: tuple[str, str],
-        *,
-        in_order: bool,
+        self, entry: StoreEntry, shards: list[int], left_by: LeftBy
     ) -> list[int]:
         """Make second copies owners where a machine serves no more; return the rest."""
         running = entry.ready and self.scheduler.status == Status.running
-        if not running or has_near(self.scheduler, entry, left_by[0]):
+        if not running or has_near(self.scheduler, entry, left_by.worker):
             return shards
-        look = partial(self._look_for, in_order=in_order)
-        return self.standby.promote(entry, shards, left_by, look)
+        return self.standby.promote(entry, shards, left_by, self._look_for)
 
-    def _look_for(
-        self,
-        entry: StoreEntry,
-        shards: list[int],
-        left_by: tuple[str, str],
-        *,
-        in_order: bool,
-    ) -> None:
+    def _look_for(self, entry: StoreEntry, shards: list[int], left_by: LeftBy) -> None:
         """Look for new owners of shards, or mark them as lost."""
-        worker, reason = left_by
         shared = {row[0] for row in entry.segments}
         running = entry.ready and self.scheduler.status == Status.running
         if running and shared.issuperset(shards):
-            self.begin(entry, left_by, shards, in_order=in_order)
+            self.begin(entry, shards, left_by)
         else:
             told = _WAS_ON_DEVICE if entry.device else _WAS_PRIVATE
-            self.lose(entry, shards, (worker, reason + told * running))
+            reason = left_by.reason + told * running
+            self.lose(entry, shards, left_by._replace(reason=reason))
 
-    def begin(
-        self,
-        entry: StoreEntry,
-        left_by: tuple[str, str],
-        shards: list[int],
-        *,
-        in_order: bool,
-    ) -> Move:
+    def begin(self, entry: StoreEntry, shards: list[int], left_by: LeftBy) -> Move:
         """Look for new owners of shards that other processes can map."""
-        self.runs.fence_all(
-            entry, rounds_error(left_by[0]), lambda run: not run.survives(shards)
-        )
-        move = Move(self, entry, left_by, shards, in_order=in_order)
+        error = rounds_error(left_by.worker)
+        self.runs.fence_all(entry, error, lambda run: not run.survives(shards))
+        move = Move(self, entry, shards, left_by)
         self._open.append(move)
         work = self.hosts.spawn(move.run())
         work.add_done_callback(lambda _: self._open.remove(move))
@@ -299,7 +275,7 @@ class ShardMoves:
         self,
         entry: StoreEntry,
         shards: list[int],
-        left_by: tuple[str, str],
+        left_by: LeftBy,
         *,
         level: int = logging.WARNING,
     ) -> None:
@@ -307,12 +283,12 @@ class ShardMoves:
 
         But those of which there are copies, which become the owners.
         """
-        worker, reason = left_by
+        worker, reason, _ = left_by
         lose = partial(self.lose, level=level)
         if not (shards := self.standby.promote(entry, shards, left_by, lose)):
             return
         entry.settle(shards)
-        entry.set_lost(shards, *left_by)
+        entry.set_lost(shards, worker, reason)
         self.hosts.tell(
             "shards-lost", entry, shards=shards, worker=worker, reason=reason
         )
@@ -325,22 +301,17 @@ class ShardMoves:
 
 
 class Move:
-    """One move: which worker is asked when, what it says, and the new owners.
-
-    `in_order` says whether the worker that left has closed in order.
-    """
+    """One move: which worker is asked when, what it says, and the new owners."""
 
     def __init__(
         self,
         moves: ShardMoves,
         entry: StoreEntry,
-        left_by: tuple[str, str],
         shards: list[int],
-        *,
-        in_order: bool,
+        left_by: LeftBy,
     ) -> None:
-        self.entry, self.in_order = entry, in_order
-        self.worker, self._reason = left_by
+        self.entry, self.left_by = entry, left_by
+        self.worker, self._reason, in_order = left_by
         self._moves, self._hosts, self._runs = moves, moves.hosts, moves.runs
         self._candidates = Candidates(moves.scheduler, moves.stores, entry, self.worker)
         settings, now = config.load(), time_now()
@@ -391,8 +362,7 @@ class Move:
 
     def promote(self) -> None:
         """Leave shards to their second copies once nobody else can have them."""
-        about = self.entry, [*self._left], (self.worker, self._reason)
-        rest = self._moves.promote(*about, in_order=self.in_order)
+        rest = self._moves.promote(self.entry, [*self._left], self.left_by)
         self.give_up(self._left.keys() - rest)
 
     def _is_known(self) -> bool:
@@ -525,7 +495,7 @@ class Move:
                 self._runs.fence_all(self.entry, ShardLostError(*about))
             else:
                 why = why.replace("; ", "; nobody could adopt it: ", 1)
-                self._moves.lose(self.entry, shards, (self.worker, why))
+                self._moves.lose(self.entry, shards, LeftBy(self.worker, why))
 
     def _say_away(self, shards: list[int], why: str) -> None:
         """Say that shards have been away for a while, also to callers that wait."""

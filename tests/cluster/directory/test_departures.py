@@ -13,7 +13,7 @@ from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from daskps.cluster.directory.copies import SecondCopies
-from daskps.cluster.directory.entry import Copy, StoreEntry
+from daskps.cluster.directory.entry import Copy, LeftBy, StoreEntry
 from daskps.cluster.directory.move import END_SECONDS, ShardMoves
 from daskps.errors import ProtocolError, ShardLostError
 from tests import virtual
@@ -112,7 +112,7 @@ class Cluster:
     # -- what a test does ----------------------------------------------------
 
     def die(self) -> None:
-        self.moves.worker_left(DEAD, "died")
+        self.moves.worker_left(LeftBy(DEAD, "died"))
 
     def told(self) -> list[tuple[float, str]]:
         return [(at, what) for at, what, _ in self.events]

@@ -20,7 +20,7 @@ import pytest
 import daskps
 from daskps import config, optim
 from daskps.cluster.directory.directory import Directory
-from daskps.cluster.directory.entry import StoreEntry
+from daskps.cluster.directory.entry import LeftBy, StoreEntry
 from daskps.cluster.directory.move import Move
 from daskps.cluster.host import adoption as leaving
 from daskps.cluster.host.adoption import _Adopter
@@ -152,17 +152,15 @@ def test_memory_of_the_dead_is_awaited_until_it_is_lost(
     """Else the last worker to close would take it along, as one that hardly came."""
 
     async def asked() -> bool:
-        left_by = "tcp://127.0.0.1:1", "left"
+        left_by = LeftBy("tcp://127.0.0.1:1", "left", in_order=in_order)
         scheduler: Any = SimpleNamespace(handlers={})
         made = Directory(scheduler)
-        more: Any = ("C", False, {}, (left_by[0],), {}, 1.0, b"", {})
+        more: Any = ("C", False, {}, (left_by.worker,), {}, 1.0, b"", {})
         entry = made.stores["s"] = StoreEntry("s", "s", *more)
-        made.moves._open.append(
-            Move(made.moves, entry, left_by, [0], in_order=in_order)
-        )
+        made.moves._open.append(Move(made.moves, entry, [0], left_by))
         if is_lost:
-            entry.lost[0] = left_by
-        who = left_by[0] if itself else "tcp://127.0.0.1:2"
+            entry.lost[0] = left_by[:2]
+        who = left_by.worker if itself else "tcp://127.0.0.1:2"
         return made.moves.awaits_shards(who)
 
     assert asyncio.run(asked()) == (waits and not itself)
