@@ -18,8 +18,6 @@ from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.errors import ConsistencyError, ShardLostError, StaleGenerationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.protocol.deadline import Deadline
@@ -55,51 +53,40 @@ async def reshard(
     ShardLostError, StoreClosedError, TimeoutError
         As their names say. The store goes on as it was.
     """
-    cut, turn = uuid.uuid4().hex, dict[str, Any]()
+    link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
+    turn, silent = dict[str, Any](), set[str]()
     try:
         turn |= await take_cut(
             shards, cut, deadline=deadline, method="reshard", servers=servers
         )
-        turn["shards"] = turn["shards"] if n_shards is None else n_shards
-        return await _relaid(shards, cut, turn, deadline, grows=grows)
+        async with contextlib.AsyncExitStack() as watch:
+            # Dask would try for long to reach one that has died, and pushes wait.
+            for worker, of in meta.hosts.items():
+                over = shards.remote.liveness.over(worker, of)
+                await watch.enter_async_context(over)
+            whole = saving.WholeCut.of(cut, meta.layout, turn)
+            describe = partial(saving.describe, shards, whole, silent)
+            left = deadline.remaining()
+            manifest, applied = await link.within(describe, left, deadline.what, silent)
+            frozen = cut, whole.copies, meta.layout.to_wire(), applied
+            of_turn = meta.uid, turn["token"], None, frozen, watch.aclose
+            plan = replacing(
+                meta,
+                FoundCheckpoint("", {}, "", manifest),
+                shards=turn["shards"] if n_shards is None else n_shards,
+                servers=turn["servers"],
+                replaces=creation.Replaced(*of_turn),
+            )
+            if (left := deadline.remaining()) is not None and grows:
+                left += manifest.nbytes / SAVED_NBYTES_A_SECOND
+            return await creation.create(link, plan, left)
     except (OSError, ShardLostError, StaleGenerationError) as error:
         if isinstance(error, TimeoutError) or "token" not in turn:
             raise
         raise ConsistencyError(
-            f"store {shards.meta.name!r} goes on as it was, for a worker failed while it was "
+            f"store {meta.name!r} goes on as it was, for a worker failed while it was "
             f"resharded ({error}); try again"
         ) from error
     finally:
         # Where it has other shards now this is over.
         await drop_cut(shards, cut)
-
-
-async def _relaid(
-    shards: ShardClient,
-    cut: str,
-    turn: Mapping[str, Any],
-    deadline: Deadline,
-    *,
-    grows: bool,
-) -> StoreMap:
-    link, meta = shards.link, shards.meta
-    async with contextlib.AsyncExitStack() as watch:
-        # Dask would try for long to reach one that has died, and pushes wait.
-        for worker, of in meta.hosts.items():
-            await watch.enter_async_context(shards.remote.liveness.over(worker, of))
-        whole, silent = saving.WholeCut.of(cut, meta.layout, turn), set[str]()
-        describe = partial(saving.describe, shards, whole, silent)
-        left = deadline.remaining()
-        manifest, applied = await link.within(describe, left, deadline.what, silent)
-        frozen = cut, whole.copies, meta.layout.to_wire(), applied
-        of_turn = meta.uid, turn["token"], None, frozen, watch.aclose
-        plan = replacing(
-            meta,
-            FoundCheckpoint("", {}, "", manifest),
-            shards=turn["shards"],
-            servers=turn["servers"],
-            replaces=creation.Replaced(*of_turn),
-        )
-        if (left := deadline.remaining()) is not None and grows:
-            left += manifest.nbytes / SAVED_NBYTES_A_SECOND
-        return await creation.create(link, plan, left)
