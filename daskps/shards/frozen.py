@@ -149,11 +149,7 @@ class HeldShard(FrozenShard):
     def __init__(self, segment: Segment, flip: int, nbytes: int) -> None:
         self._segment, self._flip, self._nbytes = segment, flip, nbytes
         self._rest = RowsAtRest(segment)
-        tables = [
-            held_rows(segment, flip, position)
-            for position, table in enumerate(segment.tables, len(segment.pieces))
-            if table.unbounded is not None
-        ]
+        tables = [held_rows(segment, flip, at) for at, _ in unbounded_of(segment)]
         counted = Counted.of(segment, flip)
         super().__init__(np.empty(0, np.uint8), {}, tables, counted)
         self.check()
@@ -254,7 +250,7 @@ class BegunCopy:
             places[span.area, span.position] = dtype, span.stop, at
             at += align(size)
         tables, nbytes = [], memory.nbytes
-        for position, table in _unbounded_tables(segment, index):
+        for position, table in unbounded_of(segment, index):
             more = table.n_rows // 2 + MORE_NBYTES // table.piece.table.row_nbytes
             room = room_for(segment, position, more, whole=whole)
             tables.append(room)
@@ -273,7 +269,7 @@ class BegunCopy:
 def needed_nbytes(segment: Segment, index: int | None) -> int:
     """Return about how many bytes a copy takes, without one; see :meth:`BegunCopy.of`."""
     found = _nbytes_of(spans_of(segment, index))
-    for _, table in _unbounded_tables(segment, index):
+    for _, table in unbounded_of(segment, index):
         of_row = 2 * 8 + table.piece.table.row_nbytes
         if index == WHOLE and table.unbounded is not None:
             of_row += sum(slot.strides[0] for slot in table.slots)
@@ -282,8 +278,8 @@ def needed_nbytes(segment: Segment, index: int | None) -> int:
     return found
 
 
-def _unbounded_tables(
-    segment: Segment, index: int | None
+def unbounded_of(
+    segment: Segment, index: int | None = WHOLE
 ) -> Iterator[tuple[int, TableMemory]]:
     """Give the unbounded tables among what an index names, with their positions."""
     for position, table in enumerate(segment.tables, len(segment.pieces)):

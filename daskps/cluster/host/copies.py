@@ -40,7 +40,7 @@ from daskps.layout.chunks import WHOLE
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS, Span
 from daskps.shards import run_record
 from daskps.shards.arrays.payload import NUMPY
-from daskps.shards.frozen import spans_of
+from daskps.shards.frozen import spans_of, unbounded_of
 from daskps.shards.installation import Counted, Installation
 from daskps.shards.memory.format import GENERATION
 from daskps.shards.states import Mark, State
@@ -93,7 +93,7 @@ async def _fill(
 
     coming = Coming(move, await host.in_thread(build), source, Mark(0, 0))
     if (store, shard) in host.coming:
-        _drop(host, store, shard)
+        host.coming.pop((store, shard)).close()
     try:
         check_open(host, about["name"], store, move)
     except DaskPSError:
@@ -158,13 +158,8 @@ async def _copied(
         packed = await _ask(host, coming, "move_read", store, spans=asked)
         return [unpack_array(p, d) for p, (_, d) in zip(packed, some, strict=True)]
 
-    counts = begun["rows"]
-    half = len(counts) // 2
-    rows = zip(counts[:half], counts[half:], strict=True)
-    for position, table in enumerate(segment.tables, len(segment.pieces)):
-        if table.unbounded is None:
-            continue
-        n, k = next(rows)
+    counts = np.reshape(begun["rows"], (2, -1)).T.tolist()
+    for (position, table), (n, k) in zip(unbounded_of(segment), counts, strict=True):
         wanted = [(IDS, n), (CANDIDATES, k), (COUNTS, k)]
         which = [(Span(area, position, 0, m), "int64") for area, m in wanted]
         ids, *counted = await read(which)
@@ -374,17 +369,13 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
 
 
 @HOST.handles("move_drop")
-async def _drop_message(host: ShardHost, *, store: str, shard: int, move: str) -> None:
+async def _drop(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Free a shard that does not move here after all, also where it has by now."""
     host.dropped.append(move)
     coming = host.coming.get((store, shard))
     if coming is not None and coming.move == move:
-        _drop(host, store, shard)
+        host.coming.pop((store, shard)).close()
     hosted = host.shards.get((store, shard))
     if hosted is not None and hosted.came_by == move:
         del host.shards[store, shard]
         host.drop(hosted)
-
-
-def _drop(host: ShardHost, store: str, shard: int) -> None:
-    host.coming.pop((store, shard)).close()
