@@ -61,7 +61,7 @@ class SecondCopies:
         #: Shards whose owners were silent, until they have one again.
         self._silent: set[tuple[str, int]] = set()
         #: Has a worker that has stopped a shard go on, see `Drains.take_back`.
-        self.take_back: Callable[[StoreEntry, str, dict[str, Any]], Any]
+        self.take_back: Callable[[StoreEntry, int, str], Any]
 
     @DIRECTORY.handles("copies")
     async def on_copies(
@@ -122,8 +122,7 @@ class SecondCopies:
         owner, why, _ = left_by
         entry.set_away(shards, f"{why}, and its copy cannot take over")
         for shard in shards:
-            of = {"store": entry.uid, "shard": shard, "move": move}
-            self._hosts.spawn(self.take_back(entry, owner, of))
+            self._hosts.spawn(self.take_back(entry, shard, move))
 
     def worker_came(self) -> None:
         """Hear that a worker came, which has no host yet."""

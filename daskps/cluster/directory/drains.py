@@ -427,7 +427,7 @@ class Drains:
         if entry.uid not in self._stores:
             return
         if entry.away.get(shard) == _handing(source, target):
-            await self.take_back(entry, source, of)
+            await self.take_back(entry, shard, of["move"])
         else:
             generation = entry.generations[shard] + 1
             await self._taken_back(entry, source, {**of, "generation": generation})
@@ -435,16 +435,14 @@ class Drains:
         dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
         await asyncio.wait({dropping}, timeout=_ANSWER_SECONDS)
 
-    async def take_back(
-        self, entry: StoreEntry, source: str, of: dict[str, Any]
-    ) -> None:
+    async def take_back(self, entry: StoreEntry, shard: int, move: str) -> None:
         """Have a worker that has stopped a shard go on; or others look for it."""
-        shard = of["shard"]
         if entry.uid not in self._stores:
             return
+        source, about = entry.owners[shard], {"store": entry.uid, "shard": shard}
         # Another worker may have become the owner, and could not say so.
         entry.raise_generation(shard)
-        about = {**of, "generation": entry.generations[shard] + 1}
+        about |= {"move": move, "generation": entry.generations[shard] + 1}
         if (row := await self._taken_back(entry, source, about)) is not None:
             self._moves.install(entry, source, [row])
         elif entry.uid in self._stores:

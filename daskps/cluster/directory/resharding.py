@@ -91,7 +91,7 @@ class Reshards:
         """
         new = self._stores.entry(uid)
         old = self._stores.entry((new.replaces or ("", 0))[0])
-        held, of = self._cuts.held(cut := old.lease.cut), {"store": old.uid}
+        held, of = self._cuts.held(cut := old.lease.cut), {"store": old.uid, "cut": cut}
         if away := old.without_owner:
             raise ConsistencyError(
                 f"shards {sorted(away)} of store {old.name!r} have lost their worker while "
@@ -101,24 +101,19 @@ class Reshards:
         for i, version, *_ in held:
             row = i, version, old.generations[i] + 1
             shards.setdefault(old.owners[i], []).append(row)
-        old.set_away(range(len(old.owners)), "waits for the end of a reshard")
-        ask, hosts = self._moves.hosts.control, self._moves.hosts
+        hosts, every = self._moves.hosts, range(len(old.owners))
+        old.set_away(every, "waits for the end of a reshard")
         try:
             async with asyncio.timeout(_STOP_SECONDS):
-                every = shards.items()
-                stop = (ask(w, "relay_end", **of, cut=cut, shards=s) for w, s in every)
+                ask = hosts.control
+                stop = (ask(w, "relay_end", **of, shards=s) for w, s in shards.items())
                 await asyncio.gather(*stop)
             # Of what is not in use yet nobody adopts anything.
             new.check_found(new.lost)
             self._stores.on_commit(uid, **about)
         except BaseException as error:
-            back = (
-                self._drains.take_back(old, w, {**of, "shard": i, "move": cut})
-                for i, w in enumerate(old.owners)
-            )
-            await asyncio.wait(
-                {hosts.spawn(asyncio.gather(*back))}, timeout=_BACK_SECONDS
-            )
+            back = asyncio.gather(*(self._drains.take_back(old, i, cut) for i in every))
+            await asyncio.wait({hosts.spawn(back)}, timeout=_BACK_SECONDS)
             if isinstance(error, OSError):
                 raise ConsistencyError(
                     f"an owner of store {old.name!r} failed as it was resharded "
