@@ -7,14 +7,13 @@ names the new layout, and has the old shards go on where anything fails before t
 from __future__ import annotations
 
 import contextlib
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daskps.checkpoint.listing import SAVED_NBYTES_A_SECOND, FoundCheckpoint
 from daskps.cluster.caller import creation, saving
 from daskps.cluster.caller.recovery import replacing
-from daskps.cluster.caller.snapshots import drop_cut, take_cut
+from daskps.cluster.caller.snapshots import drop_cut
 from daskps.errors import ConsistencyError, ShardLostError, StaleGenerationError
 
 if TYPE_CHECKING:
@@ -53,22 +52,20 @@ async def reshard(
     ShardLostError, StoreClosedError, TimeoutError
         As their names say. The store goes on as it was.
     """
-    link, meta, cut = shards.link, shards.meta, uuid.uuid4().hex
-    turn, silent = dict[str, Any](), set[str]()
+    link, meta, silent = shards.link, shards.meta, set[str]()
+    how: dict[str, Any] = {"method": "reshard", "servers": servers}
+    whole = await saving.take(shards, deadline, **how)
+    turn = whole.told
     try:
-        turn |= await take_cut(
-            shards, cut, deadline=deadline, method="reshard", servers=servers
-        )
         async with contextlib.AsyncExitStack() as watch:
             # Dask would try for long to reach one that has died, and pushes wait.
             for worker, of in meta.hosts.items():
                 over = shards.remote.liveness.over(worker, of)
                 await watch.enter_async_context(over)
-            whole = saving.WholeCut.of(cut, meta.layout, turn)
             describe = partial(saving.describe, shards, whole, silent)
             left = deadline.remaining()
             manifest, applied = await link.within(describe, left, deadline.what, silent)
-            frozen = cut, whole.copies, meta.layout.to_wire(), applied
+            frozen = whole.name, whole.copies, meta.layout.to_wire(), applied
             of_turn = meta.uid, turn["token"], None, frozen, watch.aclose
             plan = replacing(
                 meta,
@@ -81,7 +78,7 @@ async def reshard(
                 left += manifest.nbytes / SAVED_NBYTES_A_SECOND
             return await creation.create(link, plan, left)
     except (OSError, ShardLostError, StaleGenerationError) as error:
-        if isinstance(error, TimeoutError) or "token" not in turn:
+        if isinstance(error, TimeoutError):
             raise
         raise ConsistencyError(
             f"store {meta.name!r} goes on as it was, for a worker failed while it was "
@@ -89,4 +86,4 @@ async def reshard(
         ) from error
     finally:
         # Where it has other shards now this is over.
-        await drop_cut(shards, cut)
+        await drop_cut(shards, whole.name)

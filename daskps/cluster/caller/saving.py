@@ -58,18 +58,8 @@ class WholeCut:
     #: By shard its host, its version, and the numbers of rows and of candidates of its
     #: unbounded tables.
     copies: Sequence[tuple[str, int, Sequence[int], Sequence[int]]]
-    #: The run that the store was in, or came after, as its directory describes it.
-    trained_by: str = ""
-
-    @classmethod
-    def of(cls, name: str, layout: Layout, found: Mapping[str, Any]) -> WholeCut:
-        """Return a cut as the directory has told of it."""
-        n, owners = len(unbounded_tables(layout, WHOLE)), found["where"]["owners"]
-        copies = [
-            (owners[shard], version, of[:n], of[n:])
-            for shard, version, _, *of in sorted(found["versions"])
-        ]
-        return cls(name, copies, found["trained_by"])
+    #: All that the directory has told, as the run that the store was in, or came after.
+    told: Mapping[str, Any]
 
     def counts(self, tables: Sequence[Table]) -> Counts:
         """Return how many rows and candidates all shards have."""
@@ -127,8 +117,8 @@ async def save(
     return await write(shards, cut, target, deadline=deadline, training=training)
 
 
-async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
-    """Have all hosts copy all shards at one moment.
+async def take(shards: ShardClient, deadline: Deadline, **how: Any) -> WholeCut:
+    """Have all hosts copy all shards at one moment, or hold them, as `take_cut` does.
 
     The next step is :func:`write` or `drop_cut`.
 
@@ -137,13 +127,18 @@ async def take(shards: ShardClient, deadline: Deadline) -> WholeCut:
     ConsistencyError, ShardLostError, StoreClosedError, TimeoutError
         As of :func:`save`.
     """
-    name = uuid.uuid4().hex
+    name, how = uuid.uuid4().hex, how or {"index": WHOLE}
     try:
-        found = await take_cut(shards, name, index=WHOLE, deadline=deadline)
+        found = await take_cut(shards, name, deadline=deadline, **how)
     except BaseException:
         await drop_cut(shards, name)
         raise
-    return WholeCut.of(name, shards.meta.layout, found)
+    n, owners = len(unbounded_tables(shards.meta.layout, WHOLE)), shards.meta.owners
+    copies = [
+        (owners[shard], version, of[:n], of[n:])
+        for shard, version, _, *of in sorted(found["versions"])
+    ]
+    return WholeCut(name, copies, found)
 
 
 async def write(
@@ -242,7 +237,7 @@ def _manifest(
         version=said.counted.version,
         **_contents(meta.layout, rules, counts, said),
         epochs=said.counted.epochs,
-        progress={"run": json.loads(cut.trained_by)} if cut.trained_by else {},
+        progress={"run": json.loads(run)} if (run := cut.told["trained_by"]) else {},
         files=(),
         daskps=VERSION,
     )
