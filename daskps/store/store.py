@@ -15,7 +15,6 @@ from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import CheckpointError, IllegalStateError, LayoutError
-from daskps.layout.chunks import unbounded_tables
 from daskps.optim.master import WithMaster
 from daskps.store.arguments import number, whole
 from daskps.store.array import ParameterArray
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import CallFuture
-    from daskps.layout.arrays import Layout
     from daskps.store.typed import Parameter
     from daskps.typing import Array
 
@@ -391,7 +389,7 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
                 cut = await saving.take(shards, deadline)
             left = deadline.remaining()
             if by_default and left is not None:
-                left += _nbytes(shards.meta.layout, cut) / SAVED_NBYTES_A_SECOND
+                left += cut.nbytes(shards.meta.layout) / SAVED_NBYTES_A_SECOND
             write = partial(
                 saving.write,
                 shards,
@@ -463,11 +461,3 @@ def _sweep(target: CheckpointTarget) -> None:
     # The new checkpoint is written already: an error here does not undo it.
     with contextlib.suppress(CheckpointError):
         sweep(Storage(target.url, target.options), time.time())
-
-
-def _nbytes(layout: Layout, cut: saving.WholeCut) -> int:
-    """Return about how many bytes a checkpoint has: values, and up to three slots."""
-    tables = unbounded_tables(layout, None)
-    counts = cut.counts(tables)
-    rows = sum(sum(counts.rows[t.index]) * t.row_nbytes for t in tables)
-    return 4 * (layout.nbytes + rows)

@@ -16,7 +16,6 @@ from daskps import config
 from daskps.checkpoint.local_files import UNFINISHED
 from daskps.checkpoint.manifest import MANIFEST
 from daskps.checkpoint.storage import Storage, shown
-from daskps.checkpoint.texts import to_bytes
 from daskps.cluster import upstream
 from daskps.cluster.caller.lifetime import Hold
 from daskps.cluster.caller.link import Link, current_link
@@ -308,7 +307,7 @@ async def install(
         check_parameters(meta, source.manifest, shown(source.url))
     where = source.url, pack_options(source.options or {})
     frozen = None if replaced is None else replaced.frozen
-    sealed = source.digest if frozen is None else to_bytes(source.manifest)
+    sealed = source.digest if frozen is None else upstream.dumps(source.manifest)
     about: dict[str, Any] = {"where": where, "manifest": sealed, "frozen": frozen}
     about["taken"] = source.taken
     every = (_control(link, meta, w, "install", **about) for w in meta.hosts)

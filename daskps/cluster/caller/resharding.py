@@ -75,7 +75,7 @@ async def reshard(
                 replaces=creation.Replaced(*of_turn),
             )
             if (left := deadline.remaining()) is not None and grows:
-                left += manifest.nbytes / SAVED_NBYTES_A_SECOND
+                left += whole.nbytes(meta.layout) / SAVED_NBYTES_A_SECOND
             return await creation.create(link, plan, left)
     except (OSError, ShardLostError, StaleGenerationError) as error:
         if isinstance(error, TimeoutError):

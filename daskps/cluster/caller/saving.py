@@ -22,7 +22,7 @@ from daskps.checkpoint.manifest import MANIFEST, Manifest, StoredParameter, Stor
 from daskps.checkpoint.rules import StoredRule
 from daskps.checkpoint.storage import Storage
 from daskps.checkpoint.texts import to_bytes
-from daskps.checkpoint.zarr import node_paths, nodes
+from daskps.checkpoint.zarr import nodes
 from daskps.cluster.caller.snapshots import drop_cut, take_cut
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.protocol.deadline import gather
@@ -65,6 +65,13 @@ class WholeCut:
         """Return how many rows and candidates all shards have."""
         rows = [of for *_, of, _ in self.copies]
         return Counts.by_shard(tables, rows, [of for *_, of in self.copies])
+
+    def nbytes(self, layout: Layout) -> int:
+        """Return about how many bytes it has: values, and up to three slots."""
+        tables = unbounded_tables(layout, None)
+        counts = self.counts(tables)
+        rows = sum(sum(counts.rows[t.index]) * t.row_nbytes for t in tables)
+        return 4 * (layout.nbytes + rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +220,12 @@ async def describe(
 ) -> tuple[Manifest, KnownPushes]:
     """Return what a checkpoint of a cut would say, and what its shards know of pushes.
 
-    In `silent` are the owners that have yet to answer. Raises as :func:`write`.
+    It has no files. In `silent` are the owners that have yet to answer. Raises as
+    :func:`write`.
     """
     rules = Rules(shards.meta.layout, shards.meta.rules)
     said, _ = await _by_owners(shards, cut, None, rules=rules, silent=silent)
-    manifest = _manifest(shards.meta, cut, rules, said)
-    nodes = [StoredFile(path, 0, digest(b"")) for path in node_paths(manifest.arrays)]
-    return replace(manifest, files=(*said.files, *nodes)), said.applied
+    return _manifest(shards.meta, cut, rules, said), said.applied
 
 
 def _manifest(

@@ -42,6 +42,7 @@ from daskps.cluster.protocol.deadline import gather
 from daskps.cluster.protocol.handlers import HOST
 from daskps.cluster.protocol.packing import unpack_options
 from daskps.cluster.protocol.wellformed import layout_of
+from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
 from daskps.errors import (
     CheckpointError,
@@ -137,7 +138,7 @@ class _Installing:
         }
         wanted: dict[str, list[tuple[int, ChunkPart]]] = defaultdict(list)
         reads: dict[str, ChunkRead] = {}
-        nodes = sorted(node_paths(self.selection.arrays))
+        nodes = sorted(node_paths(self.selection.arrays)) if self.manifest.files else []
         for shard, hosted in self.hosted.items():
             layout, arrays = hosted.layout, self.selection.arrays
             # No store needs these files, but a damaged one damages the checkpoint.
@@ -239,15 +240,13 @@ class _Relaying(_Installing):
 
     def read_manifest(self) -> Manifest:
         """Return what a checkpoint would say."""
-        manifest = from_bytes(self.sealed)
+        manifest: Manifest = loads(self.sealed)
         every = planned(layout_of(self.layout), manifest.slots, self.copies)
         self.chunks = {chunk.path: chunk for chunk in every}
         return manifest
 
     def values(self, read: ChunkRead, parts: Sequence[ChunkPart]) -> list[Array]:
         """Return elements that such a file would have, of whichever shards have them."""
-        if not parts:  # as of what describes an array
-            return []
         whole = self.chunks[read.path]
         ends = [*accumulate(span.stop - span.start for _, span in whole.parts)]
         pieces = [[*_within(whole, ends, part)] for part in parts]
@@ -290,8 +289,8 @@ async def _install(
 
     `where` are the URL of its folder, and options as JSON; `manifest` is the digest of
     the file of that name; `taken` says what of it is read, None for all as it is. Or
-    from the shards of a cut, which are `frozen`: then it is all of the manifest that
-    they would have.
+    from the shards of a cut, which are `frozen`: then it is the manifest that they would
+    have, pickled.
     """
     url, options = where
     hosted = {one.index: one for one in host.of(store)}

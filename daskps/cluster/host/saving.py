@@ -177,7 +177,7 @@ class _Writing:
         return chunk.path, data.nbytes, digest(data)
 
     def describe(self) -> None:
-        """Say what would be written, without a file: whoever reads asks the shards."""
+        """Say where chunks of ids would begin: whoever reads them asks the shards."""
         for chunk in self.chunks:
             shard, span = chunk.parts[0]
             if span.area in _WITH_IDS:
@@ -185,7 +185,6 @@ class _Writing:
                     span._replace(stop=span.start + 1)
                 )
                 self.begins.append((chunk.path, self._hash_of(chunk, first)))
-            self.files.append((chunk.path, chunk.nbytes, digest(b"")))
 
     def sync_names(self) -> None:
         """Sync the names of all written files to the disk."""
@@ -212,7 +211,7 @@ async def _write_checkpoint(
     """Write the chunks whose first element one of the shards here has copied.
 
     `where` are the URL of the folder, and options as JSON, None for a description of
-    all without files, and of what the shards know of pushes; `slots` first values by
+    all but the files, and of what the shards know of pushes; `slots` first values by
     index and the marked ones among them; `copies` for each shard its host, its version,
     and the number of rows and candidates of each unbounded table. Returns the files,
     the hashes at which chunks of ids begin, the counters of each shard, and whether the
