@@ -222,7 +222,7 @@ def test_the_store_with_most_there_goes_first():
         ({"drained": {"b"}}, False),
         ({"away": {0: "died", 1: "died"}}, False),
         ({"lost": {0: ("a", "died"), 1: ("a", "died")}}, False),
-        ({"sent_on": {0, 1}}, False),
+        ({"sent_on": {(0, "a"), (1, "a")}}, False),
         ({"memory_share": 0.1}, False),
     ],
     ids=str,

@@ -94,7 +94,8 @@ class Rebalance:
             return
         taken, limits = held_bytes(self._stores.values()), {target: joined.memory_limit}
         most = _MOST_SHARE * held.total() / len(servers)
-        stay, mine = entry.without_owner | entry.sent_on, Counter(entry.nbytes)
+        stay = entry.without_owner | {shard for shard, _ in entry.sent_on}
+        mine = Counter(entry.nbytes)
         for shard, source in enumerate(entry.owners):
             need, has, may = entry.sizes[shard], held[source], shard not in stay
             # A smaller gap than before, by a good deal: else they merely swap places.
