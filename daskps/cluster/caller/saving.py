@@ -188,21 +188,15 @@ async def _write(
     silent: set[str],
     wrote: dict[str, Any],
 ) -> tuple[str, Manifest]:
-    meta = shards.meta
-    rules = Rules(meta.layout, meta.rules)
-    folder, sequence, parent = await asyncio.to_thread(_place, target, meta.lineage)
+    lineage = shards.meta.lineage
+    folder, sequence, parent = await asyncio.to_thread(_place, target, lineage)
     try:
         where = target.folder(folder), pack_options(target.options)
-        said, held = await _by_owners(shards, cut, where, rules=rules, silent=silent)
+        manifest, said, held = await _by_owners(shards, cut, where, silent)
         history = training.history
         if training.hear is not None:
             history = await training.hear(said.counted.epochs)
-        manifest = replace(
-            _manifest(meta, cut, rules, said),
-            parent=parent,
-            sequence=sequence,
-            history=history,
-        )
+        manifest = replace(manifest, parent=parent, sequence=sequence, history=history)
         if training.progress:
             manifest = replace(manifest, progress=training.progress)
         manifest = await _whole(_seal, target, folder, manifest, said)
@@ -223,9 +217,8 @@ async def describe(
     It has no files. In `silent` are the owners that have yet to answer. Raises as
     :func:`write`.
     """
-    rules = Rules(shards.meta.layout, shards.meta.rules)
-    said, _ = await _by_owners(shards, cut, None, rules=rules, silent=silent)
-    return _manifest(shards.meta, cut, rules, said), said.applied
+    manifest, said, _ = await _by_owners(shards, cut, None, silent)
+    return manifest, said.applied
 
 
 def _manifest(
@@ -280,16 +273,16 @@ async def _by_owners(
     shards: ShardClient,
     cut: WholeCut,
     where: tuple[str, str] | None,
-    *,
-    rules: Rules,
     silent: set[str],
-) -> tuple[_OwnersSaid, list[str]]:
-    """Have all owners write their chunks; return their answers, and who had no room.
+) -> tuple[Manifest, _OwnersSaid, list[str]]:
+    """Have all owners write their chunks; return a manifest that has yet to name them.
 
-    `where` are the URL of the folder, and options as JSON; None is for a description
-    alone. In `silent` are the owners that have yet to write.
+    Also the answers of the owners, and which of them had no room. `where` are the URL of
+    the folder, and options as JSON; None is for a description alone. In `silent` are the
+    owners that have yet to write.
     """
     meta, link = shards.meta, shards.link
+    rules = Rules(meta.layout, meta.rules)
     slots = [(i, [*map(float, of)], marked(of)) for i, of in rules.slots.items()]
     about = {
         "store": meta.uid,
@@ -314,8 +307,9 @@ async def _by_owners(
     workers = [*dict.fromkeys(owner for owner, *_ in cut.copies)]
     silent.update(workers)
     replies = await gather(*map(ask, workers))
-    pairs = zip(workers, replies, strict=True)
-    return _OwnersSaid.joined(replies), [worker for worker, of in pairs if of["holds"]]
+    said, pairs = _OwnersSaid.joined(replies), zip(workers, replies, strict=True)
+    held = [worker for worker, of in pairs if of["holds"]]
+    return _manifest(meta, cut, rules, said), said, held
 
 
 def _seal(
