@@ -147,27 +147,35 @@ class Asker:
 
 
 async def find_changes(
-    asker: Asker, table: Table, since: TableState | None, by: int
+    shards: ShardClient,
+    deadline: Deadline,
+    *,
+    table: Table,
+    since: TableState | None,
+    by: int,
+    on_loop: bool = True,
 ) -> Changes:
     """Find out what has changed in a table.
 
     Parameters
     ----------
-    asker : Asker
-        Asks the shards of the store.
+    shards, deadline : ShardClient, Deadline
+        The store, and the end of all questions.
     table : Table
         The table.
     since : TableState, optional
         How far the changes are known.
     by : int
         The producer whose own changes are left out, 0 for none.
+    on_loop : bool
+        As of :class:`Asker`.
 
     Returns
     -------
     Changes
         The changes, or all rows.
     """
-    meta = asker.shards.meta
+    meta, asker = shards.meta, Asker(shards, deadline, on_loop=on_loop)
     n = meta.layout.n_shards
     # Shards that are others by now know nothing of that time.
     now = n, meta.epoch

@@ -496,21 +496,6 @@ class Handle:
 
         return await self._guarded(link, call, deadline)
 
-    def _in_thread(
-        self,
-        work: Callable[[ShardClient, Deadline], Coroutine[Any, Any, T]],
-        deadline: Deadline,
-    ) -> T:
-        """Do some work in a thread, all of whose calls wait in this very thread."""
-        uid, shards = self.uid, self._attached(deadline)
-        try:
-            return at_once(work(shards, deadline))
-        except StaleGenerationError as error:
-            shards.link.run(partial(self._renewed, error, shards, deadline))
-        except LOST as error:
-            self._hear_loss(error, (uid, shards), deadline, None)
-        return self._in_thread(work, deadline)
-
     def _taken(
         self, index: int | None, make: Callable[[Taken], T], timeout: Any, what: str
     ) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from daskps.cluster.caller.questions import find_ids
 from daskps.layout.ids import as_ids
 from daskps.store import changes
-from daskps.store.handle import DEFAULT
+from daskps.store.handle import DEFAULT, ELSEWHERE, at_once
 from daskps.store.repr import counted_tables, table_html
 from daskps.store.snapshot import dask_table
 from daskps.store.specs import RowGrad
@@ -19,8 +20,6 @@ from daskps.store.usage_errors import not_a_row, refuses_arithmetic
 from daskps.tracebacks import entrances, hide
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.shard_map import StoreMap
@@ -500,16 +499,13 @@ class ParameterTable:
         link, what = store._bind(), f"the changes of {self.name!r}"
         known = changes.checked_since(store.uid, table, since, link.latest)
         by = store._producer_here(link).id
-
-        def work(
-            shards: ShardClient, deadline: Deadline
-        ) -> Coroutine[Any, Any, changes.Changes]:
-            asker = changes.Asker(shards, deadline, on_loop=link.asynchronous)
-            return changes.find_changes(asker, table, known, by)
-
-        if link.asynchronous:
-            return store._with_shards(work, timeout, what)
-        return store._in_thread(work, store._deadline(timeout, what))
+        work = partial(changes.find_changes, table=table, since=known, by=by)
+        deadline = store._deadline(timeout, what)
+        if not link.asynchronous:
+            # Where shards are elsewhere, or lost, the event loop sees to that.
+            with suppress(*ELSEWHERE):
+                return at_once(work(store._attached(deadline), deadline, on_loop=False))
+        return store._with_shards(work, deadline, what, beside=True)
 
     def _at_once(self, found: Array, timeout: Any, what: str) -> Array:
         """Return what is known here; with an asynchronous client an awaitable of it."""
