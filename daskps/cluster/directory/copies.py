@@ -380,18 +380,16 @@ class SecondCopies:
         # Adopters that were asked before, or are later, have others than this number.
         entry.raise_generation(shard)
         entry.raise_generation(shard)
-        generation = entry.generations[shard]
         runs = self._moves.runs.for_owner(entry)
-        about: dict[str, Any] = {"move": copy.move, "generation": generation}
-        about |= {"runs": runs, "alone": True}
-        of = {"store": entry.uid, "shard": shard}
+        about: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": copy.move}
+        about |= {"generation": entry.generations[shard], "runs": runs, "alone": True}
         if copy.counts:
             # One that lives would answer reads as if nothing had changed since.
             told = self.depose(entry, shard, worker, move=copy.move, keeps=True)
             await asyncio.wait({told}, timeout=_DEPOSE_SECONDS)
         try:
             try:
-                row = await self._own(copy.worker, worker, {**of, **about})
+                row = await self._own(copy.worker, worker, about)
                 hands = copy.worker, worker
                 await self._moves.settle_runs(entry, hands, [row], runs["rounds"])
                 is_sent_on = (shard, copy.worker) in entry.sent_on

@@ -383,16 +383,15 @@ class Drains:
         # They are told when the store ends, whoever owns the shard then.
         entry.strays |= {source, target}
         entry.charge(target, need)
+        about: dict[str, Any] = {"about": entry.described, "source": source}
         try:
-            about: dict[str, Any] = {"about": entry.described, "source": source}
-            try:
-                await self._hosts.control(target, "move_fill", **of, **about)
-                async with entry.cutting:
-                    await self._hand_over(entry, of, source, target)
-            except BaseException:
-                undoing = self._hosts.spawn(self._undo(entry, of, source, target))
-                await asyncio.wait({undoing})
-                raise
+            await self._hosts.control(target, "move_fill", **of, **about)
+            async with entry.cutting:
+                await self._hand_over(entry, of, source, target)
+        except BaseException:
+            undoing = self._hosts.spawn(self._undo(entry, of, source, target))
+            await asyncio.wait({undoing})
+            raise
         finally:
             entry.charge(target, -need)
         # Its own memory is freed once it knows that another worker owns the shard.
