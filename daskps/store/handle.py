@@ -313,8 +313,7 @@ class Handle:
             return link.run(lambda: self._do_async(link, make, deadline, source))
         uid = self.uid
         try:
-            if shards is None:
-                shards = self._attached(deadline)
+            shards = shards or self._attached(deadline)
             if source is None:
                 request = make(shards.meta)
                 return self._finish(request, shards.pull(request, deadline))
@@ -343,30 +342,12 @@ class Handle:
                 raise
             return found
         except ELSEWHERE as error:
-            read = make if source is None else None
-            return self._hear_loss(error, (uid, shards), deadline, read)
-
-    def _hear_loss(
-        self,
-        error: DaskPSError,
-        of: tuple[str, Any],
-        deadline: Deadline,
-        read: Callable[[StoreMap], Request] | None,
-    ) -> Any:
-        """Raise what a call has to say that found its store lost, in a thread.
-
-        A `read` of shards that are no more is made again. `of` is what it went by.
-        """
-        (uid, shards), link = of, self._bind()
-        try:
-            if read is not None and isinstance(error, StaleGenerationError):
-                again = partial(self._again, error, shards, deadline)
-                return link.run(partial(again, make=read))
+            if shards and source is None and isinstance(error, StaleGenerationError):
+                again = partial(self._again, make=make)
+                return link.run(partial(again, error, shards, deadline))
             # A task steps aside: a store that is restored may need its thread.
             link.run_beside(partial(self._tell_loss, link, uid, error, deadline))
-            raise error
-        finally:
-            del error  # as of `_tell_loss`
+            raise
 
     async def _again(
         self,

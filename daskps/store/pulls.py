@@ -122,7 +122,6 @@ class Readable(Handle):
                 return asked
             # Into arrays as before: all of it is ready.
             deadline = self._deadline(timeout, "a pull")
-            uid = self.uid
             try:
                 found: Any = known.reads.read(names, out, 0, deadline)
                 if found is None:
@@ -130,9 +129,9 @@ class Readable(Handle):
                     found = self._finish(request, known.pull(request, deadline))
                     if request.target is not None and out is not None:
                         known.reads.learn(names, out, request.target)
-            except ELSEWHERE as error:
-                read = self._pulling(names, out, None)
-                found = self._hear_loss(error, (uid, known), deadline, read)
+            except ELSEWHERE:
+                # Once more, so as to find them, or to say what was lost.
+                found = self._do(self._pulling(names, out, None), deadline, "a pull")
             values: dict[str, Array] = found
             return values
         except BaseException as error:
