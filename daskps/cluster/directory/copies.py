@@ -119,8 +119,7 @@ class SecondCopies:
         self, move: str, entry: StoreEntry, shards: list[int], left_by: LeftBy
     ) -> None:
         """Have the owner of shards go on whose copy cannot take over, if it lives."""
-        owner, why, _ = left_by
-        entry.set_away(shards, f"{why}, and its copy cannot take over")
+        entry.set_away(shards, f"{left_by.reason}, and its copy cannot take over")
         for shard in shards:
             self._hosts.spawn(self.take_back(entry, shard, move))
 
