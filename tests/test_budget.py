@@ -252,7 +252,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a former owner may hear twice at once that it is none"),
     ("cluster", 1, 1, "a shard has what its host has told of it, not the report"),
     ("cluster", 73, 74, "large states go from the shard's memory to that of its copy"),
-    ("shards", 35, 35, "places for them, and pushes that wait until they are sent"),
+    ("shards", 35, 36, "places for them, and pushes that wait until they are sent"),
     ("cluster", 8, 7, "an error in metrics costs no other ones, and is said once"),
     ("cluster", 3, 3, "reasons of fallbacks keep their names, and so their counts"),
     ("cluster", 4, 4, "a host of many shards looks at them less often"),

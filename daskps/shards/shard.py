@@ -91,9 +91,10 @@ class Shard:
         self._header = segment.header
         self._heads = [record.plain for record in segment.records]
         self._abandoned: Exception | None = None
-        #: No push and no round is applied from this flip on: a copy elsewhere has to get
-        #: that first.
+        #: No round, and maybe no push, is applied from this flip on: a copy elsewhere has
+        #: to get that first.
         self.last_flip: int | None = None
+        self.holds_pushes = False
 
     @classmethod
     def as_deputy(
@@ -252,7 +253,7 @@ class Shard:
     def _apply(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Apply pushes that are updates of their own, serve plain reads."""
         changing = [t for t in tickets if changes(t.step)]
-        if self._is_held:
+        if self.holds_pushes and self._is_held:
             self.parked.tickets += changing
             tickets = [t for t in tickets if not changes(t.step)]
         else:
@@ -277,9 +278,11 @@ class Shard:
     def _is_held(self) -> bool:
         return self.last_flip is not None and self.segment.flip >= self.last_flip
 
-    def hold_updates(self, last_flip: int | None) -> list[Ticket]:
-        """Apply nothing from a flip on, in any process; with None go on."""
-        self.last_flip = last_flip
+    def hold_updates(
+        self, last_flip: int | None, *, pushes: bool = False
+    ) -> list[Ticket]:
+        """Apply no round from a flip on, or nothing, in any process; with None go on."""
+        self.last_flip, self.holds_pushes = last_flip, pushes
         self.set_gate()
         self._apply_complete()
         return self._wake()

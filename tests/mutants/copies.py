@@ -80,9 +80,16 @@ MUTANTS = (
     Mutant(
         "pushes-write-over-a-state-that-is-sent",
         "daskps.cluster.host.moving:_NextState.take",
-        "last_flip = self.state.now.flip",
-        "last_flip = self.state.now.flip + 9",
+        "done += owner.hold_updates(last_flip, pushes=True)",
+        "done += owner.hold_updates(last_flip)",
         (f"{_BACKED}::test_pushes_wait_while_a_large_state_is_sent_from_the_shard",),
+    ),
+    Mutant(
+        "pushes-wait-where-rounds-alone-have-to",
+        "daskps.shards.shard:Shard._apply",
+        "if self.holds_pushes and self._is_held:",
+        "if self._is_held:",
+        ("tests/shards/test_shard.py::test_pushes_go_on_where_rounds_alone_are_held",),
     ),
     Mutant(
         "state-in-part-ends-whole",

@@ -59,15 +59,15 @@ def test_pushes_that_are_held_are_one_publication_then():
     """A second copy has to get first what they would write over; reads go on."""
     shard = make()
     flip = shard.segment.flip
-    shard.hold_updates(flip)
+    shard.hold_updates(flip, pushes=True)
     one, two, pull = send(shard, added(1), added(2), Step(wait=READ))
     assert (one.outcome, two.outcome, shard.segment.flip) == (None, None, flip)
     assert weights(shard)[A] == [0] * 5
     assert seen(shard, pull) == [0] * 5
     assert shard.step(added(3)) == ASK
-    shard.hold_updates(flip)
+    shard.hold_updates(flip, pushes=True)
     assert one.outcome is None
-    shard.hold_updates(flip + 1)
+    shard.hold_updates(flip + 1, pushes=True)
     assert [done(one).version, done(two).version] == [1, 2]
     assert (shard.segment.flip, weights(shard)[A]) == (flip + 1, [2, 0, 0, 0, 0])
     (three,) = send(shard, added(3))
@@ -77,13 +77,21 @@ def test_pushes_that_are_held_are_one_publication_then():
 
 def test_a_cut_holds_the_pushes_that_were_held_before_it():
     shard = make()
-    shard.hold_updates(shard.segment.flip)
+    shard.hold_updates(shard.segment.flip, pushes=True)
     (push,) = send(shard, added(1))
     shard.cut = Cut(("cut", 1))
     shard.hold_updates(None)
     assert push.outcome is None
     assert weights(shard)[A] == [0] * 5
     shard.release_cut("it is over")
+    assert done(push).version == 1
+
+
+def test_pushes_go_on_where_rounds_alone_are_held():
+    """Before a copy has asked for the first time, and where it gets a copy of arrays."""
+    shard = make()
+    shard.hold_updates(shard.segment.flip)
+    (push,) = send(shard, added(1))
     assert done(push).version == 1
 
 

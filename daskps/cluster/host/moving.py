@@ -424,8 +424,10 @@ class _NextState:
         self.ticket.outcome = Ready(0, 0)
         if (backing := self.hosted.backing) is not None:
             backing.n_silent = -(self.state.nbytes // _LOOK_NBYTES)
-        last_flip = self.state.now.flip
-        return [self.ticket, *(owner.hold_updates(last_flip) if self.has_lent else ())]
+        done, last_flip = [self.ticket], self.state.now.flip
+        if self.has_lent:
+            done += owner.hold_updates(last_flip, pushes=True)
+        return done
 
     def _own(self, array: Array) -> Array:
         if self.lends and array.nbytes > SMALL_NBYTES:
