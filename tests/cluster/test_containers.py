@@ -97,6 +97,8 @@ def pushes(trainer, part):
 
 dask.config.set({{f"daskps.carriers.{{way}}": False for way in ("process", "machine")}})
 options = {{"protocol": "{protocol}", "host": "{host}", "processes": False}}
+# Dask logs an error for a heartbeat that a closing websocket cuts: none comes.
+options["heartbeat_interval"] = "60s"
 with (
     LocalCluster(n_workers=2, dashboard_address=None, **options) as cluster,
     Client(cluster) as client,
