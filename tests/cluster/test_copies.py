@@ -57,6 +57,12 @@ def apart() -> Iterator[Any]:
 
 
 @pytest.fixture
+def two() -> Iterator[Cluster]:
+    with inprocess.cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
 def three() -> Iterator[Cluster]:
     with inprocess.cluster(3) as made:
         yield made
@@ -586,6 +592,26 @@ def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     until(lambda: 0 in entry.copies and entry.copies[0].worker not in (owner, other))
 
 
+def test_an_owner_goes_on_alone_that_hears_of_its_copy_once_it_died(three):
+    """It goes on as soon as the making of the copy has failed."""
+    store, owner, other = one_shard(three)
+    (last,) = {*three.scheduler.workers} - {owner, other}
+    fill = Held(three, last, "move_fill", times=1)
+    three.end(other)
+    assert fill.reached.wait(60)
+    held, each = Held(three, owner, "copy_on", times=1), Held(three, owner, "copy_on")
+    struck = threading.Event()
+    each.after = struck.set
+    each.go_on(does_it=True)
+    fill.go_on()
+    assert held.reached.wait(60)
+    three.end(last)
+    assert struck.wait(60)
+    looks = Held(three, owner, "look")
+    held.go_on()
+    assert (store.add({"w": np.ones(6)}), looks.n) == (1, 0)
+
+
 @pytest.fixture
 def soon() -> Iterator[None]:
     """One that is silent for half a second is suspected."""
@@ -604,6 +630,19 @@ def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(soon, three):
     assert [e["why"] for e in events[:1]] == ["is silent"]
     assert store.placement == (owner,)
     held.go_on(OSError("the wire is cut"))
+
+
+def test_an_owner_that_waits_for_a_copy_that_was_struck_off_is_told(soon, two):
+    """A message was late, and the directory did not wait for its answer."""
+    store, owner, other = one_shard(two)
+    two.end(other)
+    assert store.add({"w": np.ones(6)}) == 1
+    late = {"store": store.uid, "shard": 0, "move": "of one that died"}
+    control = two.doors[owner].handlers["daskps_control"]
+    two.loop.add_callback(control, method="copy_on", **late)
+    (hosted,) = shards_at(two, owner)
+    until(lambda: hosted.backing is not None)
+    assert store.add({"w": np.ones(6)}) == 2
 
 
 def test_a_copy_that_is_not_complete_does_not_take_over(three):

@@ -97,6 +97,8 @@ class SecondCopies:
         entry = self._stores.get(store)
         copy = None if entry is None else entry.copies.get(shard)
         if entry is None or copy is None or copy.move != move:
+            if entry is not None and copy is None and not owner:
+                await self._set(entry, shard)  # it has heard of one struck off since
             return
         worker = entry.owners[shard] if owner else copy.worker
         with contextlib.suppress(OSError):
@@ -271,9 +273,10 @@ class SecondCopies:
         return self._hosts.spawn(self._struck(entry, shard, copy))
 
     async def _struck(self, entry: StoreEntry, shard: int, copy: Copy | None) -> None:
+        # Also without any now: what the owner was told of it may have come late.
+        if shard not in entry.without_owner:
+            await self._set(entry, shard)
         if copy is not None:
-            if shard not in entry.without_owner:
-                await self._set(entry, shard)
             self._drop(entry, shard, copy)
             self.look(entry)
 
