@@ -125,6 +125,16 @@ MUTANTS = (
         (f"{_CRASHES}::test_killed_while_a_publication_of_rows_is_withdrawn[batch0]",),
     ),
     Mutant(
+        "feed-knows-of-a-round-from-before-it-began",
+        "daskps.shards.memory.publication:Withdrawal.commit",
+        "if table.since(self.old) or table.feed.began == self.flip - 1:",
+        "if table.since(self.old):",
+        (
+            f"{_FEED}::test_nothing_is_told_where_a_round_is_withdrawn_from_before_it_"
+            "began",
+        ),
+    ),
+    Mutant(
         "feed-takes-the-rest-for-all-of-it",
         "daskps.shards.memory.feed:Feed._newer",
         "return entries if after <= since else None",

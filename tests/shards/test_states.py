@@ -318,8 +318,8 @@ def with_tables(layout: Layout) -> Shard:
     return Shard(segment, rules, cache_dir=kept())
 
 
-def random_step(rng: np.random.Generator, sequence: int) -> Step:
-    kind = (GRADIENT, GRADIENT, ADD, ASSIGN, REMOVE)[rng.integers(5)]
+def random_step(rng: np.random.Generator, sequence: int, kind: str = "") -> Step:
+    kind = kind or (GRADIENT, GRADIENT, ADD, ASSIGN, REMOVE)[rng.integers(5)]
     items = []
     if kind != REMOVE and rng.random() < 0.4:
         items.append(Item(0, 0, rng.integers(0, 9, 6).astype("f4")))
@@ -377,6 +377,76 @@ def test_rows_have_the_bits_of_their_shard(policy, history):
         applied(shard, step)
         applied(heir, step)
         copy.check()
+
+
+class Looks:
+    """Copies of a shard that follow it, most of the time, and begin at any time."""
+
+    def __init__(self, shard: Shard, layout: Layout, rng: np.random.Generator) -> None:
+        self.shard, self.layout, self.rng = shard, layout, rng
+        self.copies: list[Copy] = []
+
+    def look(self) -> None:
+        """Bring copies up to date; begin one where nobody has asked for long."""
+        for copy in self.copies:
+            if self.rng.random() < 0.9:
+                copy.follow()
+        if self.rng.random() < 0.4:
+            for table in self.shard.segment.tables:
+                table.feed.stop()
+            new = partial(with_tables, self.layout)
+            self.copies.append(Copy(self.shard, lambda: new().segment))
+
+    def take_back(self, run: int, rounds: int) -> int:
+        """Have those that can take a round back themselves; return how many."""
+        last = self.shard.segment.flip - 1
+        could = [
+            copy
+            for copy in self.copies
+            if copy.mark.flip == last and is_possible(copy.segment)
+        ]
+        for copy in could:
+            heir = Shard(copy.segment, {}, cache_dir=kept())
+            heir.end_run(run, "over", rounds=rounds)
+            copy.check()
+            self.copies.remove(copy)
+        return len(could)
+
+
+@pytest.mark.parametrize("policy", ["any", "all of it"])
+@pytest.mark.parametrize("history", range(4))
+def test_rows_of_rounds_that_are_taken_back_have_the_bits_of_their_shard(
+    policy, history
+):
+    """Copies begin before the round that goes, as it is there, or once it has gone."""
+    rng = np.random.default_rng(history)
+    layout, numbers = tables_of(**POLICIES[policy]), itertools.count(1)
+    shard = with_tables(layout)
+    for _ in range(9):
+        applied(shard, random_step(rng, next(numbers)))
+    n_back = n_heirs = 0
+    for run in range(RUN, RUN + 12):
+        copies = Looks(shard, layout, rng)
+        shard.begin_run(run, BSP(), 1, reset=False)
+        n = int(rng.integers(1, 5))
+        for clock in range(n):
+            copies.look()
+            step = random_step(rng, clock, kind=GRADIENT)
+            place: dict[str, Any] = {"run": run, "rank": 0, "clock": clock}
+            applied(shard, step._replace(producer=0, tick=True, **place))
+        copies.look()
+        shard.hold_run(run)
+        back = int(is_possible(shard.segment) and rng.random() < 0.7)
+        shard.end_run(run, "over", rounds=n - back)
+        n_back += back
+        n_heirs += copies.take_back(run, n - back) if back else 0
+        copies.look()
+        applied(shard, random_step(rng, next(numbers)))
+        for copy in copies.copies:
+            copy.follow()
+            validate(Shard(copy.segment, {}, cache_dir=kept()))
+    assert n_back > 4
+    assert n_heirs > 0
 
 
 def applied(shard: Shard, step: Step) -> None:

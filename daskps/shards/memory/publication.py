@@ -513,7 +513,8 @@ class Withdrawal(Publication):
         """Take the round back, after its rows were told once more."""
         for table in self.segment.tables:
             table.feed.again(self.old, self.record)
-            if table.since(self.old):
-                # Rows whose time was over are there again, and no entry has them.
+            if table.since(self.old) or table.feed.began == self.flip - 1:
+                # Rows whose time was over are there again, or it began after what the
+                # round changed: no entry has them.
                 table.feed.stop()
         super().commit()

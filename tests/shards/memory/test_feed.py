@@ -159,6 +159,21 @@ def test_rows_of_a_round_that_is_withdrawn_are_told_again():
     assert read(shard, 2) == {2, 3, 5}
 
 
+def test_nothing_is_told_where_a_round_is_withdrawn_from_before_it_began():
+    """It has no entry of that round, whose rows read otherwise now."""
+    shard = shard_of(on=False)
+    push(shard, [1], sequence=0)
+    push(shard, [2], sequence=1)
+    follow(shard)
+    withdrawal = Withdrawal(shard.segment)
+    withdrawal.record.plain[VERSION] = 3
+    withdrawal.commit()
+    assert read(shard, 2) is None
+    follow(shard)
+    push(shard, [5], sequence=2)
+    assert (read(shard, 2), read(shard, 3)) == (None, {5})
+
+
 def test_what_was_written_over_by_a_push_that_is_refused_is_gone():
     """It is rolled back, and the ring is not."""
     shard = shard_of()
