@@ -15,7 +15,7 @@ import daskps
 from daskps import optim
 from daskps.cluster.caller.client import ShardClient
 from daskps.errors import ContributionLostError
-from daskps.shards.steps import NOTHING
+from daskps.shards.steps import GRADIENT, NOTHING
 from tests import inprocess
 from tests.cluster.test_drain import Held
 from tests.inprocess import Cluster
@@ -209,6 +209,26 @@ def test_many_shards_may_lack_a_step_in_turn(four, monkeypatch):
     monkeypatch.setattr(ShardClient, "call", lacks)
     assert trained(four, pushes, lambda store: None) == expected
     assert not lacking
+
+
+def test_a_push_before_the_tick_may_go_with_the_owner_that_took_it(four, monkeypatch):
+    """The next owner knows that there was one, and nothing of what it brought."""
+    expected = trained(four, pushes_before_the_tick, lambda store: None)
+    call, n = ShardClient.call, 0
+
+    def lost(client: Any, request: Any, deadline: Any) -> Any:
+        nonlocal n
+        step = request.step
+        is_first = (step.rank, step.clock, step.tick) == (0, AT, False)
+        if is_first and step.kind == GRADIENT and not step.whole:
+            n += 1
+            assert n == 1
+            raise ContributionLostError("push all of it again")
+        return call(client, request, deadline)
+
+    monkeypatch.setattr(ShardClient, "call", lost)
+    assert trained(four, pushes_before_the_tick, lambda store: None) == expected
+    assert n == 1
 
 
 def ends_early(trainer: Any, n: int) -> None:

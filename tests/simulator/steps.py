@@ -107,13 +107,13 @@ class AsyncTrainer(Session):
 
     async def _call_async(self, request: Request) -> None:
         """Make a call, again where a copy lacks what came before; see `Session._call`."""
-        deadline, last = self._deadline(None, "a call"), self._last
+        deadline = self._deadline(None, "a call")
         while True:
             try:
                 reply = await self.shards.call_async(request, deadline)
                 break
             except ContributionLostError:
-                if last is None or request is last:
+                if (last := self._last_before(request)) is None:
                     raise
             await self._call_async(last)
         seen, target = self.shards.seen, request.target

@@ -77,8 +77,7 @@ class Session:
         self._codec = self._codecs.codec
         self.shards = ShardClient(link, meta, joined, rank=rank, bsp=bsp)
         self.reads = self.shards.reads
-        #: Whether each step is a call that says the versions that were read of each
-        #: shard.
+        #: Whether each step is a call that says which versions were read of shards.
         self._by_call = joined.measures_delay
         self.allreduces = Allreduces(link, self.shards, joined.run, rank, bsp=bsp)
         self.barriers = CallCount()
@@ -90,8 +89,7 @@ class Session:
         #: Loss and rows of the current epoch, where the loop counts them.
         self.loss_sum: float | None = None
         self.rows = 0
-        #: Whether shards have accepted pushes since the last tick; `_uncommitted` has
-        #: these.
+        #: Whether shards have pushes since the last tick; `_uncommitted` has them too.
         self._open = False
         #: Whether one of them ended with an error: some shards have it, others do not.
         self._is_torn = False
@@ -110,9 +108,8 @@ class Session:
         The directory has `told` how often they made the calls that all trainers make.
         """
         run, rank, control = self.run, self.rank, self.shards.control
-        rows = self.link.run(
-            lambda: control("resume", run=run, rank=rank, attempt=attempt)
-        )
+        ask = partial(control, "resume", run=run, rank=rank, attempt=attempt)
+        rows = self.link.run(ask)
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
         if self.bsp:
@@ -190,8 +187,7 @@ class Session:
             kind = given.of if given.arrays or given.rows else NOTHING
             codec = self._codec if kind == GRADIENT else None
             step_route = None
-            # Pushes before the tick of a clock stay with the owners, and so does the
-            # tick.
+            # Pushes before the tick of a clock stay with the owners, as does the tick.
             if tick and not (self._by_call or self._open):
                 step_route = self._find_step_route(given, codec, target, timeout)
             if codec is not None:
@@ -249,8 +245,7 @@ class Session:
         if isinstance(error, RunCancelledError):
             return
         if self.bsp and not tick:
-            # Some shards may have it: the next step brings all of the clock to every
-            # shard.
+            # Some shards may have it: the next step brings all of the clock to all.
             self._open = self._is_torn = True
         self.shards.acknowledge(-1 - self.rank, self.sequence, self.run)
         if isinstance(error, PushRejectedError) and not self.bsp:
@@ -525,24 +520,29 @@ class Session:
 
     def _call(self, request: Request, deadline: Deadline) -> Reply:
         with self._lock:
-            step = request.step
-            # Its clock's pushes before it may be lacking: `_send` sends all of them.
-            is_part = self._open and step.kind != NOTHING and not step.whole
             while True:
                 try:
                     reply = self.shards.call(request, deadline)
                     break
                 except ContributionLostError:
-                    if self._last is None or request is self._last or is_part:
+                    if (last := self._last_before(request)) is None:
                         raise
-                # A second copy has taken a shard over, without the open round: as many
-                # times as there are shards, or more in a first round.
-                self._call(self._last, deadline)
+                self._call(last, deadline)
             self.reads.lag = max(self.reads.lag, reply.lag)
             seen, target = self.shards.seen, request.target
             if seen is not None and target is not None:
                 seen.update(row for row in reply.versions if target.reads(row[0]))
             return reply
+
+    def _last_before(self, request: Request) -> Request | None:
+        """Return the last step that ticked, to send before one that lacks it.
+
+        A second copy has a shard without the open round: once a shard, or more often.
+        Pushes of the same clock that may be lacking are all sent by `_send` instead.
+        """
+        step, last = request.step, self._last
+        is_part = (self._open or not step.tick) and not step.whole
+        return None if request is last or (is_part and step.kind != NOTHING) else last
 
 
 def _named(ranks: Sequence[int]) -> str:
