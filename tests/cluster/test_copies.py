@@ -645,6 +645,17 @@ def test_an_owner_that_waits_for_a_copy_that_was_struck_off_is_told(soon, two):
     assert store.add({"w": np.ones(6)}) == 2
 
 
+def test_an_owner_that_is_locked_is_told_again_of_its_copy(two):
+    """Long before one that waits would say so."""
+    with dask.config.set({"daskps.suspect-after": "600s"}):
+        store, owner, other = one_shard(two)
+        held = Held(two, owner, "copy_on", times=1)
+        held.go_on(daskps.ShardBusyError("another process has it"))
+        two.end(other)
+        assert store.add({"w": np.ones(6)}) == 1
+        assert held.n == 1
+
+
 def test_a_copy_that_is_not_complete_does_not_take_over(three):
     """What was answered before it was may not be in it."""
     held = [Held(three, worker, "copy_next") for worker in three.scheduler.workers]

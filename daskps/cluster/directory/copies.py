@@ -22,7 +22,12 @@ from daskps.cluster.directory.entry import Copy, LeftBy, insist
 from daskps.cluster.directory.placement import eligible, find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
-from daskps.errors import ConsistencyError, DaskPSError, NotEnoughWorkersError
+from daskps.errors import (
+    ConsistencyError,
+    DaskPSError,
+    NotEnoughWorkersError,
+    ShardBusyError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -305,7 +310,7 @@ class SecondCopies:
                 if copy is not None:
                     more = {**of, "source": owner}
                     await self._hosts.control(copy.worker, "copy_follow", **more)
-            except OSError as error:
+            except (OSError, ShardBusyError) as error:
                 logger.info("%s has yet to hear of a copy: %r", owner, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except DaskPSError:

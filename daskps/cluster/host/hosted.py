@@ -89,8 +89,8 @@ class Backing:
         asked, self.asked = self.asked, None
         return asked.take(owner) if asked else []
 
-    def end(self, error: Exception | None = None) -> None:
-        """Wait for it no more; with an error refuse the answers that wait."""
+    def ended(self, error: Exception | None = None) -> list[Ticket]:
+        """Wait for it no more; return the answers that waited, refused by an error."""
         with self.lock:
             self.error, done = error, [ticket for _, ticket in self.waiting]
             self.waiting, self.flip = [], self.flip if error else sys.maxsize
@@ -100,14 +100,16 @@ class Backing:
         asked, self.asked = self.asked, None
         if asked is not None:
             done += asked.refuse("the copy counts no more")
-        for ticket in done:
+        return done
+
+    def end(self, error: Exception) -> None:
+        """Do the same, for a shard that has another owner; any thread may call this."""
+        for ticket in self.ended(error):
             ticket.owner.one_done()
 
 
 #: The outcome of tickets that waited for a copy.
 _BACKED = Ready(0, 0)
-
-
 #: How long a thread waits for another process to release a shard.
 LOCK_SECONDS = 20.0
 

@@ -334,17 +334,18 @@ async def _stop(host: ShardHost, store: str, going: Going, generation: int) -> N
 @HOST.handles("copy_on")
 async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
     """Have answers wait for a copy from now on; for none with ""."""
-    hosted = host.get_shard(store, shard)
-    before, host.has_copies = hosted.backing, True
-    if (before.move if before else "") != move:
+    hosted, host.has_copies = host.get_shard(store, shard), True
 
-        def change(owner: Shard) -> list[Ticket]:
-            hosted.backing = Backing(move) if move else None
-            return owner.hold_updates(0 if move else None)
+    def change(owner: Shard) -> list[Ticket]:
+        before = hosted.backing
+        if (before.move if before else "") == move:
+            return []
+        hosted.backing = Backing(move) if move else None
+        # Here: where the lock is taken this call fails, and the change comes later.
+        done = before.ended() if before else []
+        return done + owner.hold_updates(0 if move else None)
 
-        await host.under(hosted, change)
-        if before is not None:
-            before.end()
+    await host.under(hosted, change)
     # Also where it has heard this before: `move_begin` may have been on its way then.
     going = host.going.get((store, shard))
     if going is not None and going.move == move:

@@ -36,7 +36,7 @@ from daskps.cluster.sockets.frames import (
 )
 from daskps.cluster.sockets.served import ServedChannel, views_of
 from daskps.consistency import ASP, BSP
-from daskps.errors import StaleGenerationError
+from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.shards.memory.segment import Segment
 from daskps.shards.states import State
 from daskps.shards.steps import ADD, MODEL, NOTHING, READ, Item, Step
@@ -392,6 +392,24 @@ def test_without_a_copy_what_waits_is_answered(owner):
     assert owner.hosted.backing is None
     assert push.answer().version == 1
     assert owner.push(2).answer().version == 2
+
+
+def test_an_owner_that_is_locked_goes_on_alone_later(owner, monkeypatch):
+    """It says that it could not, and does it once another process lets go of it."""
+
+    def locked(seconds: float = 0.0) -> None:
+        if seconds:
+            raise ShardBusyError("another process has it")
+
+    push = owner.push()
+    with monkeypatch.context() as at_first:
+        at_first.setattr(owner.hosted, "serve", locked)
+        with pytest.raises(ShardBusyError):
+            owner.tell("copy_on", move="")
+    assert push.waits()
+    owner.hosted.serve()
+    assert owner.hosted.backing is None
+    assert push.answer().version == 1
 
 
 @pytest.mark.parametrize("policy", [ASP(), BSP()])
