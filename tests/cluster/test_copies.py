@@ -38,6 +38,7 @@ from tests.cluster.test_drain import (
     all_of,
     drain_beside,
     drain_first,
+    five_steps,
     pushed,
     same,
     specs,
@@ -902,6 +903,27 @@ def test_runs_go_on(apart, sync, n):
         thread.join()
         assert store.pull()["w"].tolist() == [-float(n)] * 24
         assert store.version == n
+
+
+def test_a_run_begins_though_an_owner_dies_that_has_begun_it(three):
+    """Its copy would take over without what it needs of the rounds."""
+    rule = optim.SGD(1.0)
+    with daskps.create({"w": np.zeros(6)}, shards=2, optimizer=rule, copies=2) as store:
+        first, second = store.placement
+        held = Held(three, second, "begin_run", times=1)
+        results: list[Any] = []
+        run = partial(daskps.run, store, five_steps, [0, 1], workers=[second] * 2)
+        running = threading.Thread(target=lambda: results.append(run()))
+        running.start()
+        assert held.reached.wait(60)
+        (begins,) = three.directory.runs.open.values()
+        until(lambda: begins.begun[first].done())
+        three.end(first)
+        entry = three.directory.stores[store.uid]
+        until(lambda: not entry.away and first not in entry.owners)
+        held.go_on()
+        running.join()
+        assert results == [[[-5.0] * 6] * 2]
 
 
 def test_a_neighbour_adopts_first_and_keeps_the_copy():

@@ -20,6 +20,7 @@ from distributed.core import Status
 
 from daskps.cluster.directory.entry import Copy, LeftBy, insist
 from daskps.cluster.directory.placement import eligible, find_room, held_bytes
+from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
 from daskps.errors import (
@@ -345,6 +346,9 @@ class SecondCopies:
         """
         if kept := [shard for shard in shards if self.serves(entry, shard)]:
             entry.set_away(kept, f"{left_by.reason}; its second copy takes over")
+            # One that has yet to begin, begins anew: a copy could not go on with it.
+            error, runs = rounds_error(left_by.worker), self._moves.runs
+            runs.fence_all(entry, error, lambda run: run.bsp and not run.began)
         for shard in kept:
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard, "was to take over")) is not None:
