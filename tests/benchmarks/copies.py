@@ -38,7 +38,7 @@ def _made(
 ) -> daskps.ParameterStore:
     spec = clusters.vector(n)
     of: dict[str, Any] = {"optimizer": rule, "servers": servers[:copies]}
-    return daskps.create(spec, client=client, copies=copies, **of)
+    return daskps.create(spec, client=client, copies=copies, shards=1, **of)
 
 
 def pushes(store: daskps.ParameterStore, calls: int) -> Sample:
