@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -611,6 +612,25 @@ def test_an_owner_goes_on_alone_that_hears_of_its_copy_once_it_died(three):
     looks = Held(three, owner, "look")
     held.go_on()
     assert (store.add({"w": np.ones(6)}), looks.n) == (1, 0)
+
+
+def test_a_shard_let_go_of_while_its_copy_fails_is_not_on_its_way(three, monkeypatch):
+    """Another thread uses it: both wait for their turn, and the first one lets go of it."""
+    store, owner, other = one_shard(three)
+    state = Held(three, owner, "move_state", times=1)
+    three.end(other)
+    assert state.reached.wait(60)
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    [hosted] = host.shards.values()
+    hosted.is_shared = True
+    queue, rows = mock.Mock(wraps=hosted.enqueue), [(0, hosted.shard.generation)]
+    monkeypatch.setattr(hosted, "enqueue", queue)
+    let_go = {"method": "let_go", "store": store.uid, "shards": rows}
+    with hosted.turn(60):
+        three.loop.add_callback(three.doors[owner].handlers["daskps_control"], **let_go)
+        state.go_on(ConsistencyError("more rows have changed"))
+        until(lambda: queue.call_count == 2)
+    until(lambda: not host.going)
 
 
 @pytest.fixture

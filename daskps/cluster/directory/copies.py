@@ -258,10 +258,10 @@ class SecondCopies:
             copy.counts = True
             entry.copies_gone.pop(shard, None)
         except BaseException:
-            # Its owner lets nobody read it any more.
-            back = insist(
-                self._hosts, owner, "move_back", _PAUSE_SECONDS, generation=0, **of
-            )
+            # Its owner lets nobody read it any more; a shard that it lets go of just now
+            # refuses that.
+            how: Any = {"on": (OSError, DaskPSError), "generation": 0, **of}
+            back = insist(self._hosts, owner, "move_back", _PAUSE_SECONDS, **how)
             self._hosts.spawn(back)
             await asyncio.wait({self.strike(entry, shard, "could not be made")})
             raise

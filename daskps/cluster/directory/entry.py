@@ -496,7 +496,7 @@ async def insist(
     method: str,
     pause: float,
     *,
-    on: type[Exception] = OSError,
+    on: type[Exception] | tuple[type[Exception], ...] = OSError,
     tries: float = math.inf,
     **about: Any,
 ) -> None:
@@ -512,7 +512,7 @@ async def insist(
         The message.
     pause : float
         Seconds between two tries.
-    on : type of Exception
+    on : type of Exception, or tuple of some
         The error after which the message is sent again: it was lost on its way, or the
         connection was.
     tries : float
