@@ -227,6 +227,19 @@ def close_producers(segment: Segment, producers: Iterable[int]) -> None:
     segment.amend(RECORD, words)
 
 
+def open_row(segment: Segment, producer: int, floor: int) -> None:
+    """Give a producer a row and a floor before its first push, where one is free.
+
+    Then no producer has lost its row yet. In the record in force, as the marks are of
+    :func:`close_producers`.
+    """
+    record = segment.current
+    if (at := record.plain[N_PRODUCERS]) < MAX_PRODUCERS:
+        row = producer, -WINDOW, 0, 0, floor, 0, 0, 0
+        words = enumerate(row, record.start_of(at))
+        segment.amend(RECORD, (*words, (N_PRODUCERS, at + 1)))
+
+
 def list_open(record: Record) -> list[int]:
     """Return the ids of the producers that are not closed."""
     rows = record.producers[: record.fixed[N_PRODUCERS]]

@@ -148,6 +148,16 @@ MUTANTS = (
         ("tests/shards/cuts/test_cut.py::test_heir_knows_what_was_given_up",),
     ),
     Mutant(
+        "floor-that-comes-before-a-push-is-forgotten",
+        "daskps.shards.cuts.in_flight:InFlight.raise_floor",
+        "producers.open_row(self._segment, owner, floor)",
+        "pass",
+        (
+            "tests/shards/cuts/test_cut.py"
+            "::test_word_that_a_push_was_given_up_may_come_before_it",
+        ),
+    ),
+    Mutant(
         "floor-of-a-trainer-is-not-noted",
         "daskps.shards.run_record:note_step",
         "row[RANK_FLOOR] = max(row[RANK_FLOOR], step.floor)",

@@ -182,6 +182,24 @@ def test_closing_is_no_publication():
     validate(shard)
 
 
+def test_a_floor_that_comes_before_a_push_takes_a_row_that_is_free():
+    shard = make()
+    send(shard, *(add(p) for p in range(1, MAX_PRODUCERS)))
+    flip = shard.segment.flip
+    for producer in (2000, 2001):
+        shard.in_flight.raise_floor(producer, 3)
+        validate(shard)
+    assert shard.segment.flip == flip
+    assert [shard.in_flight.floor(p) for p in (2000, 2001)] == [3, 0]
+    assert not done(send(shard, add(2000, 2))[0]).duplicate
+    assert failed(send(shard, add(2001)), ShardBusyError)
+    producers.close_producers(shard.segment, [7])
+    send(shard, add(2001))
+    # What has lost its row gets no other by that: its pushes would count again.
+    shard.in_flight.raise_floor(7, 3)
+    assert failed(send(shard, add(7)), ProducerExpiredError)
+
+
 def test_thousands_of_tasks_push_once_each_and_none_twice():
     shard = make()
     for first in range(1, 5000, 500):

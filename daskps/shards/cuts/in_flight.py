@@ -68,12 +68,12 @@ class InFlight:
         return 0 if row is None else int(row[column])
 
     def raise_floor(self, owner: int, floor: int) -> None:
-        """Note that an owner's steps below `floor` were answered or given up.
-
-        An owner without a row has no step here that could be in doubt.
-        """
+        """Note that an owner's steps below `floor` were answered or given up."""
         row, column = self._find(owner)
-        if row is not None and floor > row[column]:
+        if row is None and owner >= 0:
+            # This may have overtaken its first step.
+            producers.open_row(self._segment, owner, floor)
+        elif row is not None and floor > row[column]:
             at = self._segment.current.index_of(row, column)
             self._segment.amend(RECORD, ((at, floor),))
         self._drop(owner, floor)

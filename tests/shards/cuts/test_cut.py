@@ -515,6 +515,28 @@ def test_heir_knows_what_was_given_up(owner, told):
     assert not any(map(waits, tickets))
 
 
+@pytest.mark.parametrize("hears", [0, 1])
+def test_word_that_a_push_was_given_up_may_come_before_it(hears):
+    """It is the first of its producer, comes late to a shard, and to the other never."""
+    store = Store()
+    cut_requests.acknowledge_steps(store.shards[hears], 0, 1, 1)
+    store.send(0, push(0))
+    store.shards = [heir_of(shard) for shard in store.shards]
+    assert store.copies(store.take(store.begin())) == [1, 0]
+
+
+def test_a_push_above_a_floor_that_came_before_it_is_waited_for():
+    store = Store()
+    for shard in store.shards:
+        cut_requests.acknowledge_steps(shard, 0, 1, 1)
+    store.send(0, push(0), push(1, floor=1))
+    first, second = store.take(store.begin())
+    assert store.copy(0, first) == 3
+    assert waits(second)
+    store.send(1, push(1, floor=1))
+    assert store.copy(1, second) == 2
+
+
 def test_heir_of_a_shard_in_a_cut_holds_nothing_and_the_cut_begins_again():
     store = Store()
     store.send(0, push(0))
