@@ -195,7 +195,7 @@ def test_a_floor_that_comes_before_a_push_takes_a_row_that_is_free():
     assert failed(send(shard, add(2001)), ShardBusyError)
     producers.close_producers(shard.segment, [7])
     send(shard, add(2001))
-    # What has lost its row gets no other by that: its pushes would count again.
+    # A producer that has lost its row gets no other: its pushes would count again.
     shard.in_flight.raise_floor(7, 3)
     assert failed(send(shard, add(7)), ProducerExpiredError)
 
