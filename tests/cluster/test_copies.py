@@ -283,6 +283,15 @@ def push_beside(store: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
+def fall_silent(cluster: Cluster, store: Any, owner: str) -> Held:
+    """Have the copy tell of its owner, which answers nobody before a test lets it."""
+    silent = Held(cluster, owner, "look")
+    copy = cluster.directory.stores[store.uid].copies[0]
+    tell = cluster.directory.copies.on_silent
+    cluster.loop.add_callback(tell, store.uid, 0, copy.move)
+    return silent
+
+
 def shards_at(cluster: Cluster, worker: str) -> list[Any]:
     return [
         hosted
@@ -409,10 +418,8 @@ def test_a_large_state_takes_longer_than_one_may_be_silent(three, monkeypatch):
 def test_a_silent_owner_may_die_while_its_copy_is_asked_in_vain(three):
     """Else the shard would stay with nobody, and callers wait for it."""
     store, owner, other = one_shard(three)
-    copy = three.directory.stores[store.uid].copies[0]
-    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    asked = Held(three, other, "move_own")
+    silent = fall_silent(three, store, owner)
     assert asked.reached.wait(60)
     three.end(owner)
     asked.go_on(ConsistencyError("it leaves"))
@@ -426,11 +433,9 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
     """It was told to stop before, or hears of that when it goes on: it keeps the shard."""
     store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
-    copy = three.directory.stores[store.uid].copies[0]
-    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    asked = Held(three, other, "move_own")
     deposed = None if hears else Held(three, owner, "move_deposed")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    silent = fall_silent(three, store, owner)
     assert asked.reached.wait(60)
     thread, found = push_beside(store)
     asked.go_on(ConsistencyError("it leaves"))
@@ -455,11 +460,9 @@ def test_a_silent_owner_that_is_retired_sends_what_its_copy_refuses(three, asked
     """It alone has the shard; Dask removes it while one of the two is asked to go on."""
     store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
-    copy = three.directory.stores[store.uid].copies[0]
-    own, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    own = Held(three, other, "move_own")
     back = Held(three, owner, "move_back")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    silent = fall_silent(three, store, owner)
     assert own.reached.wait(60)
     if asked == "the owner":
         own.go_on(ConsistencyError("it leaves"))
@@ -484,11 +487,9 @@ def test_a_silent_owner_that_is_retired_sends_what_its_copy_refuses(three, asked
 def test_a_silent_owner_that_dies_once_it_has_gone_on_is_no_owner(three):
     """Dask has removed it when its answer comes, and tells of no worker twice."""
     store, owner, other = one_shard(three)
-    copy = three.directory.stores[store.uid].copies[0]
-    own, silent = Held(three, other, "move_own"), Held(three, owner, "look")
+    own = Held(three, other, "move_own")
     back = Held(three, owner, "move_back")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    silent = fall_silent(three, store, owner)
     own.go_on(ConsistencyError("it leaves"))
     assert back.reached.wait(60)
     back.after = partial(three.end_here, owner)
@@ -501,10 +502,8 @@ def test_a_silent_owner_that_dies_once_it_has_gone_on_is_no_owner(three):
 def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     """It was stopped: that it stops, and that the copy owns its shard, come together."""
     store, owner, other = one_shard(three)
-    copy = three.directory.stores[store.uid].copies[0]
-    deposed, silent = Held(three, owner, "move_deposed"), Held(three, owner, "look")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    deposed = Held(three, owner, "move_deposed")
+    silent = fall_silent(three, store, owner)
     until(lambda: three.directory.stores[store.uid].owners == (other,))
     [host] = [h for h in three.hosts if h.worker.address == owner]
     until(lambda: deposed.n == 2)
@@ -715,10 +714,8 @@ def test_drains_go_on_with_two_copies(three):
 def test_a_drain_waits_for_a_shard_that_may_come_back(three):
     """Its owner was silent, and its copy cannot take over."""
     store, owner, other = one_shard(three)
-    copy = three.directory.stores[store.uid].copies[0]
-    asked, silent = Held(three, other, "move_own"), Held(three, owner, "look")
-    tell = three.directory.copies.on_silent
-    three.loop.add_callback(tell, store.uid, 0, copy.move)
+    asked = Held(three, other, "move_own")
+    silent = fall_silent(three, store, owner)
     assert asked.reached.wait(60)
     thread, found = drain_beside(store)
     until(lambda: three.directory.drains.under_way)
