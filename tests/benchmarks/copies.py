@@ -1,8 +1,8 @@
 """Stores with two copies: what the second one adds, beside a bare socket's round trip.
 
 Four workers that share no memory: the first, or the first two, push to a shard of the
-third, whose copy is on the fourth. The bare socket carries the bytes of the state from
-the third to the fourth.
+third, whose copy is on the fourth. A bare socket carries the bytes of the state from
+the third to the fourth: its ends share a core, or have one each.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def pushed(client: Client, options: Namespace) -> Iterator[Job]:
 
             bare = partial(beside.bare, "send", times * n, calls, work=False)
             title = f"added to a push, {4 * n // 1000:,} kB, {type(rule).__name__}"
-            bars = [Bar("copy", "bare socket", limit)]
-            yield Job(title, {"copy": added, "bare socket": bare}, bars)
+            others = {"on one core": bare, "a core each": partial(bare, apart=True)}
+            bars = [Bar("copy", other, limit) for other in others]
+            yield Job(title, {"copy": added, **others}, bars)
 
 
 def at_once(client: Client, options: Namespace) -> Iterator[Job]:

@@ -9,19 +9,21 @@ answers with, as an update may come meanwhile, and applies a gradient to other w
 from __future__ import annotations
 
 import functools
+import os
 import select
 import socket
 import ssl
 import struct
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from daskps.typing import Array
 
+T = TypeVar("T")
 #: What is asked: elements that come, and those to answer with.
 _HEAD = struct.Struct("<qq48x")
 #: A head and the row of a shard.
@@ -64,7 +66,20 @@ def _listening(dask_worker: Any, run: Callable[[socket.socket], None]) -> Any:
     return listener.getsockname()[:2]
 
 
-def serve(n: int, work: bool, tls: bool = False, *, dask_worker: Any) -> Any:
+def pinned(core: int | None, act: Callable[[], T]) -> T:
+    """Do something in this thread, which stays on a core meanwhile, if one is given."""
+    before = os.sched_getaffinity(0)
+    try:
+        if core is not None:
+            os.sched_setaffinity(0, {sorted(before)[core % len(before)]})
+        return act()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def serve(
+    n: int, work: bool, tls: bool = False, *, core: int | None = None, dask_worker: Any
+) -> Any:
     """Have a thread of a worker serve one connection; return where."""
     context = dask_worker.security.get_listen_args("worker").get("ssl_context")
 
@@ -75,7 +90,7 @@ def serve(n: int, work: bool, tls: bool = False, *, dask_worker: Any) -> Any:
         if tls:
             here = context.wrap_socket(here, server_side=True)
         with here:
-            answer(here, BareWeights(n), work)
+            pinned(core, lambda: answer(here, BareWeights(n), work))
 
     return _listening(dask_worker, run)
 

@@ -235,10 +235,17 @@ class Pair:
         ]
         return where
 
-    def bare(self, verb: str, n: int, calls: int, *, work: bool) -> Sample:
-        """Measure a verb over a bare socket."""
-        where = self.served(partial(sockets.serve, n, work, self.tls))
-        found: Sample = self.run(bare, where, verb, n, calls, self.pids[1], self.tls)
+    def bare(
+        self, verb: str, n: int, calls: int, *, work: bool, apart: bool = False
+    ) -> Sample:
+        """Measure a verb over a bare socket; with `apart` its ends have a core each.
+
+        Else the system has both on one core, as the ends of two machines never are.
+        """
+        here, there = (0, 1) if apart else (None, None)
+        where = self.served(partial(sockets.serve, n, work, self.tls, core=there))
+        about = where, verb, n, calls, self.pids[1], self.tls
+        found: Sample = self.run(sockets.pinned, here, partial(bare, *about))
         return found
 
     def steps(
