@@ -579,6 +579,26 @@ def test_what_took_over_on_a_worker_that_closes_is_sent_on(three):
     assert store.placement not in ((owner,), (other,))
 
 
+def test_a_worker_that_is_retired_sends_what_its_copy_lacks(three):
+    """The copy is being made, and would not take over."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    (last,) = {*three.scheduler.workers} - {owner, other}
+    held = Held(three, owner, "copy_next")
+    three.end(other)
+    entry = three.directory.stores[store.uid]
+    until(lambda: 0 in entry.copies and entry.copies[0].worker == last)
+    until(lambda: shards_at(three, owner)[0].backing is not None)
+    retiring = three.retire(owner)
+    closing = asyncio.run_coroutine_threadsafe(retiring, three.loop.asyncio_loop)
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    until(lambda: host.is_leaving)
+    held.go_on()
+    closing.result()
+    assert store.add({"w": np.ones(6)}) == 2
+    assert store.pull()["w"].tolist() == [2.0] * 6
+
+
 def test_an_owner_goes_on_alone_where_its_copy_dies(three):
     store, owner, other = one_shard(three)
     held = Held(three, owner, "copy_next", times=1)

@@ -245,8 +245,9 @@ class Drains:
             if entry.ready and not entry.device:
                 is_near = has_near(self._scheduler, entry, worker)
                 mapped = {row[0] for row in entry.segments if is_near}
-                # A copy takes over at once.
-                mapped |= {i for i in entry.copies if self._copies.serves(entry, i)}
+                # A copy takes over at once, but not one that is being made.
+                counted = [i for i, copy in entry.copies.items() if copy.counts]
+                mapped |= {i for i in counted if self._copies.serves(entry, i)}
                 # A drain may have stopped one, which it may have to give back.
                 mine = _owned(entry, worker) + _handed_over(entry, worker)
                 found += [(entry, i) for i in mine if i not in mapped]
