@@ -311,6 +311,21 @@ def test_a_target_that_fails_is_followed_by_another(three):
         assert three.directory.stores[store.uid].owners[0] == other
 
 
+def test_a_target_lets_go_of_its_part_though_the_owner_answers_nobody(three):
+    """That one may have died, and who is asked in vain may be asked for long."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        owner = store.placement[0]
+        back, read = Held(three, owner, "move_back"), Held(three, owner, "move_read")
+        thread, found = drain_beside(store)
+        assert read.reached.wait(60)
+        read.go_on(OSError("nobody is there"))
+        assert back.reached.wait(60)
+        until(lambda: not any(host.coming for host in three.hosts))
+        assert found == []
+        back.go_on()
+        thread.join()
+
+
 @pytest.mark.parametrize("method", ["move_fill", "move_own"])
 def test_an_owner_goes_on_where_nobody_takes_over(three, method):
     """Calls wait meanwhile, and the shard is where it was, under another number."""

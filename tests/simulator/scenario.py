@@ -199,12 +199,14 @@ class _Scenario:
     async def _until_none_is_away(self) -> None:
         """Wait until each shard has an owner or is lost: so long runs of it are held.
 
-        And for drains that nobody waits for any more, one of whose workers has gone.
+        And for drains that nobody waits for any more, one of whose workers has gone; and
+        for workers that were retired, until their time to send shards is over.
         """
         directory = self.world.scheduler.extensions["daskps-directory"]
         stores, drains = directory.stores, directory.drains
         for _ in range(int(MOST_SECONDS / SETTLE_SECONDS)):
-            if not (any(e.away for e in stores.values()) or drains.under_way):
+            is_open = any(e.away or e.sent_on for e in stores.values())
+            if not (is_open or drains.under_way):
                 break
             await asyncio.sleep(SETTLE_SECONDS)
         if any(entry.lost for entry in stores.values()):

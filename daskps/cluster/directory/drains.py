@@ -426,13 +426,13 @@ class Drains:
         shard = of["shard"]
         if entry.uid not in self._stores:
             return
-        if entry.away.get(shard) == _handing(source, target):
+        if is_handed_over := entry.away.get(shard) == _handing(source, target):
             await self.take_back(entry, shard, of["move"])
-        else:
-            generation = entry.generations[shard] + 1
-            await self._taken_back(entry, source, {**of, "generation": generation})
         about = {"pause": _PAUSE_SECONDS, **of}
         dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
+        if not is_handed_over:
+            generation = entry.generations[shard] + 1
+            await self._taken_back(entry, source, {**of, "generation": generation})
         await asyncio.wait({dropping}, timeout=_ANSWER_SECONDS)
 
     async def take_back(self, entry: StoreEntry, shard: int, move: str) -> None:
