@@ -24,6 +24,7 @@ from daskps import optim, testing
 from daskps.cluster.caller.link import using
 from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
+from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
 from daskps.errors import ConsistencyError
 from tests import inprocess
@@ -512,6 +513,29 @@ def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     until(lambda: not host.shards and not host.going)
     store.add({"w": np.ones(6)})
     assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+def test_a_former_owner_that_is_locked_is_told_again(three, monkeypatch):
+    """It stops once it can, and then knows nothing of the shard any more."""
+    store, owner, other = one_shard(three)
+    [host] = [h for h in three.hosts if h.worker.address == owner]
+    under, n = ShardHost.under, 0
+
+    async def locked(mine: ShardHost, hosted: Any, function: Any) -> Any:
+        nonlocal n
+        if mine is host and n < 3:
+            n += 1
+            hosted.enqueue(function)
+            raise daskps.ShardBusyError("another process has it")
+        return await under(mine, hosted, function)
+
+    monkeypatch.setattr(ShardHost, "under", locked)
+    silent = fall_silent(three, store, owner)
+    until(lambda: three.directory.stores[store.uid].owners == (other,))
+    silent.go_on()
+    until(lambda: not host.shards and not host.going)
+    assert n == 3
+    assert store.add({"w": np.ones(6)}) == 1
 
 
 def test_a_late_state_of_a_former_owner_changes_nothing(three, monkeypatch):

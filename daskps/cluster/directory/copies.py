@@ -453,7 +453,8 @@ class SecondCopies:
         return self._hosts.spawn(self._depose(worker, of))
 
     async def _depose(self, worker: str, of: dict[str, Any]) -> None:
-        await insist(self._hosts, worker, "move_deposed", _PAUSE_SECONDS, **of)
+        how: Any = {"on": (OSError, ShardBusyError), **of}
+        await insist(self._hosts, worker, "move_deposed", _PAUSE_SECONDS, **how)
         if not self._hosts.has_worker(worker):
             # It may live: else its memory stays, for somebody who adopts it.
             told = self._hosts.control(worker, "move_deposed", **of)

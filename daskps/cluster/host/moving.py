@@ -44,6 +44,7 @@ from daskps.errors import (
     ConsistencyError,
     DaskPSError,
     ProtocolError,
+    ShardBusyError,
     StaleGenerationError,
     StoreClosedError,
 )
@@ -503,9 +504,12 @@ async def _deposed(
     key = store, shard
     hosted = host.shards.get(key)
     if hosted is not None and hosted.shard.generation < generation:
-        # It was taken back, or it has stopped meanwhile.
-        with contextlib.suppress(ConsistencyError):
+        try:
             await _stop(host, store, Going(move, hosted), generation)
+        except ShardBusyError:
+            raise  # It stops later, and is told again.
+        except ConsistencyError:
+            pass  # It was taken back, or it has stopped meanwhile.
     ended = host.going.get(key)
     if not keeps and ended is not None and ended.move == move:
         del host.going[key]
