@@ -262,6 +262,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "silent owners are known as such, not by a text"),
     ("cluster", 15, 16, "a state may take longer than one may be silent"),
     ("shards", 7, 9, "word that a push was given up may overtake the push"),
+    ("shards", 9, 8, "a state that changes more of an index than the log takes ends"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from daskps.errors import LayoutError, ProtocolError
+from daskps.kernels.row_index import NoRoomError
 from daskps.kernels.row_moves import scatter
 from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.arrays.row_operations import RowUpdate
@@ -232,7 +233,11 @@ def install(segment: Segment, state: State) -> None:
     for of in tables:
         _provide(segment, of)
     if state.now.flip > state.since.flip:
-        _Successor(segment, state).commit()
+        try:
+            _Successor(segment, state).commit()
+        except NoRoomError as error:
+            undo.roll_back(segment)
+            raise _too_many(segment, state.tables) from error
     else:
         # Marks in the record that are no publication: a copy keeps the one before.
         words = segment.current.words
@@ -268,10 +273,16 @@ def _provide(segment: Segment, of: RowsState) -> None:
         need = Need(n, n_new, len(of.known.without), n + fresh)
         provide(segment, table, table.unbounded, need)
     if not has_room(table, need):
-        raise LayoutError(
-            f"{n} rows of table {table.piece.table.name[:60]!r} in one state are more "
-            f"than its undo log has room for; fill the copy anew"
-        )
+        raise _too_many(segment, [of])
+
+
+def _too_many(segment: Segment, tables: Sequence[RowsState]) -> LayoutError:
+    of = [(len(t.ids), segment.tables[t.ordinal].piece.table.name) for t in tables]
+    named = " and ".join(f"{n} rows of table {name[:60]!r}" for n, name in of)
+    return LayoutError(
+        f"{named} in one state change more than the undo log has room for; fill the "
+        f"copy anew"
+    )
 
 
 class _Successor(Publication):

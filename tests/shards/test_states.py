@@ -15,6 +15,7 @@ import pytest
 from daskps.consistency import ASP, BSP
 from daskps.errors import LayoutError, ProtocolError
 from daskps.init import constant
+from daskps.kernels.row_index import NoRoomError, RowIndex
 from daskps.layout.arrays import Layout, compute_dtype
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
@@ -706,6 +707,30 @@ def test_more_rows_than_one_publication_takes_change_nothing(monkeypatch):
     with pytest.raises(LayoutError, match="6 rows of table 'bounded' in one state"):
         states.install(segment, state)
     assert content(segment, segment.flip) == before
+
+
+def test_more_words_of_an_index_than_its_log_takes_change_nothing(monkeypatch):
+    """The copy is as it was, and may have the state in another way."""
+    layout = tables_of(admit_after=2)
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    for sequence in range(3):
+        item = Item(3, 0, np.ones(4, np.int64), np.arange(sequence, sequence + 4))
+        applied(shard, Step(ADD, [item], producer=1, sequence=sequence))
+    state, segment = states.take(shard.segment, copy.mark), copy.segment
+    assert state is not None
+    before = content(segment, segment.flip)
+
+    def is_full(*args: Any) -> int:
+        raise NoRoomError("log")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowIndex, "set_counts", is_full)
+        with pytest.raises(LayoutError, match=r"rows of table 'num'.* fill the copy"):
+            states.install(segment, state)
+    assert content(segment, segment.flip) == before
+    validate(Shard(segment, {}, cache_dir=kept()))
+    copy.follow()
 
 
 def test_its_bytes_are_those_of_what_has_changed():
