@@ -415,7 +415,7 @@ class Looks:
 
 
 @pytest.mark.parametrize("policy", ["any", "all of it"])
-@pytest.mark.parametrize("history", range(4))
+@pytest.mark.parametrize("history", range(2))
 def test_rows_of_rounds_that_are_taken_back_have_the_bits_of_their_shard(
     policy, history
 ):
