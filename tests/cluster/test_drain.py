@@ -326,6 +326,14 @@ def test_a_target_lets_go_of_its_part_though_the_owner_answers_nobody(three):
         thread.join()
 
 
+def test_no_owner_hears_of_copies_where_there_are_none(three):
+    """It would look for them at each answer from then on."""
+    with daskps.create({"w": np.zeros(6)}) as store:
+        told = [Held(three, worker, "copy_on") for worker in store.placement]
+        assert store.drain(store.placement[0]) == [0]
+        assert [held.n for held in told] == [0] * 3
+
+
 @pytest.mark.parametrize("method", ["move_fill", "move_own"])
 def test_an_owner_goes_on_where_nobody_takes_over(three, method):
     """Calls wait meanwhile, and the shard is where it was, under another number."""

@@ -280,7 +280,7 @@ class SecondCopies:
 
     async def _struck(self, entry: StoreEntry, shard: int, copy: Copy | None) -> None:
         # Also without any now: what the owner was told of it may have come late.
-        if shard not in entry.without_owner:
+        if entry.n_copies > 1 and shard not in entry.without_owner:
             await self._set(entry, shard)
         if copy is not None:
             self._drop(entry, shard, copy)
