@@ -456,6 +456,27 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
     assert not host.going
 
 
+def test_a_silent_owner_does_not_go_on_alone_while_its_copy_takes_over(three):
+    """It says that its copy is silent: they are cut from each other."""
+    store, owner, other = one_shard(three)
+    cut, asked = Held(three, owner, "copy_next"), Held(three, other, "move_own")
+    Held(three, owner, "move_deposed")
+    assert cut.reached.wait(60)
+    copies, copy = three.directory.copies, three.directory.stores[store.uid].copies[0]
+    fall_silent(three, store, owner)
+    assert asked.reached.wait(60)
+    thread, found = push_beside(store)
+    (hosted,) = shards_at(three, owner)
+    until(lambda: hosted.behind == 1)
+    says = copies.on_silent(store.uid, 0, copy.move, times=1)
+    asyncio.run_coroutine_threadsafe(says, three.loop.asyncio_loop).result()
+    assert (hosted.behind, found) == (1, [])
+    asked.go_on()
+    thread.join()
+    assert (found, store.placement) == ([1], (other,))
+    assert store.pull()["w"].tolist() == [1.0] * 6
+
+
 @pytest.mark.parametrize("asked", ["the copy", "the owner", "the copy, which does"])
 def test_a_silent_owner_that_is_retired_sends_what_its_copy_refuses(three, asked):
     """It alone has the shard; Dask removes it while one of the two is asked to go on."""
@@ -694,19 +715,6 @@ def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(soon, three):
     assert [e["why"] for e in events[:1]] == ["is silent"]
     assert store.placement == (owner,)
     held.go_on(OSError("the wire is cut"))
-
-
-def test_an_owner_that_waits_for_a_copy_that_was_struck_off_is_told(soon, two):
-    """A message was late, and the directory did not wait for its answer."""
-    store, owner, other = one_shard(two)
-    two.end(other)
-    assert store.add({"w": np.ones(6)}) == 1
-    late = {"store": store.uid, "shard": 0, "move": "of one that died"}
-    control = two.doors[owner].handlers["daskps_control"]
-    two.loop.add_callback(control, method="copy_on", **late)
-    (hosted,) = shards_at(two, owner)
-    until(lambda: hosted.backing is not None)
-    assert store.add({"w": np.ones(6)}) == 2
 
 
 def test_an_owner_that_is_locked_is_told_again_of_its_copy(two):

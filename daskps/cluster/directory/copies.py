@@ -103,8 +103,6 @@ class SecondCopies:
         entry = self._stores.get(store)
         copy = None if entry is None else entry.copies.get(shard)
         if entry is None or copy is None or copy.move != move:
-            if entry is not None and copy is None and not owner:
-                await self._set(entry, shard)  # it has heard of one struck off since
             return
         worker = entry.owners[shard] if owner else copy.worker
         with contextlib.suppress(OSError):
@@ -250,10 +248,12 @@ class SecondCopies:
         entry.strays |= {owner, worker}
         entry.charge(worker, copy.nbytes)
         entry.copies[shard] = copy
+        entry.n_changed += 1
+        order = entry.n_changed
         try:
             about = {"about": entry.described, "source": owner, "stays": True}
             await self._hosts.control(worker, "move_fill", **of, **about)
-            await self._hosts.control(owner, "copy_on", **of)
+            await self._hosts.control(owner, "copy_on", **of, order=order)
             await self._hosts.control(worker, "copy_follow", **of, source=owner)
             copy.counts = True
             entry.copies_gone.pop(shard, None)
@@ -279,8 +279,8 @@ class SecondCopies:
         return self._hosts.spawn(self._struck(entry, shard, copy))
 
     async def _struck(self, entry: StoreEntry, shard: int, copy: Copy | None) -> None:
-        # Also without any now: what the owner was told of it may have come late.
-        if entry.n_copies > 1 and shard not in entry.without_owner:
+        # Also without any now: the owner may have yet to hear of that.
+        if entry.n_copies > 1:
             await self._set(entry, shard)
         if copy is not None:
             self._drop(entry, shard, copy)
@@ -294,6 +294,7 @@ class SecondCopies:
 
     def _forget(self, entry: StoreEntry, shard: int, why: str) -> Copy | None:
         if (copy := entry.copies.pop(shard, None)) is not None:
+            entry.n_changed += 1
             now = asyncio.get_running_loop().time()
             gone = f"its second copy, on worker {copy.worker}, had gone (it {why})"
             entry.copies_gone[shard] = gone, now
@@ -304,10 +305,13 @@ class SecondCopies:
         """Have the owner of a shard wait for the copy that it has, or for none."""
         owner = entry.owners[shard]
         while self._hosts.has_worker(owner) and entry.owners[shard] == owner:
+            if shard in entry.without_owner:
+                return  # a copy may be about to take over: this owner is not alone
             copy = entry.copies.get(shard)
             of = {"store": entry.uid, "shard": shard, "move": copy.move if copy else ""}
             try:
-                await self._hosts.control(owner, "copy_on", **of)
+                of_owner = {**of, "order": entry.n_changed}
+                await self._hosts.control(owner, "copy_on", **of_owner)
                 if copy is not None:
                     more = {**of, "source": owner}
                     await self._hosts.control(copy.worker, "copy_follow", **more)

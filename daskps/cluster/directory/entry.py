@@ -170,6 +170,8 @@ class StoreEntry:
     #: How many copies of each shard it is to have, and the second ones that there are.
     n_copies: int = 1
     copies: dict[int, Copy] = field(default_factory=dict)
+    #: How often these have changed, so that owners pass over what comes late.
+    n_changed: int = 0
     #: The end of the second copies of shards that have none any more, and its time.
     copies_gone: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: Shards that a worker which closes is to send to others, each with that worker.

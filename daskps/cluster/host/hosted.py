@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from daskps.shards.steps import Step
     from daskps.typing import Array
 
-
 T = TypeVar("T")
 
 
@@ -142,8 +141,7 @@ class HostedShard:
     ) -> None:
         self.name, self.layout, self.index, self.shard = name, layout, index, shard
         self.block = block
-        #: Run and memory of the mailboxes that trainers on this machine may fill
-        #: themselves.
+        #: Run and memory of the mailboxes that trainers on this machine fill themselves.
         self.mailbox: tuple[int, Block] | None = None
         #: Done when the shard has all of its memory.
         self.has_memory: asyncio.Future[None] | None = None
@@ -153,6 +151,8 @@ class HostedShard:
         self.came_by = ""
         #: Its second copy: answers wait until that has what they tell.
         self.backing: Backing | None = None
+        #: The last change of copies that it has heard of, see `StoreEntry.n_changed`.
+        self.told_copies = 0
         self.is_shared = block is not None
         #: Bytes of the shard that the host has last told the directory.
         self.told_nbytes = shard.segment.held_nbytes

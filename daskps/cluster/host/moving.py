@@ -333,12 +333,19 @@ async def _stop(host: ShardHost, store: str, going: Going, generation: int) -> N
 
 
 @HOST.handles("copy_on")
-async def _on(host: ShardHost, *, store: str, shard: int, move: str) -> None:
-    """Have answers wait for a copy from now on; for none with ""."""
+async def _on(
+    host: ShardHost, *, store: str, shard: int, move: str, order: int
+) -> None:
+    """Have answers wait for a copy from now on; for none with "".
+
+    Of messages that overtake each other the one of the highest `order` counts.
+    """
     hosted, host.has_copies = host.get_shard(store, shard), True
 
     def change(owner: Shard) -> list[Ticket]:
-        before = hosted.backing
+        if order < hosted.told_copies:
+            raise ConsistencyError(f"copies of shard {shard} have changed since")
+        before, hosted.told_copies = hosted.backing, order
         if (before.move if before else "") == move:
             return []
         hosted.backing = Backing(move) if move else None

@@ -332,7 +332,7 @@ def test_without_a_copy_pushes_go_on_that_waited_for_its_state(owner):
     pushes = [owner.push(n) for n in (1, 2)]
     assert asked.done
     assert [one.waits() for one in pushes] == [True, True]
-    owner.tell("copy_on", move="")
+    owner.tell("copy_on", move="", order=9)
     assert [one.answer().version for one in pushes] == [1, 2]
 
 
@@ -387,7 +387,7 @@ def test_where_the_shard_has_another_owner_nobody_is_answered(owner, leave):
 def test_without_a_copy_what_waits_is_answered(owner):
     push, before = owner.push(), owner.hosted.backing
     assert push.waits()
-    owner.tell("copy_on", move="")
+    owner.tell("copy_on", move="", order=9)
     assert before is not None
     assert owner.hosted.backing is None
     assert push.answer().version == 1
@@ -405,7 +405,7 @@ def test_an_owner_that_is_locked_goes_on_alone_later(owner, monkeypatch):
     with monkeypatch.context() as at_first:
         at_first.setattr(owner.hosted, "serve", locked)
         with pytest.raises(ShardBusyError):
-            owner.tell("copy_on", move="")
+            owner.tell("copy_on", move="", order=9)
     assert push.waits()
     owner.hosted.serve()
     assert owner.hosted.backing is None

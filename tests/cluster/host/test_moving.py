@@ -109,13 +109,26 @@ def test_late_messages_of_a_move_that_was_given_up_change_nothing(two):
 def test_a_copy_that_stays_is_not_on_its_way(two):
     """Even where its owner has waited for it before; another move goes on."""
     owner = Owner(two)
-    owner.ask("copy_on")
+    owner.ask("copy_on", order=1)
     owner.ask("move_begin")
-    owner.ask("copy_on")
+    owner.ask("copy_on", order=1)
     assert not owner.host.going
     owner.ask("move_begin", move="two")
-    owner.ask("copy_on", move="")
+    owner.ask("copy_on", move="", order=2)
     assert [going.move for going in owner.host.going.values()] == ["two"]
+
+
+def test_of_messages_about_copies_that_overtake_each_other_the_last_one_counts(two):
+    """Else it would answer before its copy has it, or wait for one struck off."""
+    owner = Owner(two)
+    owner.ask("copy_on", move="two", order=3)
+    for late in ("", "one"):
+        with pytest.raises(ConsistencyError, match="copies of shard 0 have changed"):
+            owner.ask("copy_on", move=late, order=2)
+    assert owner.hosted.backing is not None
+    assert owner.hosted.backing.move == "two"
+    owner.ask("copy_on", move="", order=4)
+    assert owner.hosted.backing is None
 
 
 def test_a_shard_that_others_may_have_is_not_taken_back(two):
