@@ -263,6 +263,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 15, 16, "a state may take longer than one may be silent"),
     ("shards", 7, 9, "word that a push was given up may overtake the push"),
     ("shards", 9, 8, "a state that changes more of an index than the log takes ends"),
+    (
+        "cluster",
+        0,
+        7,
+        "owners pass over late words of copies; deadlines that are later",
+    ),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

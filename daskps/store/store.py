@@ -13,7 +13,6 @@ from daskps.checkpoint.storage import Storage, full_url, options_of
 from daskps.cluster.caller import resharding, saving
 from daskps.cluster.caller.routes import load_rules
 from daskps.cluster.caller.scheduler_lost import scheduler_named
-from daskps.cluster.protocol.deadline import Deadline
 from daskps.errors import CheckpointError, IllegalStateError, LayoutError
 from daskps.optim.master import WithMaster
 from daskps.store.arguments import number, whole
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import CallFuture
+    from daskps.cluster.protocol.deadline import Deadline
     from daskps.store.typed import Parameter
     from daskps.typing import Array
 
@@ -387,15 +387,14 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
             named = partial(scheduler_named, shards.link, "a save")
             async with named(ends=True):
                 cut = await saving.take(shards, deadline)
-            left = deadline.remaining()
-            if by_default and left is not None:
-                left += cut.nbytes(shards.meta.layout) / SAVED_NBYTES_A_SECOND
+            more = cut.nbytes(shards.meta.layout) / SAVED_NBYTES_A_SECOND
             write = partial(
                 saving.write,
                 shards,
                 cut,
                 target,
-                deadline=Deadline(left, deadline.what),
+                # Also one that is over: the cut ends in there.
+                deadline=deadline.later(more if by_default else 0.0),
                 training=saving.TrainingState(),
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -323,6 +324,28 @@ def test_where_no_copy_fits_pushes_wait_until_all_is_written(
     assert saved[1]["nbytes"] > sum(map(len, before.values()))
     assert free(here)
     push(store, 9)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_save_that_is_late_as_its_cut_is_made_frees_it(
+    here, tmp_path, monkeypatch, holds
+):
+    """Else pushes would wait for as long as the client stays."""
+    store, take = filled(5), saving.take
+    if holds:
+        no_room(here, monkeypatch)
+
+    async def late(shards: Any, deadline: Deadline) -> Any:
+        cut = await take(shards, deadline)
+        deadline.end = time.monotonic() - 1.0
+        return cut
+
+    monkeypatch.setattr(saving, "take", late)
+    with pytest.raises(TimeoutError, match="after 60 s waiting for a save"):
+        store.save(tmp_path, timeout=60)
+    until(lambda: free(here))
+    push(store, 9)
+    assert not [*tmp_path.rglob("*")]
 
 
 def test_a_held_shard_that_goes_on_fails_the_save(here, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from copy import copy
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ class Deadline:
     def remaining(self) -> float | None:
         """Return the seconds left as a timeout for the next part of a call."""
         return None if self.end is None else self.left()
+
+    def later(self, seconds: float) -> Deadline:
+        """Return one that is so many seconds later; it may be over too."""
+        found = copy(self)
+        if found.end is not None and found.timeout is not None:
+            found.end, found.timeout = found.end + seconds, found.timeout + seconds
+        return found
 
     def error(self, where: str = "", *, changes: bool = True) -> TimeoutError:
         """Return the error that says what was waited for, and where.
