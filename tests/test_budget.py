@@ -269,6 +269,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         7,
         "owners pass over late words of copies; deadlines that are later",
     ),
+    ("cluster", 0, 18, "no second copy is made on a worker that was silent"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

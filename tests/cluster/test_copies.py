@@ -22,6 +22,7 @@ from distributed.core import Status
 import daskps
 from daskps import optim, testing
 from daskps.cluster.caller.link import using
+from daskps.cluster.directory import copies as standby
 from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
@@ -715,6 +716,35 @@ def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(soon, three):
     assert [e["why"] for e in events[:1]] == ["is silent"]
     assert store.placement == (owner,)
     held.go_on(OSError("the wire is cut"))
+
+
+def test_no_copy_is_made_on_a_worker_that_was_silent(three):
+    """It may be without power, and Dask removes it in minutes; one that wakes may."""
+    first, *others = three.scheduler.workers
+    with daskps.create({"w": np.zeros(6)}, servers=[first], copies=2) as store:
+        entry = three.directory.stores[store.uid]
+        silent = fall_silent(three, store, first)
+        until(lambda: entry.owners != (first,))
+        until(lambda: 0 in entry.copies and entry.copies[0].counts)
+        # It would be the first that is asked: it is the only server.
+        assert {*entry.owners, entry.copies[0].worker} == {*others}
+        silent.go_on()
+        three.end(entry.copies[0].worker)
+        until(lambda: 0 in entry.copies and entry.copies[0].counts)
+        assert entry.copies[0].worker == first
+
+
+def test_a_worker_that_does_not_answer_gets_no_copy(three, monkeypatch):
+    """Nobody had to do with it before."""
+    # As on machines of their own.
+    monkeypatch.setattr(standby, "get_address_host", str)
+    monkeypatch.setattr(standby, "_OWN_SECONDS", 0.05)
+    first, second, third = three.scheduler.workers
+    held = Held(three, second, "look")
+    with daskps.create({"w": np.zeros(6)}, servers=[first], copies=2) as store:
+        assert three.directory.stores[store.uid].copies[0].worker == third
+        assert held.reached.is_set()
+        held.go_on()
 
 
 def test_an_owner_that_is_locked_is_told_again_of_its_copy(two):

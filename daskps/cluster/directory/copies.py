@@ -66,6 +66,8 @@ class SecondCopies:
         self._taking: dict[tuple[str, int], str] = {}
         #: Shards whose owners were silent, until they have one again.
         self._silent: set[tuple[str, int]] = set()
+        #: Workers that were silent, until they answer: no copy is made there.
+        self._hung = set[str]()
         #: Has a worker that has stopped a shard go on, see `Drains.take_back`.
         self.take_back: Callable[[StoreEntry, int, str], Any]
 
@@ -106,9 +108,7 @@ class SecondCopies:
             return
         worker = entry.owners[shard] if owner else copy.worker
         with contextlib.suppress(OSError):
-            nothing = {"cluster": entry.cluster, "rows": []}
-            answer = self._hosts.control(worker, "look", **nothing)
-            await asyncio.wait_for(answer, _TELL_SECONDS)
+            await self._look(entry, worker, [], _TELL_SECONDS)
             # One that never could follow is not waited for.
             if owner or (copy.counts and times < _MOST_TRIES):
                 return
@@ -212,6 +212,8 @@ class SecondCopies:
         """
         workers = self._moves.scheduler.workers.items()
         others = {w: s for w, s in workers if w != owner and s.status == Status.running}
+        for worker in self._hung & others.keys():
+            del others[worker]
         if not others:
             raise NotEnoughWorkersError(
                 f"no worker but {owner} can have a second copy of shard {shard} of store "
@@ -225,18 +227,45 @@ class SecondCopies:
         rows = [row for row in entry.segments if row[0] == shard]
         while apart:
             worker = room(apart)[shard]
-            about = {"cluster": entry.cluster, "rows": rows}
-            found = await self._hosts.control(worker, "look", **about)
+            del apart[worker]
+            try:
+                found = await self._look(entry, worker, rows, _OWN_SECONDS)
+            except OSError:
+                del others[worker]
+                continue
             if not any(one["sight"] == Sight.FOUND for one in found):
                 return worker, False
-            del apart[worker]
         return room(others)[shard], True
+
+    async def _look(
+        self, entry: StoreEntry, worker: str, rows: list[Any], seconds: float
+    ) -> Any:
+        """Ask a worker which of these shards' memory it finds.
+
+        One that does not answer for so long gets no copy until it does.
+        """
+        about = {"cluster": entry.cluster, "rows": rows}
+        try:
+            asked = self._hosts.control(worker, "look", **about)
+            return await asyncio.wait_for(asked, seconds)
+        except OSError:
+            if worker not in self._hung:
+                self._hung.add(worker)
+                self._hosts.spawn(self._wait_for(worker, about))
+            raise
+
+    async def _wait_for(self, worker: str, about: dict[str, Any]) -> None:
+        try:
+            await insist(self._hosts, worker, "look", _PAUSE_SECONDS, **about)
+        finally:
+            self._hung.discard(worker)
+        self._move_apart()
 
     def _apart(self, entry: StoreEntry, worker: str) -> list[str]:
         """Return the workers of other machines that are not drained, by addresses."""
         machine, workers = get_address_host(worker), self._moves.scheduler.workers
         running = [w for w, ws in workers.items() if ws.status == Status.running]
-        may = [w for w in running if w not in entry.drained]
+        may = [w for w in running if w not in entry.drained | self._hung]
         return [w for w in may if get_address_host(w) != machine]
 
     async def _make(
