@@ -342,7 +342,9 @@ class Readable(Handle):
             epochs of :func:`train` it has had ("epoch"), bytes of its values ("nbytes")
             and of all its memory ("segment_nbytes"), of each table the "rows" that it
             has and the table's "steps" ("tables"), whether readers take its lock
-            ("locked_reads"), pushes, duplicates and parked calls, and what its host has
+            ("locked_reads"), pushes, duplicates and parked calls, the worker of its
+            second copy ("copy", "" without one), that one's bytes ("copy_nbytes"), and
+            how many updates it has yet to get ("behind"), and what its host has
             served for all its shards and all who call, trainers too: messages
             ("calls") and calls by socket ("socket_calls"; "plain_reads" is 0 and goes
             with the next release). "handle":

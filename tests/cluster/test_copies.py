@@ -127,8 +127,9 @@ def test_states_go_by_socket_and_without_one_by_message(apart):
         apart.run(end_sockets, workers=[owner])
         for _ in range(N):
             store.add({"w": np.ones(24)})
-        [row] = store.stats()["shards"]
-        assert row["behind"] == 0
+        stats = store.stats()
+        assert stats["shards"][0]["behind"] == 0
+        assert "two copies" in stats["handle"]["why"][owner]
         testing.kill_worker(apart, owner)
         assert store.pull()["w"].tolist() == [2.0 * N] * 24
 

@@ -242,7 +242,7 @@ def test_a_question_is_about_shards_where_they_were_when_it_was_planned(three):
 
 def test_the_only_worker_keeps_its_shards():
     with inprocess.cluster(1), daskps.create({"w": np.zeros(6)}) as store:
-        with pytest.raises(daskps.NotEnoughWorkersError, match="the only one"):
+        with pytest.raises(daskps.NotEnoughWorkersError, match=r"only .* 1 shard of"):
             store.drain(store.placement[0])
         assert store.version == 0
 

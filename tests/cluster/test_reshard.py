@@ -523,7 +523,11 @@ def test_a_new_owner_that_dies_before_it_counts_leaves_the_old_layout(three):
         three.end(third)
         held.go_on()
         thread.join()
-        assert third in str(found[0])
+        assert f"worker {third} died" in str(found[0])
+        # No shard of the store is: neither an alarm nor the text says so.
+        assert "lost" not in str(found[0])
+        told = [event["action"] for _, event in three.scheduler.events]
+        assert "shards-lost" not in told
         check_as_before(three, store, before)
 
 

@@ -129,6 +129,8 @@ class Carriers:
     def _reason(self, worker: str, on_loop: bool) -> str:
         if on_loop:
             return "calls come from an event loop, which must not wait for locks"
+        if self._meta.copies > 1:
+            return "a store with two copies is read and changed by its owners alone"
         if not self._on_machine:
             return "daskps.carriers.machine is false"
         charge = accounting.charged()

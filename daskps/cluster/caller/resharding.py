@@ -80,9 +80,13 @@ async def reshard(
     except (OSError, ShardLostError, StaleGenerationError) as error:
         if isinstance(error, TimeoutError):
             raise
+        # Lost is a new shard, of a layout that nobody has seen.
+        why = str(error)
+        if isinstance(error, ShardLostError):
+            why = f"worker {error.worker} {error.reason}"
         raise ConsistencyError(
             f"store {meta.name!r} goes on as it was, for a worker failed while it was "
-            f"resharded ({error}); try again"
+            f"resharded ({why}); try again"
         ) from error
     finally:
         # Where it has other shards now this is over.

@@ -34,6 +34,7 @@ from daskps.errors import (
     NotEnoughWorkersError,
     ShardBusyError,
 )
+from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -130,8 +131,8 @@ class Drains:
             if shards and len(self._scheduler.workers) == 1:
                 raise NotEnoughWorkersError(
                     f"worker {worker} is the only one of the cluster, so nobody can have "
-                    f"its {len(shards)} shards of store {entry.name!r}; start another "
-                    f"worker first"
+                    f"its {counted(len(shards), 'shard')} of store {entry.name!r}; "
+                    f"start another worker first"
                 )
             near = self._near(entry, worker, shards)
             # Before anything has moved: all of the others have a place.

@@ -289,6 +289,8 @@ class ShardMoves:
             return
         entry.settle(shards)
         entry.set_lost(shards, worker, reason)
+        if not entry.ready:
+            return  # nobody had anything there; who makes it is told
         self.hosts.tell(
             "shards-lost", entry, shards=shards, worker=worker, reason=reason
         )
