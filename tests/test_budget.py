@@ -270,6 +270,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
         "owners pass over late words of copies; deadlines that are later",
     ),
     ("cluster", 0, 18, "no second copy is made on a worker that was silent"),
+    ("cluster", 0, 23, "whoever fills a copy and is silent is passed over"),
     ("cluster", 0, 8, "texts of stores with two copies, and of reshards that fail"),
 ]
 #: Names that stand for what is read or written of rows.

@@ -16,7 +16,7 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
-from daskps.cluster.directory import drains
+from daskps.cluster.directory import drains, move
 from tests import inprocess, seams
 from tests.cluster import killing_owners
 from tests.inprocess import Cluster
@@ -353,6 +353,27 @@ def test_an_owner_goes_on_where_nobody_takes_over(three, method):
         assert entry.owners[0] == owner
         assert not entry.away
         assert [len(host.coming) + len(host.going) for host in three.hosts] == [0] * 3
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_worker_that_does_not_answer_is_passed_over(monkeypatch, copies):
+    """One that is stopped, or without power: the drain would wait until it is removed."""
+    monkeypatch.setattr(move, "_WATCH_SECONDS", 0.05)
+    with inprocess.cluster(4) as four:
+        first, *others = four.scheduler.workers
+        about: dict[str, Any] = {"servers": [first], "copies": copies}
+        with daskps.create({"w": np.zeros(6)}, **about) as store:
+            entry = four.directory.stores[store.uid]
+            free = [
+                w for w in others if w not in {c.worker for c in entry.copies.values()}
+            ]
+            every = [Held(four, free[0], name) for name in ("move_fill", "look")]
+            assert store.drain(first) == [0]
+            assert store.placement[0] not in (first, free[0])
+            assert every[0].reached.is_set()
+            for held in every:
+                held.go_on()
+            assert store.add({"w": np.ones(6)}) == 1
 
 
 def test_which_memory_an_owner_has_stays_known_as_it_goes_on(three):

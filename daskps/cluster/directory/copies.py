@@ -249,12 +249,16 @@ class SecondCopies:
             asked = self._hosts.control(worker, "look", **about)
             return await asyncio.wait_for(asked, seconds)
         except OSError:
-            if worker not in self._hung:
-                self._hung.add(worker)
-                self._hosts.spawn(self._wait_for(worker, about))
+            self._pass_over(worker)
             raise
 
-    async def _wait_for(self, worker: str, about: dict[str, Any]) -> None:
+    def _pass_over(self, worker: str) -> None:
+        if worker not in self._hung:
+            self._hung.add(worker)
+            self._hosts.spawn(self._wait_for(worker))
+
+    async def _wait_for(self, worker: str) -> None:
+        about: dict[str, Any] = {"cluster": "", "rows": []}
         try:
             await insist(self._hosts, worker, "look", _PAUSE_SECONDS, **about)
         finally:
@@ -281,12 +285,14 @@ class SecondCopies:
         order = entry.n_changed
         try:
             about = {"about": entry.described, "source": owner, "stays": True}
-            await self._hosts.control(worker, "move_fill", **of, **about)
+            await self._moves.have_filled(worker, **of, **about)
             await self._hosts.control(owner, "copy_on", **of, order=order)
             await self._hosts.control(worker, "copy_follow", **of, source=owner)
             copy.counts = True
             entry.copies_gone.pop(shard, None)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TimeoutError):
+                self._pass_over(worker)
             # Its owner lets nobody read it any more; a shard that it lets go of just now
             # refuses that.
             how: Any = {"on": (OSError, DaskPSError), "generation": 0, **of}

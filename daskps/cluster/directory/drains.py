@@ -336,12 +336,14 @@ class Drains:
     async def _send_all(self, entry: StoreEntry, worker: str) -> None:
         """Send the shards that a worker still has, each to one that has room."""
         failed: Exception | None = None
+        target, last = "", set[str]()
         for _ in range(_MOST_TRIES):
             left = _owned(self._stores.entry(entry.uid), worker)
             try:
-                for shard, target in self._targets(entry, left).items():
+                for shard, target in self._targets(entry, left, last).items():
                     await self.send(entry, shard, worker, target)
             except (OSError, ConsistencyError) as error:
+                last.add(target)
                 # That worker has died, or more has changed than it could follow.
                 logger.info("a shard stays on %s for now: %r", worker, error)
                 failed = error
@@ -387,7 +389,7 @@ class Drains:
         entry.charge(target, need)
         about: dict[str, Any] = {"about": entry.described, "source": source}
         try:
-            await self._hosts.control(target, "move_fill", **of, **about)
+            await self._moves.have_filled(target, **of, **about)
             async with entry.cutting:
                 await self._hand_over(entry, of, source, target)
         except BaseException:

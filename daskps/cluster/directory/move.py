@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: How long an adopter may take to end a run, and when one that has not is asked again.
 END_SECONDS, LATER_SECONDS = 5.0, 1.0
+#: How often one that fills a copy is asked whether it lives, and how long it may take.
+_WATCH_SECONDS = 5.0
 #: Ends the message about a shard that no other process of its machine can map.
 _WAS_PRIVATE = (
     "; its memory was private, so that nobody could adopt it: daskps.carriers.machine is "
@@ -261,6 +263,30 @@ class ShardMoves:
         """Hear that a worker came, which may find what others did not."""
         for move in self._open:
             move.look_now()
+
+    async def have_filled(self, worker: str, **about: Any) -> None:
+        """Have a worker fill a copy, which may take long, while it answers others.
+
+        Raises
+        ------
+        OSError
+            Where it does not, or cannot.
+        """
+        async with asyncio.timeout(None) as until:
+            watch = self.hosts.spawn(self._watch(worker, until))
+            try:
+                await self.hosts.control(worker, "move_fill", **about)
+            finally:
+                watch.cancel()
+
+    async def _watch(self, worker: str, until: asyncio.Timeout) -> None:
+        nothing: dict[str, Any] = {"cluster": "", "rows": []}
+        with suppress(OSError):
+            while True:
+                await asyncio.sleep(_WATCH_SECONDS)
+                answer = self.hosts.control(worker, "look", **nothing)
+                await asyncio.wait_for(answer, _WATCH_SECONDS)
+        until.reschedule(asyncio.get_running_loop().time())
 
     def store_gone(self, entry: StoreEntry) -> None:
         """Look for nobody any more for a store that has ended."""
