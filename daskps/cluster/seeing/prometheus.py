@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: How many stores have metrics of their own.
 MOST_STORES = 20
 #: Events that are counted from 0 on, so that the first one is a rise.
-_ALARMS = "save-failed", "shards-away", "shards-lost", "run-fenced"
+_ALARMS = "save-failed", "shards-away", "shards-lost", "copies-together", "run-fenced"
 #: Names of metrics of workers, their types, keys in a report, and descriptions.
 _OF_WORKERS = [
     ("pushes", "counter", "pushes", "Pushes that shards here have applied"),

@@ -97,6 +97,9 @@ def test_metrics_say_what_stats_say(tmp_path):
         for expression in [*BOARD_EXPRS, *ALARM_EXPRS]:
             assert NAME.findall(expression)
             assert set(NAME.findall(expression)) <= names, expression
+            # A first event that begins a series is no rise.
+            for event in re.findall(r'event="([\w-]+)"\}\[', expression):
+                assert ("dask_daskps_events_total", event) in found
         page = (DOCS / "watching.md").read_text()
         assert set(re.findall(r"^\| `(dask_daskps_\w+)`", page, re.MULTILINE)) == names
         await x.delete()
