@@ -272,6 +272,14 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 0, 18, "no second copy is made on a worker that was silent"),
     ("cluster", 0, 23, "whoever fills a copy and is silent is passed over"),
     ("cluster", 0, 8, "texts of stores with two copies, and of reshards that fail"),
+    (
+        "cluster",
+        21,
+        13,
+        "one thread at a time installs states; every question is answered",
+    ),
+    ("cluster", 0, 7, "a copy that is asked twice takes over once"),
+    ("shards", 3, 3, "a shard that a dead process was writing can be read at rest"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -531,6 +531,40 @@ def test_a_new_owner_that_dies_before_it_counts_leaves_the_old_layout(three):
         check_as_before(three, store, before)
 
 
+def test_a_shard_that_stops_just_now_is_taken_back(apart):
+    """A thread has stopped it, and its host has yet to go on; another host has failed."""
+    stopped, free = threading.Event(), asyncio.Event()
+    with daskps.create({"w": np.zeros(6)}, shards=3) as store:
+        before = store.placement
+        host = next(h for h in apart.hosts if h.worker.address == before[0])
+        under = host.under
+
+        async def slow(hosted: Any, function: Callable[..., Any]) -> Any:
+            found = await under(hosted, function)
+            if hosted.is_released:
+                stopped.set()
+                await free.wait()
+            return found
+
+        host.under = slow
+        fails = Held(apart, before[1], "relay_end", times=1)
+        back = Held(apart, before[0], "move_back", times=1)
+        back.after = free.set
+        back.go_on(does_it=True)
+
+        def fail() -> None:
+            assert stopped.wait(60)
+            fails.go_on(OSError("nobody is there"))
+
+        thread = threading.Thread(target=fail)
+        thread.start()
+        with pytest.raises(daskps.DaskPSError, match="nobody is there"):
+            store.reshard(5)
+        thread.join()
+        assert back.n == 1
+        check_as_before(apart, store, before)
+
+
 @pytest.mark.parametrize("method", ["write_checkpoint", "install", "relay_end"])
 def test_a_client_that_goes_leaves_the_old_layout(apart, method):
     with daskps.create({"w": np.zeros(6)}, shards=3, name="n") as store:

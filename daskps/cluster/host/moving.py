@@ -282,6 +282,9 @@ async def _back(
         host.going.pop((store, shard), None)
     # Also where it has heard this before, and its answer was lost.
     here = host.shards.get((store, shard))
+    if here is not None and here.is_released:
+        # A thread has stopped it, and `_stop` has yet to go on: this comes again.
+        raise ShardBusyError(f"shard {shard} of store {here.name!r} stops just now")
     return None if here is None else row_of(here)
 
 
