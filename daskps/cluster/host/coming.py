@@ -97,7 +97,15 @@ class Coming:
 
     async def stop(self) -> None:
         """Follow no more; an install under way ends first."""
-        if (installing := self.end()) is not None:
+        self.end()
+        await self.rest()
+
+    async def rest(self, turn: object = None) -> None:
+        """Take the turn from who has that one; an install under way ends first."""
+        with self.lock:
+            if self.turn is turn:
+                self.turn = object()
+        if (installing := self.installing) is not None:
             await asyncio.shield(asyncio.wrap_future(installing))
 
     def close(self) -> None:
@@ -144,6 +152,7 @@ class Asking:
         """
         source, store, token = self._coming.source, self._of["store"], self._of["move"]
         about = self._host.worker.server.rpc, source, store
+        self._turn = self._coming.turn = object()
         seconds = config.load().suspect_after_seconds
         try:
             taken = await open_socket(*about, token=token, seconds=seconds)
@@ -161,6 +170,8 @@ class Asking:
                     raise TimeoutError(f"{source} is silent")
         finally:
             channel.shut()
+            # A thread may yet install its last state, and messages bring the next.
+            await self._coming.rest(self._turn)
 
     def _ask(self, text: bytes = b"") -> list[Any]:
         """Return the frame that asks for what comes after the state that is here."""

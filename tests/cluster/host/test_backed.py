@@ -6,17 +6,21 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
 import daskps
+from daskps.cluster.host import coming
 from daskps.cluster.host.calls import Parked, all_backed
 from daskps.cluster.host.coming import Asking
 from daskps.cluster.host.host import ShardHost
+from daskps.cluster.host.hosted import HostedShard
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.protocol.states import unpack_state
 from daskps.cluster.sockets.channel import BUFFER_NBYTES
@@ -37,6 +41,9 @@ from daskps.cluster.sockets.frames import (
 from daskps.cluster.sockets.served import ServedChannel, views_of
 from daskps.consistency import ASP, BSP
 from daskps.errors import ShardBusyError, StaleGenerationError
+from daskps.layout.spans import WEIGHTS, Span
+from daskps.shards import states
+from daskps.shards.frozen import HeldShard
 from daskps.shards.memory.segment import Segment
 from daskps.shards.states import State
 from daskps.shards.steps import ADD, MODEL, NOTHING, READ, Item, Step
@@ -226,8 +233,8 @@ class Copy:
         (self.coming,) = self.host.coming.values()
         of = {"store": store.uid, "shard": 0, "move": self.coming.move}
         here, self.there = socket.socketpair()
-        asking = Asking(self.host, self.coming, of)
-        self.connection = Connection(ServedChannel(here, 0.2), asking)
+        self.asking = Asking(self.host, self.coming, of)
+        self.connection = Connection(ServedChannel(here, 0.2), self.asking)
 
     def __enter__(self) -> Copy:
         return self
@@ -315,6 +322,52 @@ def test_a_large_state_that_came_in_part_comes_by_message(owner):
     owner.held.go_on()
     until(lambda: copy.segment.flip == copy.segment.writing)
     assert set(copy.weights()) == {1.0}
+
+
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_no_message_brings_a_state_while_a_socket_installs_one(owner, monkeypatch):
+    """An install that takes long looks as if the owner were silent."""
+    begun, reached, free = threading.Event(), threading.Event(), threading.Event()
+    install = states.install
+
+    def slow(*args: Any) -> None:
+        reached.set()
+        assert free.wait(60)
+        install(*args)
+
+    async def open_socket(*_: Any, **__: Any) -> None:
+        begun.set()
+
+    monkeypatch.setattr(states, "install", slow)
+    monkeypatch.setattr(coming, "open_socket", open_socket)
+    with Copy(owner.cluster, owner.store) as copy:
+        channel = copy.connection.channel
+        sockets = SimpleNamespace(serve=lambda *_: channel)
+        with dask.config.set({"daskps.suspect-after": "0.1s"}):
+            loop = owner.cluster.loop.asyncio_loop
+            work = copy.asking.go_on(sockets)
+            asking = asyncio.run_coroutine_threadsafe(work, loop)
+            assert begun.wait(60)
+        turn = copy.coming.turn
+
+        def hear(data: bytes) -> None:
+            with suppress(OSError):  # as it asks for the next one
+                copy.hear(data)
+
+        hearing = threading.Thread(target=hear, args=(sent(owner),))
+        hearing.start()
+        assert reached.wait(60)
+        until(lambda: not channel.is_open)
+        owner.run(asyncio.sleep(0))
+        is_over = asking.done()
+        free.set()
+        with pytest.raises(TimeoutError, match="is silent"):
+            asking.result(60)
+        hearing.join()
+        assert not is_over
+        assert copy.coming.mark.flip == owner.flip
+        with pytest.raises(daskps.ConsistencyError, match="has stopped"):
+            copy.coming.begin(turn)
 
 
 @pytest.mark.parametrize("owner", [LARGE], indirect=True)
