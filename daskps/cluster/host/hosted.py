@@ -276,8 +276,8 @@ class HostedShard:
 
     def send_on(self) -> None:
         """Have a copy that asks sent what it lacks; any thread may call this."""
-        if self.backing is not None and self.backing.asked is not None:
-            self.enqueue(self.backing.send)
+        if (backing := self.backing) is not None and backing.asked is not None:
+            self.enqueue(backing.send)
             self.serve()
 
     def gone(self) -> StaleGenerationError:

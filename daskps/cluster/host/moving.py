@@ -410,6 +410,9 @@ class _NextState:
         backing, flip = self.hosted.backing, self.since.flip
         if backing is None or backing.move != self.move:
             return self.refuse("there is no such copy", ConsistencyError)
+        if backing.error is not None:
+            # It was freed after this question came to it: nobody would answer.
+            return self.refuse("it is here no more")
         is_first, backing.n_silent, backing.worker = backing.flip < 0, 0, self.by
         done = backing.reach(flip)
         last_flip = backing.flip + 1 if owner.run_state.is_bsp else None
@@ -431,8 +434,8 @@ class _NextState:
         """Take the state, under the shard's mutex; return the ticket."""
         try:
             self.state = taken(owner, self.since, self._own)
-        except ConsistencyError as error:
-            return self.refuse(str(error), ConsistencyError)
+        except Exception as error:  # noqa: BLE001 - as where there is no memory for it
+            return self.refuse(str(error) or repr(error), ConsistencyError)
         self.ticket.outcome = Ready(0, 0)
         if (backing := self.hosted.backing) is not None:
             backing.n_silent = -(self.state.nbytes // _LOOK_NBYTES)

@@ -370,6 +370,42 @@ def test_no_message_brings_a_state_while_a_socket_installs_one(owner, monkeypatc
             copy.coming.begin(turn)
 
 
+def test_a_state_for_which_there_is_no_memory_is_refused(owner):
+    """Else the copy would wait for it, and all answers for the copy."""
+
+    def empty(*_: Any) -> None:
+        raise MemoryError
+
+    owner.host.empty, before = empty, owner.host.empty
+    try:
+        asked = owner.ask(owner.flip, 0)
+    finally:
+        owner.host.empty = before
+    assert waits(asked)
+    owner.push()
+    assert not waits(asked)
+    assert unpack_head(asked.finish(0.0)[0]).kind == REFUSAL
+
+
+def test_a_copy_that_asks_as_the_shard_is_freed_hears_so(owner):
+    """Nobody would end its wait, which keeps the memory of the shard."""
+    closed(owner)
+    frame = owner.ask(owner.flip, 0)
+    assert not waits(frame)
+    assert unpack_head(frame[0]).kind == REFUSAL
+
+
+def test_a_copy_may_be_struck_off_as_its_state_is_to_be_sent(owner, monkeypatch):
+    """By another thread, between two looks of this one."""
+    assert waits(owner.ask(owner.flip, 0))
+    looks = iter([owner.hosted.backing])
+    seen = property(lambda _: next(looks, None))
+    with monkeypatch.context() as just_now:
+        just_now.setattr(HostedShard, "backing", seen, raising=False)
+        owner.hosted.send_on()
+    assert next(looks, None) is None
+
+
 @pytest.mark.parametrize("owner", [LARGE], indirect=True)
 def test_a_large_state_that_something_has_written_over_has_no_end(owner):
     asked = owner.ask(owner.flip, 0)
