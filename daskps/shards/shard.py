@@ -30,6 +30,7 @@ from daskps.shards.memory.format import (
     RUN,
     VERSION,
 )
+from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.undo import roll_back
 from daskps.shards.parked import ParkedTickets, round_gone
 from daskps.shards.planning import UpdatePlanner
@@ -379,6 +380,9 @@ class Shard:
         """
         # Else nobody reads rows without the lock until somebody has taken it.
         roll_back(self.segment)
+        if self.segment.writing > self.segment.flip and not self.run_state.is_bsp:
+            # Else who reads the shard at rest would take it for one that is changing.
+            Publication(self.segment).commit()
         self.set_gate()
         self._apply_complete()
         return self._wake()

@@ -370,6 +370,21 @@ def test_no_message_brings_a_state_while_a_socket_installs_one(owner, monkeypatc
             copy.coming.begin(turn)
 
 
+@pytest.mark.parametrize("owner", [LARGE], indirect=True)
+def test_a_copy_with_a_part_of_a_state_can_be_saved_once_it_is_the_owner(owner):
+    """Its buffers are being written, as far as its memory says, and nobody writes."""
+    with Copy(owner.cluster, owner.store) as copy:
+        data = sent(owner)
+        copy.there.sendall(data[: len(data) // 2])
+        assert copy.go_on() != ANSWERED
+    of = {"store": owner.store.uid, "shard": 0, "move": copy.coming.move}
+    of |= {"generation": 5, "runs": {"codecs": [], "rounds": None}, "alone": True}
+    worker, link = copy.host.worker.address, owner.cluster.link
+    link.run(lambda: link.control(worker, "move_own", **of))
+    held = HeldShard(copy.segment, copy.segment.flip, 0)
+    assert set(held.get(Span(WEIGHTS, 0, 0, LARGE))) == {0.0}
+
+
 def test_a_state_for_which_there_is_no_memory_is_refused(owner):
     """Else the copy would wait for it, and all answers for the copy."""
 
