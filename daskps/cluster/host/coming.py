@@ -58,6 +58,8 @@ class Coming:
     #: for it.
     following: asyncio.Future[None] | None = None
     counts: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Held by who has it become the owner.
+    owning: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: The only one who may install states, and the install under way.
     turn: object = None
     installing: Future[None] | None = None

@@ -212,10 +212,27 @@ async def _own(
     `runs` has the run in rounds to continue, and the codecs of all runs, as of `adopt`.
     With `alone` its owner has gone, and has waited for the copy.
     """
-    here = host.shards.get((store, shard))
-    if here is not None and here.came_by == move:
-        return row_of(here)  # its answer was lost
-    coming, box = _copy_of(host, store, shard, move), None
+    coming = host.coming.get((store, shard))
+    # It is asked again where this takes long, as where a codec of the user's imports much.
+    async with contextlib.nullcontext() if coming is None else coming.owning:
+        here = host.shards.get((store, shard))
+        if here is not None and here.came_by == move:
+            return row_of(here)  # its answer was lost
+        of = host, _copy_of(host, store, shard, move), store
+        return await _take_over(*of, generation=generation, runs=runs, alone=alone)
+
+
+async def _take_over(
+    host: ShardHost,
+    coming: Coming,
+    store: str,
+    *,
+    generation: int,
+    runs: Mapping[str, Any],
+    alone: bool,
+) -> dict[str, Any]:
+    """Become the owner of a shard; return its row."""
+    shard, move, box = coming.hosted.index, coming.move, None
     for codec in runs["codecs"]:
         await host.in_thread(partial(encoding.learn, *codec))
     if not alone:

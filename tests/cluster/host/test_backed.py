@@ -21,6 +21,7 @@ from daskps.cluster.host.calls import Parked, all_backed
 from daskps.cluster.host.coming import Asking
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.protocol.states import unpack_state
 from daskps.cluster.sockets.channel import BUFFER_NBYTES
@@ -368,6 +369,39 @@ def test_no_message_brings_a_state_while_a_socket_installs_one(owner, monkeypatc
         assert copy.coming.mark.flip == owner.flip
         with pytest.raises(daskps.ConsistencyError, match="has stopped"):
             copy.coming.begin(turn)
+
+
+def test_a_copy_that_is_asked_twice_to_take_over_does_it_once(owner, monkeypatch):
+    """To learn codecs may import much; the directory asks again after five seconds."""
+    begun, free, n = threading.Semaphore(0), threading.Event(), 0
+
+    def slow(*_: Any) -> None:
+        nonlocal n
+        n += 1
+        begun.release()
+        assert free.wait(60)
+
+    with Copy(owner.cluster, owner.store) as copy:
+        of = {"store": owner.store.uid, "shard": 0, "move": copy.coming.move}
+    monkeypatch.setattr(encoding, "learn", slow)
+    runs = {"codecs": [("a codec", b"")], "rounds": None}
+    of |= {"generation": 5, "runs": runs, "alone": True}
+    worker, link = copy.host.worker.address, owner.cluster.link
+    loop = owner.cluster.loop.asyncio_loop
+
+    def own() -> Any:
+        asked = link.control(worker, "move_own", **of)
+        return asyncio.run_coroutine_threadsafe(asked, loop)
+
+    first = own()
+    assert begun.acquire(timeout=60)
+    second = own()
+    for _ in range(10):
+        owner.run(asyncio.sleep(0))
+    free.set()
+    assert first.result(60) == second.result(60)
+    assert n == 1
+    assert copy.host.shards[owner.store.uid, 0] is copy.coming.hosted
 
 
 @pytest.mark.parametrize("owner", [LARGE], indirect=True)
