@@ -375,7 +375,7 @@ async def _ask_on(host: ShardHost, coming: Coming, store: str) -> None:
             if isinstance(error, TimeoutError):
                 await _say_silent(host, of)
             await asyncio.sleep(_PAUSE_SECONDS)
-        except (DaskPSError, RuntimeError) as error:  # as where this worker closes
+        except Exception as error:  # noqa: BLE001 - as no memory, or this worker closes
             logger.info("a copy on %s ends: %r", host.worker.address, error)
             with contextlib.suppress(OSError, DaskPSError, RuntimeError):
                 await host.worker.directory("copy-ended", **of)

@@ -404,6 +404,29 @@ def test_a_copy_that_is_asked_twice_to_take_over_does_it_once(owner, monkeypatch
     assert copy.host.shards[owner.store.uid, 0] is copy.coming.hosted
 
 
+def test_a_copy_without_memory_for_a_state_says_so(owner, monkeypatch):
+    """Another one is made at once; else all answers would wait until it is missed."""
+    with Copy(owner.cluster, owner.store) as copy:
+        worker, following, said = copy.host.worker, copy.coming.following, []
+        tell = worker.directory
+
+    async def directory(method: str, **about: Any) -> Any:
+        said.append(method)
+        return await tell(method, **about)
+
+    def install(*_: Any) -> None:
+        raise MemoryError
+
+    push = owner.push()
+    with monkeypatch.context() as at_first:
+        at_first.setattr(worker, "directory", directory)
+        at_first.setattr(states, "install", install)
+        owner.held.go_on()
+        until(following.done)
+        assert said == ["copy-ended"]
+    until(lambda: not push.waits())
+
+
 @pytest.mark.parametrize("owner", [LARGE], indirect=True)
 def test_a_copy_with_a_part_of_a_state_can_be_saved_once_it_is_the_owner(owner):
     """Its buffers are being written, as far as its memory says, and nobody writes."""
