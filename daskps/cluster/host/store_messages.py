@@ -404,7 +404,7 @@ async def _stats(host: ShardHost, store: str) -> list[dict[str, Any]]:
             "delays": [*delays_of(hosted.shard.segment.header).items()],
             "duplicates": hosted.shard.segment.header[N_DUPLICATES],
             "parked": len(hosted.shard.waiting),
-            "copy": hosted.backing.worker if hosted.backing else "",
+            "copy": getattr(hosted.backing, "worker", ""),
             "behind": hosted.behind,
             "copy_nbytes": hosted.nbytes if hosted.backing else 0,
             "calls": host.n_calls,
