@@ -304,13 +304,21 @@ def shards_at(cluster: Cluster, worker: str) -> list[Any]:
     ]
 
 
+def questions_held(cluster: Cluster, owner: str) -> Held:
+    """Hold what the copy of its only shard asks an owner from now on."""
+    held = Held(cluster, owner, "copy_next")
+    (hosted,) = shards_at(cluster, owner)
+    hosted.send_on()  # so that it asks again at once
+    assert held.reached.wait(60)
+    return held
+
+
 def test_an_answer_waits_for_the_copy(three):
     store, owner, other = one_shard(three)
     store.add({"w": np.ones(6)})
     [row] = store.stats()["shards"]
     assert (row["copy"], row["behind"]) == (other, 0)
-    held = Held(three, owner, "copy_next")
-    assert held.reached.wait(60)
+    held = questions_held(three, owner)
     thread, found = push_beside(store)
     (hosted,) = shards_at(three, owner)
     until(lambda: hosted.shard.segment.current.version == 2)
@@ -323,8 +331,7 @@ def test_an_answer_waits_for_the_copy(three):
 def test_what_the_copy_lacks_is_sent_again(three):
     """The owner has applied it, and dies before it could answer."""
     store, owner, other = one_shard(three)
-    held = Held(three, owner, "copy_next")
-    assert held.reached.wait(60)
+    held = questions_held(three, owner)
     thread, found = push_beside(store)
     (hosted,) = shards_at(three, owner)
     until(lambda: hosted.shard.segment.current.version == 1)
@@ -461,9 +468,8 @@ def test_a_silent_owner_goes_on_whose_copy_cannot_take_over(three, hears):
 def test_a_silent_owner_does_not_go_on_alone_while_its_copy_takes_over(three):
     """It says that its copy is silent: they are cut from each other."""
     store, owner, other = one_shard(three)
-    cut, asked = Held(three, owner, "copy_next"), Held(three, other, "move_own")
-    Held(three, owner, "move_deposed")
-    assert cut.reached.wait(60)
+    questions_held(three, owner)
+    asked, _ = Held(three, other, "move_own"), Held(three, owner, "move_deposed")
     copies, copy = three.directory.copies, three.directory.stores[store.uid].copies[0]
     fall_silent(three, store, owner)
     assert asked.reached.wait(60)
@@ -710,8 +716,7 @@ def test_a_copy_that_its_owner_alone_cannot_hear_is_struck_off(soon, three):
     """Both reach the scheduler: it waits for the copy, but not for ever."""
     store, owner, _ = one_shard(three)
     store.add({"w": np.ones(6)})
-    held = Held(three, owner, "copy_next")
-    assert held.reached.wait(60)
+    held = questions_held(three, owner)
     assert store.add({"w": np.ones(6)}) == 2
     events = [e for _, e in three.scheduler.events if e["action"] == "copies-lost"]
     assert [e["why"] for e in events[:1]] == ["is silent"]

@@ -17,7 +17,7 @@ from daskps.cluster.caller.client import ShardClient
 from daskps.errors import ContributionLostError
 from daskps.shards.steps import GRADIENT, NOTHING
 from tests import inprocess
-from tests.cluster.test_drain import Held
+from tests.cluster.test_copies import questions_held, shards_at
 from tests.inprocess import Cluster
 from tests.support import until
 
@@ -32,11 +32,6 @@ TABLE = daskps.TableSpec(rows=None, dim=2)
 def four() -> Iterator[Cluster]:
     with inprocess.cluster(4) as made:
         yield made
-
-
-def shards_at(cluster: Cluster, worker: str) -> list[Any]:
-    (host,) = (host for host in cluster.hosts if host.worker.address == worker)
-    return [*host.shards.values()]
 
 
 def made(**kwargs: Any) -> Any:
@@ -178,8 +173,7 @@ def end_behind(cluster: Cluster, store: Any) -> None:
     """End an owner that has applied a round which its copy has yet to ask for."""
     owner = store.placement[0]
     (hosted,) = shards_at(cluster, owner)
-    held = Held(cluster, owner, "copy_next")
-    assert held.reached.wait(60)
+    held = questions_held(cluster, owner)
 
     def end() -> None:
         until(lambda: hosted.shard.segment.current.version == AT + 1)

@@ -92,6 +92,7 @@ class Owner:
         self.cluster, self._link = cluster, cluster.link
         self.store = next(iter(cluster.directory.stores.values()))
         self.held = Held(cluster, self.store.owners[0], "copy_next")
+        self.hosted.send_on()  # so that it asks again at once
         assert self.held.reached.wait(60)
 
     def begin(self, step: Step, *, reads: bool) -> Begun:
