@@ -223,7 +223,7 @@ async def _last(
 
     def attempt(owner: Shard) -> list[Ticket]:
         nonlocal is_ready
-        if host.going.get((store, shard)) is not going:
+        if host.going.get((store, shard)) is not going or move in host.dropped:
             # It was taken back while this call waited for a round.
             raise ConsistencyError(f"shard {shard} of store {store} moves no more")
         flip = owner.segment.flip

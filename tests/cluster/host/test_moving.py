@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -201,6 +203,35 @@ def test_a_shard_that_was_taken_back_is_handed_over_to_nobody(two):
             last.result()
     assert owner.host.get_shard(owner.store.uid, 0) is owner.hosted
     assert not owner.hosted.is_released
+
+
+def test_no_round_is_held_for_a_move_that_is_taken_back(two, monkeypatch):
+    """A call that waits for the last round looks once more as the rounds go on."""
+    owner = Owner(two)
+    owner.shard.begin_run(7, BSP(), 1)
+    mark = owner.ask("move_begin")["mark"]
+    under, looked = owner.host.under, asyncio.Event()
+
+    async def under_and_looked(hosted: Any, function: Any) -> Any:
+        try:
+            return await under(hosted, function)
+        finally:
+            if function.__name__ == "attempt":
+                looked.set()
+            else:
+                looked.clear()
+                with suppress(TimeoutError):  # it may have ended before
+                    await asyncio.wait_for(looked.wait(), 1.0)
+
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(owner.ask, "move_last", since=mark, generation=2)
+        until(lambda: owner.shard.last_flip is not None)
+        monkeypatch.setattr(owner.host, "under", under_and_looked)
+        owner.ask("move_back", generation=3)
+        with pytest.raises(ConsistencyError, match="moves no more"):
+            last.result()
+    owner.rounds(3)
+    assert owner.shard.rounds_of(7) == 3
 
 
 def test_rounds_are_held_once_the_next_state_can_be_the_last(two):
