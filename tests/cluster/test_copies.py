@@ -23,6 +23,8 @@ import daskps
 from daskps import optim, testing
 from daskps.cluster.caller.link import using
 from daskps.cluster.directory import copies as standby
+from daskps.cluster.directory import drains
+from daskps.cluster.directory.entry import LeftBy
 from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
@@ -397,6 +399,31 @@ def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
     three.end(owner)
     with pytest.raises(daskps.ShardLostError):
         store.pull(timeout=20)
+
+
+def test_a_copy_takes_over_while_its_owner_may_yet_say_that_it_leaves(
+    three, monkeypatch
+):
+    """Else the directory would drop what it has, or never look for it again."""
+    monkeypatch.setattr(drains, "_SAY_SECONDS", 0.2)
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    asked, entry = Held(three, other, "move_own"), three.directory.stores[store.uid]
+
+    async def remove() -> None:
+        # As one that is being made, and is there a moment later.
+        entry.copies[0].counts = False
+        three.end_here(owner)
+        await asyncio.sleep(0)
+        entry.copies[0].counts = True
+        three.directory.moves.lose(entry, [0], LeftBy(owner, "was closed"))
+
+    three.loop.add_callback(remove)
+    assert asked.reached.wait(60)
+    until(lambda: not entry.sent_on)
+    asked.go_on()
+    assert store.pull(timeout=20)["w"].tolist() == [1.0] * 6
+    assert store.placement == (other,)
 
 
 def test_a_large_state_takes_longer_than_one_may_be_silent(three, monkeypatch):

@@ -264,7 +264,8 @@ class Drains:
                     entry.set_away([shard], why)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(lives.wait(), _SAY_SECONDS)
-                for entry, shard in waits:
+                # Others may look for one by now, or have found it to be lost.
+                for entry, shard in [(e, i) for e, i in waits if e.away.get(i) == why]:
                     entry.settle([shard])
             if lives.is_set():
                 sending = self._hosts.spawn(self._send_on(departure.shards, worker))
