@@ -238,7 +238,7 @@ class TablePiece:
         """Whether no row is ever in it."""
         return not self.n_rows
 
-    def holds(self, ids: Array, *, cache_dir: str | None = None) -> bool:
+    def holds(self, ids: Array, *, cache_dir: str | None) -> bool:
         """Return whether all of these rows are in the piece."""
         if not ids.size:
             return True
@@ -294,7 +294,7 @@ class UnboundedPiece(TablePiece):
     def _addresses(self) -> int:
         return self.of.room or ROOM_NBYTES // (4 * self.table.row_nbytes + 256)
 
-    def holds(self, ids: Array, *, cache_dir: str | None = None) -> bool:
+    def holds(self, ids: Array, *, cache_dir: str | None) -> bool:
         """Return whether all of these rows would be in the piece."""
         table = self.table
         if not ids.size or not isinstance(table, UnboundedTable):

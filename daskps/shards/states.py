@@ -228,9 +228,8 @@ def install(segment: Segment, state: State) -> None:
         For a state of another shard; nothing was changed.
     """
     _check(segment, state)
-    tables = [_with_all_gone(segment, of) if of.whole else of for of in state.tables]
-    state = replace(state, tables=tables)
-    for of in tables:
+    state = replace(state, tables=[_with_all_gone(segment, of) for of in state.tables])
+    for of in state.tables:
         _provide(segment, of)
     if state.now.flip > state.since.flip:
         try:
@@ -254,8 +253,8 @@ def install(segment: Segment, state: State) -> None:
 
 
 def _with_all_gone(segment: Segment, of: RowsState) -> RowsState:
-    """Return all rows of a table with the ids that are here and must go."""
-    if of.known is None:
+    """Return rows of a table; all of them with the ids that are here and must go."""
+    if of.known is None or not of.whole:
         return of
     named = np.concatenate([of.ids, of.known.counted])
     gone = np.setdiff1d(_all_of(segment.tables[of.ordinal]), named)
@@ -360,9 +359,8 @@ def _check(segment: Segment, state: State) -> None:
         fits = fits and 0 <= ordinal < len(segment.tables)
         table, n = segment.tables[ordinal if fits else 0], slice(len(ids))
         theirs = table.rows[n], *(slot[n] for slot in table.slots)
-        fits = (
-            fits and table.piece.holds(ids) and _kinds(rows, *slots) == _kinds(*theirs)
-        )
+        fits = fits and table.piece.holds(ids, cache_dir=segment.cache_dir)
+        fits = fits and _kinds(rows, *slots) == _kinds(*theirs)
         fits = fits and (known is None) == (table.unbounded is None)
     if not fits:
         raise _not_of_it()

@@ -15,6 +15,7 @@ from daskps.shards.frozen import BegunCopy
 from daskps.shards.memory.format import ROWS_SEQUENCE
 from daskps.shards.shard import Shard
 from daskps.shards.steps import ADD
+from tests.kernels.compiling import kept
 from tests.shards.unbounded_rowing import EMB, NUM, layout_of, made, send, step
 
 LAYOUT = layout_of(2)
@@ -34,7 +35,7 @@ def shard_with_rows() -> Shard:
 def mine(shard: Shard, ids: Any, ordinal: int = 0) -> list[int]:
     """Those of ids that are the shard's, which another table has elsewhere."""
     piece = shard.segment.tables[ordinal].piece
-    return [i for i in ids if piece.holds(np.array([i]))]
+    return [i for i in ids if piece.holds(np.array([i]), cache_dir=kept())]
 
 
 def test_a_copy_has_all_rows_by_id_also_those_that_came_meanwhile():

@@ -200,7 +200,9 @@ def test_rows_that_are_none_of_a_shard_are_refused():
     ids = np.arange(40)
     order = np.argsort(id_hash.hashes(ids, table.hash_seed))
     mine = [
-        i for i in ids[order].tolist() if segment.tables[1].piece.holds(np.array([i]))
+        i
+        for i in ids[order].tolist()
+        if segment.tables[1].piece.holds(np.array([i]), cache_dir=kept())
     ]
     nobody = np.empty((2, 0), np.int64)
     into = Installation(segment)

@@ -183,7 +183,11 @@ def test_a_refused_push_gives_nobody_a_row():
     assert in_force(shard) == before
     assert read(shard, EMB, [1, 8, 9]) == {1: [4.0, 4.0]}
     validate(shard)
-    elsewhere = [i for i in IDS if not other.segment.tables[0].piece.holds(_one(i))]
+    elsewhere = [
+        i
+        for i in IDS
+        if not other.segment.tables[0].piece.holds(_one(i), cache_dir=kept())
+    ]
     bad = Item(1, 0, np.zeros(2 * len(elsewhere), "f4"), np.array(elsewhere))
     (ticket,) = send(other, step(other, ADD, {}, 1)._replace(items=[bad]))
     assert isinstance(ticket.outcome, PushRejectedError)

@@ -181,7 +181,7 @@ def test_ids_that_are_none_or_twice_are_not_added_up(ids):
     with pytest.raises(ProtocolError, match="some of them twice"):
         check_ids(known, np.array(ids))
     check_ids(known, np.array([1, 2]))
-    mine = [i for i in range(50) if other.holds(np.array([i]))]
+    mine = [i for i in range(50) if other.holds(np.array([i]), cache_dir=kept())]
     check_ids(other, np.array(mine))
     with pytest.raises(ProtocolError, match="none of the buckets"):
         check_ids(other, np.array([*mine, *range(50)]))

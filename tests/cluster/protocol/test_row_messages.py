@@ -25,6 +25,7 @@ from daskps.layout.arrays import Layout
 from daskps.layout.tables import UnboundedIds
 from daskps.shards.steps import ADD, ASSIGN, GRADIENT, MODEL, Item, Step
 from tests.cluster.by_socket import arrived, dtypes_of, message_of
+from tests.kernels.compiling import kept
 
 #: Two shards: rows 0 to 3 and 4 to 6 of one table, 0 and 1 of the other.
 TABLES = {"emb": (7, 2, "float16"), "seen": (2, 1, "int64")}
@@ -168,7 +169,7 @@ def test_ids_of_a_hash_are_looked_at_by_a_loop_that_is_kept(monkeypatch):
     # Of two shards: one alone has all ids, and looks at none.
     layout = Layout.build({}, 2, of)
     piece = layout.tables[0].cut(2, 0)
-    here = [i for i in range(40) if piece.holds(ids(i))]
+    here = [i for i in range(40) if piece.holds(ids(i), cache_dir=kept())]
     monkeypatch.setattr(id_hash, "buckets", seen)
     pushed = Call(
         "u", (Part(0, Step(GRADIENT, (Item(0, 0, np.ones(2, "f4"), ids(*here[:2])),))),)
