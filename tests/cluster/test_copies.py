@@ -243,6 +243,26 @@ def test_a_copy_goes_to_a_machine_that_joins(tmp_path):
             assert store.pull()["w"].tolist() == [1.0] * 6
 
 
+def test_a_copy_stays_where_the_machine_that_joins_has_no_room(three, monkeypatch):
+    """Room for one copy of two is there: the other one stays with its owner."""
+    monkeypatch.setattr(standby, "get_address_host", lambda worker: "one")
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
+    [first, second, third] = three.scheduler.workers
+    three.scheduler.workers[third].memory_limit = 1000
+    with daskps.create(
+        {"w": np.zeros(600)}, shards=2, servers=[first], copies=2
+    ) as store:
+        entry = three.directory.stores[store.uid]
+        assert [copy.worker for copy in entry.copies.values()] == [second] * 2
+        three.scheduler.workers[third].memory_limit = 3 * entry.sizes[0]
+        monkeypatch.setattr(standby, "get_address_host", lambda worker: worker == third)
+        three.loop.add_callback(three.directory.copies.worker_came)
+        until(
+            lambda: {copy.worker for copy in entry.copies.values()} == {second, third}
+        )
+        until(lambda: all(copy.counts for copy in entry.copies.values()))
+
+
 def test_a_copy_lies_where_its_owner_s_memory_is_not(tmp_path):
     """Pods of one machine may have addresses of their own, and memory in common."""
     workers = []

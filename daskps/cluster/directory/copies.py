@@ -26,12 +26,15 @@ from daskps.cluster.protocol.reports import Sight
 from daskps.errors import (
     ConsistencyError,
     DaskPSError,
+    LayoutError,
     NotEnoughWorkersError,
     ShardBusyError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from distributed.scheduler import WorkerState
 
     from daskps.cluster.directory.entry import StoreEntry
     from daskps.cluster.directory.move import ShardMoves
@@ -135,12 +138,16 @@ class SecondCopies:
 
     def _move_apart(self) -> None:
         """Have copies made elsewhere that are where their owner is, and need not be."""
+        held = held_bytes(self._stores.values())
         for entry in self._stores.values():
             for shard, copy in [*entry.copies.items()]:
                 owner = entry.owners[shard]
                 is_together = get_address_host(copy.worker) == get_address_host(owner)
-                if is_together and self._apart(entry, owner) and copy.counts:
-                    self.strike(entry, shard, "moves to another machine")
+                if is_together and copy.counts:
+                    # Where there is no room the copy stays: it is better than none.
+                    with contextlib.suppress(LayoutError):
+                        find_room(entry, [shard], held, self._apart(entry, owner))
+                        self.strike(entry, shard, "moves to another machine")
 
     def worker_left(self, worker: str) -> None:
         """Hear that a worker has left, maybe with copies."""
@@ -223,7 +230,7 @@ class SecondCopies:
         servers = {*eligible(self._moves.scheduler, entry.asked_servers)}
         last = {*others} - (servers - entry.drained)
         room = partial(find_room, entry, [shard], held, last=last)
-        apart = {w: others[w] for w in self._apart(entry, owner)}
+        apart = self._apart(entry, owner)
         rows = [row for row in entry.segments if row[0] == shard]
         while apart:
             worker = room(apart)[shard]
@@ -265,12 +272,12 @@ class SecondCopies:
             self._hung.discard(worker)
         self._move_apart()
 
-    def _apart(self, entry: StoreEntry, worker: str) -> list[str]:
+    def _apart(self, entry: StoreEntry, worker: str) -> dict[str, WorkerState]:
         """Return the workers of other machines that are not drained, by addresses."""
         machine, workers = get_address_host(worker), self._moves.scheduler.workers
         running = [w for w, ws in workers.items() if ws.status == Status.running]
         may = [w for w in running if w not in entry.drained | self._hung]
-        return [w for w in may if get_address_host(w) != machine]
+        return {w: workers[w] for w in may if get_address_host(w) != machine}
 
     async def _make(
         self, entry: StoreEntry, shard: int, owner: str, worker: str
