@@ -252,8 +252,10 @@ class OneHotPushes:
         self.named.compare(what, wanted, self.named.places_of(ids), rows)
 
     async def _snapshot(self, link: Link) -> Any:
+        # First: the answer may wait for a process that is stopped.
+        deadline = Deadline(SECONDS, "a snapshot")
         meta = StoreMap(await link.directory("find", name=self.name))
-        shards, deadline = ShardClient(link, meta), Deadline(SECONDS, "a snapshot")
+        shards = ShardClient(link, meta)
         taken = await snapshots.take_snapshot(shards, None, deadline)
         found = snapshots.values(taken, tables=True)
         within = asyncio.wait_for(found, deadline.left())
