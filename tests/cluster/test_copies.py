@@ -25,6 +25,7 @@ from daskps.cluster.caller.link import using
 from daskps.cluster.directory import copies as standby
 from daskps.cluster.directory import drains
 from daskps.cluster.directory.entry import LeftBy
+from daskps.cluster.directory.move import Move
 from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
@@ -933,6 +934,23 @@ def test_memory_of_both_copies_goes_with_the_store(three):
         until(lambda: not any(segment() for segment in memory))
     finally:
         gc.enable()
+
+
+def test_a_copy_goes_with_its_store_where_its_worker_could_not_adopt(three):
+    """As where another process had locked the shard; a third worker takes it then."""
+    store, owner, other = one_shard(three)
+    entry, moves = three.directory.stores[store.uid], three.directory.moves
+
+    async def ask() -> None:
+        entry.segments = [(0, "n", 1, 1)]
+        found = await Move(moves, entry, [0], LeftBy(owner, "died")).ask_to_adopt(
+            other, [0]
+        )
+        assert found[0]["why"]
+
+    asyncio.run_coroutine_threadsafe(ask(), three.loop.asyncio_loop).result(60)
+    store.close()
+    until(lambda: not any(host.coming for host in three.hosts))
 
 
 def test_copies_go_to_servers_where_these_have_room(three):

@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "stray-is-forgotten",
         "daskps.cluster.directory.move:Move.ask_to_adopt",
-        'if not any(answer.get("silent") for answer in found):',
-        "if found:",
+        "entry.strays.add(by)",
+        "pass",
         ("tests/cluster/directory/test_departures.py::test_who_broke_off_is_a_stray",),
     ),
     Mutant(

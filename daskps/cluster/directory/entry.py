@@ -180,7 +180,7 @@ class StoreEntry:
     drained: set[str] = field(default_factory=set)
     #: Workers that have a view of it, and the bytes of those that they have made.
     viewers: dict[str, int] = field(default_factory=dict)
-    #: Workers that were asked to adopt and did not answer.
+    #: Other workers that had to do with a shard: they are told when it ends.
     strays: set[str] = field(default_factory=set)
     #: When its last checkpoint was written (0.0 for never), and of how many bytes.
     saved: tuple[float, int] = (0.0, 0)

@@ -450,8 +450,6 @@ class Move:
         entry.charge(by, need)
         try:
             found = await self._answers(by, "adopt", shards, **more)
-            if not any(answer.get("silent") for answer in found):
-                entry.strays.discard(by)
             taken = [answer for answer in found if "name" in answer]
             await self._moves.settle_runs(entry, (by, self.worker), taken, rounds)
             return found
