@@ -633,6 +633,24 @@ def test_a_shard_that_went_on_is_not_left_behind(three):
         assert store.placement == before
 
 
+def test_a_store_that_is_deleted_as_its_shards_stop_leaves_nothing(three):
+    """The directory names no owner just then."""
+    store = daskps.create({"w": np.zeros(6)}, shards=3, name="n")
+    held = Held(three, store.placement[1], "relay_end", times=1)
+
+    def reshard() -> None:
+        with pytest.raises(daskps.DaskPSError):
+            store.reshard(5)
+
+    thread = threading.Thread(target=reshard)
+    thread.start()
+    assert held.reached.wait(60)
+    daskps.delete("n")
+    held.go_on()
+    thread.join()
+    until(lambda: not any(host.shards or host.going for host in three.hosts))
+
+
 @pytest.mark.parametrize("method", ["write_checkpoint", "relay_end", "drop"])
 def test_an_owner_that_is_killed(monkeypatch, method):
     """Once the directory has named the new layout that holds, before it the old one."""

@@ -133,8 +133,8 @@ MUTANTS = (
     Mutant(
         "views-stay-with-workers",
         "daskps.cluster.directory.store_registry:Stores.free",
-        "workers = dict.fromkeys([*entry.hosts, *entry.strays, *viewers])",
-        "workers = dict.fromkeys([*entry.hosts, *entry.strays])",
+        "every = [*entry.owners, *entry.strays, *entry.viewers]",
+        "every = [*entry.owners, *entry.strays]",
         ("tests/cluster/test_views.py::test_workers_without_shards_let_go_of_views",),
     ),
     Mutant(

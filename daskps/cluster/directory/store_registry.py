@@ -339,8 +339,9 @@ class Stores(dict[str, StoreEntry]):
         # First: memory of shards without an owner is looked for.
         self._tell_gone(entry, why)
         hosts = self._hosts
-        viewers = filter(hosts.has_worker, entry.viewers)
-        workers = dict.fromkeys([*entry.hosts, *entry.strays, *viewers])
+        # Also owners of shards that are away: a reshard has stopped them, say.
+        every = [*entry.owners, *entry.strays, *entry.viewers]
+        workers = dict.fromkeys(filter(hosts.has_worker, every))
         # Callers that wait for an adoption hear of it at once.
         entry.settle([*entry.away])
         return [hosts.spawn(hosts.control(w, "drop", store=uid)) for w in workers]
