@@ -422,6 +422,27 @@ def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
         store.pull(timeout=20)
 
 
+def test_a_shard_is_lost_whose_copy_cannot_load_what_a_user_has_written(three):
+    """As a codec, which another version of a library has pickled."""
+    store, owner, other = one_shard(three)
+    held = Held(three, other, "move_own")
+    held.go_on(ValueError("bad marshal data"))
+    three.end(owner)
+    with pytest.raises(daskps.ShardLostError):
+        store.pull(timeout=20)
+
+
+def test_a_copy_is_tried_again_where_a_rule_cannot_be_loaded(three):
+    store, owner, other = one_shard(three)
+    [third] = {*three.scheduler.workers} - {owner, other}
+    held = Held(three, third, "move_fill", times=1)
+    held.go_on(ValueError("bad marshal data"))
+    three.end(other)
+    entry = three.directory.stores[store.uid]
+    until(lambda: 0 in entry.copies and entry.copies[0].counts)
+    assert held.n == 1
+
+
 def test_a_copy_takes_over_while_its_owner_may_yet_say_that_it_leaves(
     three, monkeypatch
 ):

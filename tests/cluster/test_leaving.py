@@ -193,6 +193,15 @@ def test_a_worker_that_stays_is_asked_again(three):
     assert store.pull()["w"].tolist() == [1.0] * 6
 
 
+def test_shards_go_past_a_worker_that_cannot_load_a_rule(three):
+    store, first, (target, other) = two_shards(three)
+    held = Held(three, target, "move_fill")
+    held.go_on(ValueError("bad marshal data"))
+    close(three, first).result(60)
+    store.add({"w": np.ones(6)})
+    assert {*store.placement} == {other}
+
+
 def retire(cluster: Any, worker: str) -> Future[None]:
     """Have Dask remove a worker that it retires, and wait for it."""
 

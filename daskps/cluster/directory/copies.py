@@ -179,7 +179,7 @@ class SecondCopies:
             while entry.uid in self._stores and len(entry.copies) < len(entry.owners):
                 try:
                     await self._make_all(entry)
-                except (OSError, DaskPSError) as error:
+                except Exception as error:  # noqa: BLE001 - also of a rule of the user's
                     logger.debug("a copy has yet to be made: %r", error)
                 await asyncio.sleep(_AGAIN_SECONDS)
         finally:
@@ -454,7 +454,7 @@ class SecondCopies:
                     raise ConsistencyError(f"worker {copy.worker} has left too")
             finally:
                 del self._taking[entry.uid, shard]
-        except (OSError, DaskPSError) as error:
+        except Exception as error:  # noqa: BLE001 - also of a codec of the user's
             logger.warning("a copy could not take over shard %d: %r", shard, error)
             self._drop(entry, shard, copy)
             if entry.uid in self._stores and shard in entry.away:

@@ -296,7 +296,7 @@ class Drains:
                     answer = self._hosts.control(target, "look", **nothing)
                     await asyncio.wait_for(answer, _ANSWER_SECONDS)
                     await self.send(entry, shard, worker, target)
-                except (OSError, DaskPSError) as error:
+                except Exception as error:  # noqa: BLE001 - also of a user's rule
                     failed.add(target)
                     logger.info("%s could not send a shard: %r", worker, error)
                 else:
