@@ -24,6 +24,7 @@ from daskps.shards.memory.format import GENERATION
 from tests import inprocess, seams
 from tests.cluster import killing_owners
 from tests.cluster.test_drain import Held, all_of, pushed, same, specs
+from tests.cluster.test_leaving import close
 from tests.inprocess import Cluster
 from tests.support import local_cluster, until
 
@@ -649,6 +650,42 @@ def test_a_store_that_is_deleted_as_its_shards_stop_leaves_nothing(three):
     held.go_on()
     thread.join()
     until(lambda: not any(host.shards or host.going for host in three.hosts))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("is_retired", [True, False])
+def test_a_worker_that_closes_as_its_shards_stop_sends_them(three, is_retired, fails):
+    """Those that the store has then: no other worker has the numbers in them."""
+    first, second, _ = three.scheduler.workers
+    with daskps.create({"w": np.zeros(6)}, shards=2, servers=[first, second]) as store:
+        store.add({"w": np.ones(6)})
+        held, found = Held(three, second, "relay_end", times=1), list[Any]()
+
+        def reshard() -> None:
+            try:
+                store.reshard(3)
+            except daskps.ConsistencyError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=reshard)
+        thread.start()
+        [host] = [h for h in three.hosts if h.worker.address == first]
+        until(lambda: (store.uid, 0) in host.going)
+        closing = (retire_here if is_retired else close)(three, first)
+        until(lambda: host.is_leaving)
+        held.go_on(OSError("nobody is there") if fails else None)
+        thread.join()
+        closing.result(60)
+        # Dask has removed a new owner: it is refused before anybody knows of it.
+        assert len(found) == (fails or is_retired)
+        assert store.pull(timeout=20)["w"].tolist() == [1.0] * 6
+        assert first not in store.placement
+        assert len(store.placement) == (2 if found else 3)
+
+
+def retire_here(cluster: Cluster, worker: str) -> Any:
+    loop = cluster.loop.asyncio_loop
+    return asyncio.run_coroutine_threadsafe(cluster.retire(worker), loop)
 
 
 @pytest.mark.parametrize("method", ["write_checkpoint", "relay_end", "drop"])

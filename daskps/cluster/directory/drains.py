@@ -249,7 +249,7 @@ class Drains:
                 # A copy takes over at once, but not one that is being made.
                 counted = [i for i, copy in entry.copies.items() if copy.counts]
                 mapped |= {i for i in counted if self._copies.serves(entry, i)}
-                # A drain may have stopped one, which it may have to give back.
+                # A drain or a reshard may have stopped one, and may give it back.
                 mine = _owned(entry, worker) + _handed_over(entry, worker)
                 found += [(entry, i) for i in mine if i not in mapped]
         return sorted(found, key=lambda of: of[0].sizes[of[1]]) + last
@@ -303,6 +303,9 @@ class Drains:
                     about = {"shards": [shard], "worker": worker, "why": "left"}
                     self._hosts.tell("shards-moved", entry, **about)
                     break
+        # Also those that it has come to own meanwhile, as of a store that was resharded.
+        if more := [of for of in self._alone(worker) if of not in shards]:
+            await self._send_on([*shards, *more], worker)
 
     def _have_ready(self, shards: Sequence[tuple[StoreEntry, int]]) -> None:
         """Have workers load the loops of shards to come; that takes new ones seconds."""
@@ -413,7 +416,7 @@ class Drains:
             )
         about = {**of, "generation": entry.generations[shard] + 1}
         about |= {"runs": self._runs.for_owner(entry)}
-        entry.set_away([shard], _handing(source, target))
+        entry.set_away([shard], handing(source, target))
         # One that is stopped keeps nobody waiting for longer.
         seconds = _OWN_SECONDS + entry.sizes[shard] / _NBYTES_A_SECOND
         own = self._hosts.control(target, "move_own", **about)
@@ -430,7 +433,7 @@ class Drains:
         shard = of["shard"]
         if entry.uid not in self._stores:
             return
-        if is_handed_over := entry.away.get(shard) == _handing(source, target):
+        if is_handed_over := entry.away.get(shard) == handing(source, target):
             await self.take_back(entry, shard, of["move"])
         about = {"pause": _PAUSE_SECONDS, **of}
         dropping = self._hosts.spawn(insist(self._hosts, target, "move_drop", **about))
@@ -470,18 +473,17 @@ class Drains:
         return None
 
 
-def _handing(source: str, target: str) -> str:
+def handing(source: str, target: str) -> str:
     """Return why a shard is away for a moment."""
     return f"{source} hands it over to {target}"
 
 
 def _handed_over(entry: StoreEntry, worker: str) -> list[int]:
-    """Return the shards that a worker hands over to others just now."""
-    return [i for i, why in entry.away.items() if why.startswith(_handing(worker, ""))]
+    """Return the shards that a worker hands over just now: it may have them back."""
+    return [i for i, why in entry.away.items() if why.startswith(handing(worker, ""))]
 
 
 def _owned(entry: StoreEntry, worker: str) -> list[int]:
     """Return the shards that a worker owns."""
     without = entry.without_owner
-    every = enumerate(entry.owners)
-    return [i for i, owner in every if owner == worker and i not in without]
+    return [i for i, w in enumerate(entry.owners) if w == worker and i not in without]

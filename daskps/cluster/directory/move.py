@@ -441,8 +441,7 @@ class Move:
         more: dict[str, Any] = {"store": entry.uid, "about": entry.described}
         more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
         # It answers nobody before they have what it tells.
-        copies = [(i, entry.copies[i].move) for i in shards if i in entry.copies]
-        more["copies"] = copies
+        more["copies"] = [(i, c.move) for i, c in entry.copies.items() if i in shards]
         # Until it has answered it may have done so: it is told when the store ends, and
         # has no room for others.
         entry.strays.add(by)

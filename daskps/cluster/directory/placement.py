@@ -119,7 +119,7 @@ def reserve(
         need += -(-wanted.rows_nbytes // n_shards)
         sizes[shard] = need
         nbytes[worker] = nbytes.get(worker, 0) + need
-    of_devices = check_devices(on_devices, devices, sessions, wanted.device_share)
+    of_devices = _check_devices(on_devices, devices, sessions, wanted.device_share)
     limits = {w: scheduler.workers[w].memory_limit for w in nbytes}
     try:
         check_memory(nbytes, held, limits, wanted.memory_share)
@@ -222,7 +222,7 @@ async def find_devices(
     return having
 
 
-def check_devices(
+def _check_devices(
     need: Mapping[str, int],
     devices: Mapping[str, DeviceInfo],
     stores: Iterable[StoreEntry],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from daskps.cluster.directory.drains import handing
 from daskps.cluster.directory.placement import find_servers
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.errors import ConsistencyError, LayoutError
@@ -102,7 +103,8 @@ class Reshards:
             row = i, version, old.generations[i] + 1
             shards.setdefault(old.owners[i], []).append(row)
         hosts, every = self._moves.hosts, range(len(old.owners))
-        old.set_away(every, "waits for the end of a reshard")
+        for worker, rows in shards.items():
+            old.set_away([i for i, *_ in rows], handing(worker, "a new layout"))
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 ask = hosts.control
