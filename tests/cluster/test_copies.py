@@ -598,6 +598,21 @@ def test_a_silent_owner_that_dies_once_it_has_gone_on_is_no_owner(three):
         store.pull(timeout=20)
 
 
+def test_a_silent_owner_that_goes_on_and_dies_as_the_last_one_is_no_owner(two):
+    """There was nobody whom it could have sent its shard to."""
+    store, owner, other = one_shard(two)
+    own, back = Held(two, other, "move_own"), Held(two, owner, "move_back")
+    silent = fall_silent(two, store, owner)
+    own.go_on(ConsistencyError("it leaves"))
+    assert back.reached.wait(60)
+    two.end(other)
+    back.after = partial(two.end_here, owner)
+    back.go_on(does_it=True)
+    silent.go_on()
+    with pytest.raises(daskps.ShardLostError, match=owner):
+        store.pull(timeout=20)
+
+
 def test_a_former_owner_keeps_nothing_that_hears_all_at_once(three):
     """It was stopped: that it stops, and that the copy owns its shard, come together."""
     store, owner, other = one_shard(three)

@@ -452,7 +452,8 @@ class Drains:
         about |= {"move": move, "generation": entry.generations[shard] + 1}
         if (row := await self._taken_back(entry, source, about)) is not None:
             self._moves.install(entry, source, [row])
-        elif entry.uid in self._stores:
+        # Dask may have removed it meanwhile, and tells of no worker twice.
+        if entry.uid in self._stores and not (row and self._hosts.has_worker(source)):
             entry.settle([shard])
             self._moves.left(entry, LeftBy(source, "died as it handed over a shard"))
 
