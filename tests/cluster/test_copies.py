@@ -30,6 +30,7 @@ from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
+from daskps.cluster.protocol.reports import MEMORY_METRIC
 from daskps.errors import ConsistencyError
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
@@ -869,6 +870,30 @@ def test_a_copy_that_is_not_complete_does_not_take_over(three):
         one.go_on(OSError("nobody is there"))
     thread.join()
     assert isinstance(made[0], daskps.ShardLostError)
+
+
+def test_a_copy_takes_over_what_a_drain_had_let_go_of_for_a_neighbour(
+    three, monkeypatch
+):
+    """Both are gone when the worker has let go of it, and a third one has the copy."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    [near] = {*three.scheduler.workers} - {owner, other}
+    entry, drains = three.directory.stores[store.uid], three.directory.drains
+    # As where the two share memory.
+    three.scheduler.workers[other].metrics = {MEMORY_METRIC: "b"}
+    entry.segments, entry.memories = [(0, "n", 1, 1)], {owner: "a", near: "a"}
+    monkeypatch.setattr(drains, "_near", lambda entry, worker, shards: shards)
+    held = Held(three, owner, "let_go")
+    with dask.config.set({"daskps.lost-after": "600s"}):
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        three.end(near, owner)
+        held.go_on(OSError("nobody is there"))
+        assert store.pull(timeout=20)["w"].tolist() == [1.0] * 6
+        thread.join()
+    assert found == [[0]]
+    assert store.placement == (other,)
 
 
 def test_drains_go_on_with_two_copies(three):

@@ -175,7 +175,7 @@ class Drains:
         # Before anybody is asked: who has them may be that worker again.
         await insist(self._hosts, worker, "let_go", _PAUSE_SECONDS, **about)
         left_by = LeftBy(worker, why, in_order=self._hosts.has_worker(worker))
-        self._moves.begin(entry, shards, left_by).look_now()
+        self._moves.begin(entry, shards, left_by).promote()
         await self._until_settled(entry, shards)
 
     async def _until_settled(self, entry: StoreEntry, shards: Sequence[int]) -> None:
