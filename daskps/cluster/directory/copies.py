@@ -434,12 +434,12 @@ class SecondCopies:
         otherwise: Callable[[StoreEntry, list[int], LeftBy], Any],
     ) -> None:
         worker = left_by.worker
-        # Adopters that were asked before, or are later, have others than this number.
+        # Adopters that were asked before, or are meanwhile, have lower numbers than it.
         entry.raise_generation(shard)
         entry.raise_generation(shard)
-        runs = self._moves.runs.for_owner(entry)
+        runs, number = self._moves.runs.for_owner(entry), entry.generations[shard] + 2
         about: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": copy.move}
-        about |= {"generation": entry.generations[shard], "runs": runs, "alone": True}
+        about |= {"generation": number, "runs": runs, "alone": True}
         if copy.counts:
             # One that lives would answer reads as if nothing had changed since.
             told = self.depose(entry, shard, worker, move=copy.move, keeps=True)

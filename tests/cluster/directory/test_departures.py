@@ -541,3 +541,42 @@ def test_a_copy_whose_worker_closes_does_not_take_over() -> None:
     look_after(cluster, 5.0)
     assert {method for _, _, method in cluster.asked} <= {"look", "adopt"}
     assert cluster.copies.serves(cluster.entry, 0) is False
+
+
+def test_an_adopter_that_is_asked_as_a_copy_takes_over_hears_that_it_has() -> None:
+    """And gives its own up, which has less: else it would say again that it has it."""
+    cluster = with_copy()
+    cluster.workers[ONE] = SimpleNamespace(
+        memory_limit=0, status=Status.running, metrics={}
+    )
+
+    async def late(answer: Any, seconds: float) -> Any:
+        await asyncio.sleep(seconds)
+        return answer
+
+    cluster.answers |= {
+        # It has no host yet, and then takes its time.
+        (ONE, "adopt"): lambda now: (
+            late(TAKEN, 10.0) if now >= 10.0 else ProtocolError("no host")
+        ),
+        (ONE, "look"): ProtocolError("no host"),
+        (ONE, "move_deposed"): said("found"),
+        (FAR, "look"): said("absent"),
+        (FAR, "adopt"): said("absent"),
+        (FAR, "move_own"): lambda now: late(said("found"), 4.0),
+    }
+    numbers, control = list[tuple[str, int]](), cluster.control
+
+    async def note(worker: str, method: str, **more: Any) -> Any:
+        if worker == ONE and method == "adopt":
+            numbers.append((method, more["rows"][0][-1]))
+        elif worker == ONE and method == "move_deposed":
+            numbers.append((method, more["generation"]))
+        return await control(worker, method, **more)
+
+    cast("Any", cluster).control = note
+    look_after(cluster, 40.0)
+    assert [what for _, what in cluster.told()] == ["away", "promoted"]
+    [(_, asked), (method, deposed)] = numbers[-2:]
+    assert method == "move_deposed"
+    assert asked < deposed == cluster.entry.generations[0]
