@@ -439,9 +439,10 @@ class Move:
         rounds = runs.rounds_of(entry)
         rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
         more: dict[str, Any] = {"store": entry.uid, "about": entry.described}
-        more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
-        # It answers nobody before they have what it tells.
-        more["copies"] = [(i, c.move) for i, c in entry.copies.items() if i in shards]
+        more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)} | {
+            # It answers nobody before they have what it tells.
+            "copies": [(i, c.move) for i, c in entry.copies.items() if i in shards]
+        }
         # Until it has answered it may have done so: it is told when the store ends, and
         # has no room for others.
         entry.strays.add(by)
@@ -523,16 +524,17 @@ class Move:
                 self._moves.lose(self.entry, shards, LeftBy(self.worker, why))
 
     def _say_away(self, shards: list[int], why: str) -> None:
-        """Say that shards have been away for a while, also to callers that wait."""
-        entry = self.entry
+        """Say that shards have been away for a while, also to callers that wait.
+
+        Their second copies take over: there may be memory that nobody has room for.
+        """
+        entry, n = self.entry, counted(len(shards), "shard")
         self._hosts.tell(
             "shards-away", entry, shards=shards, worker=self.worker, reason=why
         )
         self._runs.shards_away(entry, shards, why)
-        logger.warning(
-            "daskps: %s of store %r %s: %s",
-            counted(len(shards), "shard"),
-            entry.name,
-            "is away" if len(shards) == 1 else "are away",
-            why,
+        logger.warning("daskps: %s of store %r away: %s", n, entry.name, why)
+        self._moves.standby.promote(
+            *(entry, shards, self.left_by),
+            lambda entry, shards, _: entry.set_away(shards, why),
         )

@@ -15,7 +15,7 @@ from distributed.core import Status
 from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.entry import Copy, LeftBy, StoreEntry
 from daskps.cluster.directory.move import END_SECONDS, ShardMoves
-from daskps.errors import ProtocolError, ShardLostError
+from daskps.errors import ConsistencyError, ProtocolError, ShardLostError
 from tests import virtual
 
 if TYPE_CHECKING:
@@ -557,7 +557,7 @@ def test_an_adopter_that_is_asked_as_a_copy_takes_over_hears_that_it_has() -> No
     cluster.answers |= {
         # It has no host yet, and then takes its time.
         (ONE, "adopt"): lambda now: (
-            late(TAKEN, 10.0) if now >= 10.0 else ProtocolError("no host")
+            late(TAKEN, 10.0) if now >= 5.0 else ProtocolError("no host")
         ),
         (ONE, "look"): ProtocolError("no host"),
         (ONE, "move_deposed"): said("found"),
@@ -580,3 +580,23 @@ def test_an_adopter_that_is_asked_as_a_copy_takes_over_hears_that_it_has() -> No
     [(_, asked), (method, deposed)] = numbers[-2:]
     assert method == "move_deposed"
     assert asked < deposed == cluster.entry.generations[0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_takes_over_where_no_neighbour_has_room(fails: bool) -> None:
+    """They see the memory for as long as it is there, and callers would wait as long."""
+    cluster = with_copy()
+    cluster.workers[ONE] = SimpleNamespace(
+        memory_limit=1, status=Status.running, metrics={}
+    )
+    cluster.answers[ONE, "look"] = said("found")
+    cluster.answers[FAR, "look"] = cluster.answers[FAR, "adopt"] = said("absent")
+    if fails:
+        cluster.answers[FAR, "move_own"] = ConsistencyError("it leaves")
+    look_after(cluster, 60.0)
+    if fails:
+        assert cluster.told() == [(5.0, "away")]
+        assert "memory limit" in cluster.entry.away[0]
+    else:
+        assert cluster.told() == [(5.0, "away"), (5.0, "promoted")]
+        assert cluster.entry.owners == (FAR,)
