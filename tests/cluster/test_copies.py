@@ -246,23 +246,25 @@ def test_a_copy_goes_to_a_machine_that_joins(tmp_path):
 
 
 def test_a_copy_stays_where_the_machine_that_joins_has_no_room(three, monkeypatch):
-    """Room for one copy of two is there: the other one stays with its owner."""
+    """Room for one copy of three is there; the first may have to take over just now."""
     monkeypatch.setattr(standby, "get_address_host", lambda worker: "one")
     monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
     [first, second, third] = three.scheduler.workers
     three.scheduler.workers[third].memory_limit = 1000
     with daskps.create(
-        {"w": np.zeros(600)}, shards=2, servers=[first], copies=2
+        {"w": np.zeros(600)}, shards=3, servers=[first], copies=2
     ) as store:
         entry = three.directory.stores[store.uid]
-        assert [copy.worker for copy in entry.copies.values()] == [second] * 2
+        where = {i: copy.worker for i, copy in entry.copies.items()}
+        assert where == dict.fromkeys(range(3), second)
         three.scheduler.workers[third].memory_limit = 3 * entry.sizes[0]
+        three.loop.add_callback(entry.set_away, [0], "its owner has died")
         monkeypatch.setattr(standby, "get_address_host", lambda worker: worker == third)
         three.loop.add_callback(three.directory.copies.worker_came)
-        until(
-            lambda: {copy.worker for copy in entry.copies.values()} == {second, third}
-        )
+        until(lambda: 1 in entry.copies and entry.copies[1].worker == third)
         until(lambda: all(copy.counts for copy in entry.copies.values()))
+        assert [entry.copies[i].worker for i in (0, 2)] == [second, second]
+        three.loop.add_callback(entry.settle, [0])
 
 
 def test_a_copy_lies_where_its_owner_s_memory_is_not(tmp_path):
@@ -942,6 +944,21 @@ def pushes_beside(client: Any, store: Any, pid: int) -> float:
     finally:
         os.kill(pid, signal.SIGCONT)
     return float(store.pull()["w"].sum())
+
+
+def test_a_drain_leaves_the_copy_of_a_shard_that_has_no_owner(three):
+    """It may have to take over."""
+    store, owner, other = one_shard(three)
+    entry = three.directory.stores[store.uid]
+    copy = entry.copies[0]
+    three.loop.add_callback(entry.set_away, [0], "its owner has died")
+    until(lambda: entry.away)
+    with pytest.raises(TimeoutError):
+        store.drain(other, timeout=0.3)
+    assert entry.copies[0] is copy
+    three.loop.add_callback(entry.settle, [0])
+    until(lambda: entry.copies.get(0, copy) is not copy)
+    assert entry.copies[0].worker not in {owner, other}
 
 
 @pytest.mark.parametrize("which", ["copy", "owner"])

@@ -143,8 +143,8 @@ class SecondCopies:
             for shard, copy in [*entry.copies.items()]:
                 owner = entry.owners[shard]
                 is_together = get_address_host(copy.worker) == get_address_host(owner)
-                if is_together and copy.counts:
-                    # Where there is no room the copy stays: it is better than none.
+                # One that may have to take over stays, and so do those where no room is.
+                if is_together and copy.counts and shard not in entry.without_owner:
                     with contextlib.suppress(LayoutError):
                         find_room(entry, [shard], held, self._apart(entry, owner))
                         self.strike(entry, shard, "moves to another machine")

@@ -140,7 +140,9 @@ class Drains:
             if near:
                 await self._let_go(entry, worker, near)
         await self._send_all(entry, worker)
-        await self._until_settled(entry, shards)
+        # A copy may have to take over what is away.
+        copied = [i for i, copy in entry.copies.items() if copy.worker == worker]
+        await self._until_settled(entry, [*shards, *copied])
         await self._copies.drained(self._stores.entry(entry.uid), worker)
         entry.check_found(shards)
         if shards:

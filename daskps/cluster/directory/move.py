@@ -439,10 +439,9 @@ class Move:
         rounds = runs.rounds_of(entry)
         rows = [[*row, entry.generations[row[0]] + 1] for row in entry.rows_of(shards)]
         more: dict[str, Any] = {"store": entry.uid, "about": entry.described}
-        more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)} | {
-            # It answers nobody before they have what it tells.
-            "copies": [(i, c.move) for i, c in entry.copies.items() if i in shards]
-        }
+        more |= {"rows": rows, "rounds": rounds, "codecs": runs.codecs_of(entry)}
+        # It answers nobody before they have what it tells.
+        more["copies"] = [(i, c.move) for i, c in entry.copies.items() if i in shards]
         # Until it has answered it may have done so: it is told when the store ends, and
         # has no room for others.
         entry.strays.add(by)
@@ -535,6 +534,5 @@ class Move:
         self._runs.shards_away(entry, shards, why)
         logger.warning("daskps: %s of store %r away: %s", n, entry.name, why)
         self._moves.standby.promote(
-            *(entry, shards, self.left_by),
-            lambda entry, shards, _: entry.set_away(shards, why),
+            entry, shards, self.left_by, lambda of, i, _: of.set_away(i, why)
         )
