@@ -281,6 +281,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 0, 7, "a copy that is asked twice takes over once"),
     ("cluster", 5, 4, "a copy stays where the machine that joins has no room for it"),
     ("cluster", 0, 3, "a copy stays that may have to take over"),
+    (".", 1, 1, "a store that goes meanwhile is no error of a test's"),
     ("shards", 3, 3, "a shard that a dead process was writing can be read at rest"),
 ]
 #: Names that stand for what is read or written of rows.

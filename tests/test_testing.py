@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -83,3 +84,24 @@ def test_state_of_a_rule_begins_where_the_rule_says() -> None:
     assert found.shape == (2, 2)
     np.testing.assert_allclose(found, 1 - 0.1 / 2 - 0.1 / 5**0.5)
     assert daskps.testing.updated(rule, [1.0], []).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [daskps.StoreClosedError("gone"), daskps.StoreNotFoundError("gone")],
+    ids=["closed", "freed"],
+)
+def test_a_store_that_goes_meanwhile_is_no_error(error: Exception) -> None:
+    """As a session store whose last handle is collected just then."""
+    stores = [
+        [],
+        [SimpleNamespace(uid="1", name="s"), SimpleNamespace(uid="2", name="t")],
+    ]
+    handle = mock.Mock(**{"return_value.delete.side_effect": [error, None]})
+    with (
+        mock.patch.object(daskps, "list_stores", side_effect=stores),
+        mock.patch.object(daskps, "ParameterStore", handle),
+        testing.cleaned(mock.MagicMock()),
+    ):
+        pass
+    assert handle.call_args_list == [mock.call("1", "s"), mock.call("2", "t")]
