@@ -130,6 +130,8 @@ class Peer:
         while len(self.calls.parked) == n:
             threading.Event().wait(0.001)
         self.calls.parked[n].parked.wait(10)
+        while self.connection.is_owned:
+            threading.Event().wait(0.001)
         return self.calls.parked[n]
 
 
