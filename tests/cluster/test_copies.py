@@ -446,6 +446,30 @@ def test_a_copy_is_tried_again_where_a_rule_cannot_be_loaded(three):
     assert held.n == 1
 
 
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_shard_that_gets_no_copy_costs_no_other_one_its_own(
+    three, caplog, monkeypatch, fails
+):
+    """Two workers have a shard each, and one cannot load the rule of the other's."""
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
+    servers = [*three.scheduler.workers][:2]
+    with daskps.create(
+        {"w": np.zeros(6)}, shards=2, servers=servers, copies=2, name="pair"
+    ) as store:
+        held = Held(three, store.placement[1 - fails], "move_fill")
+        held.go_on(ValueError("bad marshal data"))
+        entry, copies = three.directory.stores[store.uid], three.directory.copies
+        for shard in (0, 1):
+            three.loop.add_callback(copies.strike, entry, shard, "is struck off")
+        three.end([*three.scheduler.workers][2])
+        until(lambda: "pair" in caplog.text)
+        assert [*entry.copies] == [1 - fails]
+        assert entry.copies[1 - fails].counts
+        told = [of for _, of in three.scheduler.events if of["action"] == "copies-made"]
+        assert told[-1]["shards"] == [1 - fails]
+        assert caplog.text.count("has yet to get second copies: bad marshal data") == 1
+
+
 def test_a_copy_takes_over_while_its_owner_may_yet_say_that_it_leaves(
     three, monkeypatch
 ):

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 #: Between two tries to make a copy, or to tell a host of one.
 _AGAIN_SECONDS, _PAUSE_SECONDS = 1.0, 0.2
+#: After how many of these it is said that a store lacks copies.
+_SAY_TRIES = 5
 #: How long a copy may take to become the owner, and a former owner to hear of it.
 _OWN_SECONDS, _TELL_SECONDS = 5.0, 1.0
 #: How long a copy waits for a former owner to hear of it, which has died most likely.
@@ -175,12 +177,16 @@ class SecondCopies:
             self._hosts.spawn(self._keep_making(entry))
 
     async def _keep_making(self, entry: StoreEntry) -> None:
+        tries = 0
         try:
             while entry.uid in self._stores and len(entry.copies) < len(entry.owners):
+                tries += 1
                 try:
                     await self._make_all(entry)
                 except Exception as error:  # noqa: BLE001 - also of a rule of the user's
-                    logger.debug("a copy has yet to be made: %r", error)
+                    level = logging.WARNING if tries == _SAY_TRIES else logging.DEBUG
+                    text = "daskps: store %r has yet to get second copies: %s"
+                    logger.log(level, text, entry.name, error)
                 await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             self._making.discard(entry.uid)
@@ -190,24 +196,44 @@ class SecondCopies:
 
         Raises
         ------
-        NotEnoughWorkersError, LayoutError
-            Where no other worker runs, or has room.
+        Exception
+            The first that kept a shard from its copy, once the others have theirs.
         """
-        began, made, together = asyncio.get_running_loop().time(), [], []
+        began = asyncio.get_running_loop().time()
+        made, errors = dict[int, bool](), list[Exception]()
         for shard, owner in enumerate(entry.owners):
-            if shard not in entry.copies and shard not in entry.without_owner:
-                worker, is_together = await self._target(entry, shard, owner)
-                async with self._moves.turn(entry, owner):
-                    if entry.owners[shard] == owner:
-                        await self._make(entry, shard, owner, worker)
-                        made.append(shard)
-                        together += [shard] * is_together
+            try:
+                made |= await self._make_one(entry, shard, owner)
+            except Exception as error:  # noqa: BLE001 - others may have theirs
+                errors.append(error)
         if made:
             seconds = asyncio.get_running_loop().time() - began
             about = {"seconds": seconds, "nbytes": sum(entry.sizes[i] for i in made)}
-            self._hosts.tell("copies-made", entry, shards=made, **about)
-        if together:
+            self._hosts.tell("copies-made", entry, shards=[*made], **about)
+        if together := [shard for shard, is_together in made.items() if is_together]:
             self._hosts.tell("copies-together", entry, shards=together)
+        if errors:
+            raise errors[0]
+
+    async def _make_one(
+        self, entry: StoreEntry, shard: int, owner: str
+    ) -> dict[int, bool]:
+        """Make the copy that a shard lacks; return whether it is on its owner's machine.
+
+        Nothing where the shard has one, or no owner that could send it.
+        """
+
+        def lacks() -> bool:
+            is_owned = entry.owners[shard] == owner and shard not in entry.without_owner
+            return entry.uid in self._stores and is_owned and shard not in entry.copies
+
+        if lacks():
+            worker, is_together = await self._target(entry, shard, owner)
+            async with self._moves.turn(entry, owner):
+                if lacks():
+                    await self._make(entry, shard, owner, worker)
+                    return {shard: is_together}
+        return {}
 
     async def _target(
         self, entry: StoreEntry, shard: int, owner: str
