@@ -282,7 +282,12 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 5, 4, "a copy stays where the machine that joins has no room for it"),
     ("cluster", 0, 3, "a copy stays that may have to take over"),
     (".", 1, 1, "a store that goes meanwhile is no error of a test's"),
-    ("cluster", 16, 14, "a shard without a copy costs no other one its own; it is said"),
+    (
+        "cluster",
+        16,
+        14,
+        "a shard without a copy costs no other one its own; it is said",
+    ),
     ("cluster", 2, 3, "a reshard that fails takes back what others have not by then"),
     ("shards", 3, 3, "a shard that a dead process was writing can be read at rest"),
 ]

@@ -683,6 +683,39 @@ def test_a_worker_that_closes_as_its_shards_stop_sends_them(three, is_retired, f
         assert len(store.placement) == (2 if found else 3)
 
 
+def test_a_copy_that_takes_over_as_a_reshard_fails_is_the_owner(three):
+    """The last worker of a machine has removed the memory of a shard that has stopped."""
+    first, second, third = three.scheduler.workers
+    with daskps.create(
+        {"w": np.zeros(6)}, shards=2, servers=[first, second], copies=2
+    ) as store:
+        store.add({"w": np.ones(6)})
+        entry, directory = three.directory.stores[store.uid], three.directory
+        other = entry.copies[0].worker
+        held = Held(three, second, "relay_end", times=1)
+        owns = Held(three, other, "move_own", times=1)
+        found = list[Any]()
+
+        def reshard() -> None:
+            with pytest.raises(daskps.ConsistencyError) as raised:
+                store.reshard(3)
+            found.append(raised.value)
+
+        thread = threading.Thread(target=reshard)
+        thread.start()
+        assert held.reached.wait(60)
+        entry.segments = [(0, "memory", 1, 1)]
+        three.loop.add_callback(directory.moves.on_removed, third, ["memory"])
+        assert owns.reached.wait(60)
+        entry.segments = []
+        held.go_on(OSError("nobody is there"))
+        thread.join()
+        owns.go_on()
+        until(lambda: not entry.away)
+        assert entry.owners[0] == other
+        assert store.pull(timeout=20)["w"].tolist() == [1.0] * 6
+
+
 def retire_here(cluster: Cluster, worker: str) -> Any:
     loop = cluster.loop.asyncio_loop
     return asyncio.run_coroutine_threadsafe(cluster.retire(worker), loop)

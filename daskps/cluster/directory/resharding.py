@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: How long hosts may take to stop their shards, and a store to go on after a failure.
 _STOP_SECONDS, _BACK_SECONDS = 5.0, 1.0
+#: Ends the reason why a shard is away meanwhile.
+_TO = "a new layout"
 
 
 class Reshards:
@@ -102,9 +104,9 @@ class Reshards:
         for i, version, *_ in held:
             row = i, version, old.generations[i] + 1
             shards.setdefault(old.owners[i], []).append(row)
-        hosts, every = self._moves.hosts, range(len(old.owners))
+        hosts = self._moves.hosts
         for worker, rows in shards.items():
-            old.set_away([i for i, *_ in rows], handing(worker, "a new layout"))
+            old.set_away([i for i, *_ in rows], handing(worker, _TO))
         try:
             async with asyncio.timeout(_STOP_SECONDS):
                 ask = hosts.control
@@ -114,7 +116,9 @@ class Reshards:
             new.check_found(new.lost)
             self._stores.on_commit(uid, **about)
         except BaseException as error:
-            back = asyncio.gather(*(self._drains.take_back(old, i, cut) for i in every))
+            # Of others a copy takes over by now, or a neighbour: their memory went.
+            still = [i for i, why in old.away.items() if why.endswith(_TO)]
+            back = asyncio.gather(*(self._drains.take_back(old, i, cut) for i in still))
             await asyncio.wait({hosts.spawn(back)}, timeout=_BACK_SECONDS)
             if isinstance(error, OSError):
                 raise ConsistencyError(
