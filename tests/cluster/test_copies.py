@@ -425,6 +425,30 @@ def test_a_shard_is_lost_whose_copy_dies_as_it_takes_over(three):
         store.pull(timeout=20)
 
 
+def test_a_shard_is_lost_in_time_whose_copy_takes_long_to_fail(three):
+    """It was to take over as the shard had been away for a while, and takes too long."""
+    store, owner, other = one_shard(three)
+    with store:
+        held = Held(three, other, "move_own", times=3)
+        entry, directory = three.directory.stores[store.uid], three.directory
+        left, again = LeftBy(owner, "has died"), list[int]()
+
+        def away(of: Any, shards: list[int], _: object) -> None:
+            of.set_away(shards, "nobody has room")
+            again.extend(shards)
+
+        def begin() -> None:
+            directory.copies.promote(entry, [0], left, away)
+
+        three.loop.add_callback(begin)
+        assert held.reached.wait(60)
+        three.loop.add_callback(directory.moves.lose, entry, [0], left)
+        held.go_on(OSError("nobody is there"))
+        with pytest.raises(daskps.ShardLostError, match="has died"):
+            store.pull(timeout=20)
+        assert again == []
+
+
 def test_a_shard_is_lost_whose_copy_cannot_load_what_a_user_has_written(three):
     """As a codec, which another version of a library has pickled."""
     store, owner, other = one_shard(three)

@@ -67,8 +67,10 @@ class SecondCopies:
         moves.standby = self
         #: Stores whose copies are being made.
         self._making = set[str]()
-        #: By store and shard the worker whose copy is about to take over.
+        #: By store and shard the worker whose copy is about to take over, and what
+        #: follows where it cannot.
         self._taking: dict[tuple[str, int], str] = {}
+        self._otherwise: dict[tuple[str, int], Callable[[], Any]] = {}
         #: Shards whose owners were silent, until they have one again.
         self._silent: set[tuple[str, int]] = set()
         #: Workers that were silent, until they answer: no copy is made there.
@@ -414,7 +416,7 @@ class SecondCopies:
         """Make copies the owners of shards whose worker has gone.
 
         Returns the shards without any. `otherwise` is called for those whose copy
-        cannot take over, here or where it was about to do so before.
+        cannot take over, also where it was about to do so before: the last one counts.
         """
         if kept := [shard for shard in shards if self.serves(entry, shard)]:
             entry.set_away(kept, f"{left_by.reason}; its second copy takes over")
@@ -424,10 +426,13 @@ class SecondCopies:
         for shard in kept:
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard, "was to take over")) is not None:
-                about: Any = {"left_by": left_by, "otherwise": otherwise}
                 self._taking[entry.uid, shard] = copy.worker
-                self._hosts.spawn(self._promote(entry, shard, copy, **about))
-        return [shard for shard in shards if (entry.uid, shard) not in self._taking]
+                self._hosts.spawn(self._promote(entry, shard, copy, left_by.worker))
+        taken = {shard for shard in shards if (entry.uid, shard) in self._taking}
+        for shard in taken:
+            follows = partial(otherwise, entry, [shard], left_by)
+            self._otherwise[entry.uid, shard] = follows
+        return [shard for shard in shards if shard not in taken]
 
     def about_to_own(self, entry: StoreEntry, worker: str) -> list[int]:
         """Return the shards that a worker may own in a moment.
@@ -451,15 +456,8 @@ class SecondCopies:
         return ws is not None and ws.status in alive
 
     async def _promote(
-        self,
-        entry: StoreEntry,
-        shard: int,
-        copy: Copy,
-        *,
-        left_by: LeftBy,
-        otherwise: Callable[[StoreEntry, list[int], LeftBy], Any],
+        self, entry: StoreEntry, shard: int, copy: Copy, worker: str
     ) -> None:
-        worker = left_by.worker
         # Adopters that were asked before, or are meanwhile, have lower numbers than it.
         entry.raise_generation(shard)
         entry.raise_generation(shard)
@@ -480,12 +478,13 @@ class SecondCopies:
                     raise ConsistencyError(f"worker {copy.worker} has left too")
             finally:
                 del self._taking[entry.uid, shard]
+                otherwise = self._otherwise.pop((entry.uid, shard))
         except Exception as error:  # noqa: BLE001 - also of a codec of the user's
             logger.warning("a copy could not take over shard %d: %r", shard, error)
             self._drop(entry, shard, copy)
             if entry.uid in self._stores and shard in entry.away:
                 entry.settle([shard])
-                otherwise(entry, [shard], left_by)
+                otherwise()
             return
         if shard not in entry.away or entry.uid not in self._stores:
             # Somebody has adopted it meanwhile, with all that it had.
