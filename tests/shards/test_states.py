@@ -733,6 +733,24 @@ def test_more_words_of_an_index_than_its_log_takes_change_nothing(monkeypatch):
     copy.follow()
 
 
+@pytest.mark.parametrize("policy", [{"max_rows": 2**16}, {"ttl": 9}])
+def test_a_copy_has_room_for_the_rows_of_a_push(policy):
+    """It was filled with them: their last pushes alone are more words than its log has."""
+    ids = UnboundedIds(constant(3.0), 5, 2**16, **policy)
+    tables: dict[str, Any] = {"num": (0, 1, "int64", ids)}
+    layout = Layout.build({}, 1, tables)
+    shard, named = with_tables(layout), np.arange(25_000)
+
+    def push(sequence: int) -> None:
+        item = Item(0, 0, np.ones(len(named), np.int64), named)
+        applied(shard, Step(ADD, [item], producer=1, sequence=sequence))
+
+    push(0)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    push(1)
+    copy.follow()
+
+
 def test_its_bytes_are_those_of_what_has_changed():
     shard = Shard(Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True), {})
     shard.segment.words[GENERATION] = 1

@@ -313,7 +313,11 @@ class UnboundedRows:
         _, n = index.remove(known.without, log)
         rows, log = self.find(known.ids), log._replace(begin=n)
         stamp = 1 + int(known.states.max(initial=0)) if self.is_stamped else 0
-        log = log._replace(begin=index.take(known.ids, rows, log, stamp=stamp).n)
+        # Alone: the log has room for one state of each of the others.
+        new = np.flatnonzero(rows < 0)
+        taken, their_rows = known.ids[new], rows[new]
+        log = log._replace(begin=index.take(taken, their_rows, log, stamp=stamp).n)
+        rows[new] = their_rows
         if self.is_stamped:
             where = index_probe.STATE, rows, known.states
             log = log._replace(begin=index.set_words(*where, log))
