@@ -284,10 +284,8 @@ class HostTemplate:
             if len(found) < len(self._shards):
                 by = {answer.shard: answer for answer in found}
                 found = [by.get(shard) or Answer(shard) for shard in self._shards]
-            frame = pack_answers(found, number)
-            if True in [answer.parked for answer in found]:
-                return frame
-            return self._backed(frame, of, number, end)
+            # Also where they wait on: their callers bring no arrays again.
+            return self._backed(pack_answers(found, number), of, number, end)
         except ShardBusyError:
             raise  # this thread may not wait
         except Exception as error:  # noqa: BLE001 - its caller gets a refusal

@@ -40,7 +40,7 @@ from daskps.cluster.sockets.frames import (
     unpack_text,
 )
 from daskps.cluster.sockets.served import ServedChannel, views_of
-from daskps.consistency import ASP, BSP
+from daskps.consistency import ASP, BSP, SSP
 from daskps.errors import ShardBusyError, StaleGenerationError
 from daskps.layout.spans import WEIGHTS, Span
 from daskps.shards import states
@@ -519,6 +519,31 @@ def test_a_call_whose_time_is_up_goes_on_by_message(owner):
     owner.held.go_on()
     until(lambda: not again.waits())
     assert again.answer().version == 1
+
+
+def test_a_push_whose_read_has_to_wait_is_not_told_before_the_copy_has_it(owner):
+    """Its trainer would send no arrays with the wait that goes on by message."""
+    owner.hosted.shard.begin_run(7, SSP(0), 2)
+    place: dict[str, Any] = {"run": 7, "rank": 0, "tick": True, "wait": READ}
+    items = (Item(0, 0, np.ones(N)),)
+
+    def push(clock: int) -> Answer:
+        step = Step(ADD, items, clock=clock, sequence=clock, **place)
+        begun = owner.begin(step, reads=True)
+        assert begun.waits()  # for the other trainer
+        begun.found = begun.found.finish(0.0)
+        return begun.answer()
+
+    before = push(0)
+    assert owner.hosted.behind
+    owner.held.go_on()
+    until(lambda: not owner.hosted.behind)
+    after = push(0)
+    assert [(one.parked, one.applied) for one in (before, after)] == [
+        (True, False),
+        (True, True),
+    ]
+    assert owner.hosted.shard.segment.current.version == 1
 
 
 def closed(owner: Owner) -> None:
