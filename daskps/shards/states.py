@@ -146,7 +146,8 @@ def take(
                 ids = table.feed.read(record, since.version, 0)
             if is_whole := ids is None:
                 ids = _all_of(table)
-                table.feed.follow(record, table.n_rows, segment.memory)
+            # Of a table that has grown it keeps more from here on.
+            table.feed.follow(record, table.n_rows, segment.memory)
             if is_whole and len(ids) > MOST_PUSHED_ROWS:
                 return None
             rows = _rows_of(segment, table, ids)

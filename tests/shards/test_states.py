@@ -751,6 +751,22 @@ def test_a_copy_has_room_for_the_rows_of_a_push(policy):
     copy.follow()
 
 
+def test_what_has_changed_is_known_of_a_table_that_has_grown(monkeypatch):
+    """Else its copy would be filled anew, with the first push of more rows."""
+    monkeypatch.setattr(states, "MOST_PUSHED_ROWS", 8_000)
+    ids = UnboundedIds(constant(3.0), 5, 2**16)
+    tables: dict[str, Any] = {"num": (0, 1, "int64", ids)}
+    layout = Layout.build({}, 1, tables)
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    pushes = [(start, 1_000) for start in range(0, 10_000, 1_000)]
+    for sequence, (start, n) in enumerate([*pushes, (0, 2_000)]):
+        item = Item(0, 0, np.ones(n, np.int64), np.arange(start, start + n))
+        applied(shard, Step(ADD, [item], producer=1, sequence=sequence))
+        copy.follow()
+    assert copy.n_lost == 0
+
+
 def test_its_bytes_are_those_of_what_has_changed():
     shard = Shard(Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True), {})
     shard.segment.words[GENERATION] = 1
