@@ -36,11 +36,13 @@ from daskps.shards.memory.format import (
     N_DROPPED,
     N_DUPLICATES,
     N_RANKS,
+    POLICY,
     RANK_WORDS,
 )
 from daskps.shards.memory.growth import provide
 from daskps.shards.memory.publication import Publication
 from daskps.shards.memory.room import Need, has_room
+from daskps.shards.reader import BSP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -251,6 +253,11 @@ def install(segment: Segment, state: State) -> None:
             pairs = [(start + i, int(theirs[i])) for i in differ.tolist()]
             segment.amend(RECORD, [pair for pair in pairs if pair[0] not in own])
     segment.amend(HEADER, [*zip(_HEADER, state.header.tolist(), strict=True)])
+    if segment.current.plain[POLICY] == BSP:
+        # Its round may have to be taken back.
+        segment.double_slots()
+    else:
+        segment.single_slots()
 
 
 def _with_all_gone(segment: Segment, of: RowsState) -> RowsState:
@@ -334,6 +341,8 @@ class _Successor(Publication):
                     segment.payload.copy(into[part.stop :], before[part.stop :])
                 if not np.may_share_memory(into, values):  # else it came there
                     segment.payload.write(into[part], values)
+        if record.plain[POLICY] != BSP:
+            self.gather_slots()
         super().commit()
 
     def _put_rows(self, of: RowsState) -> None:

@@ -115,8 +115,6 @@ class Copy:
             state = states.take(self.shard.segment, self.mark)
             assert state is not None
         states.install(self.segment, self.come(state))
-        if self.shard.run_state.is_bsp:
-            self.segment.double_slots()
         self.mark, self.n = state.now, self.n + 1
         self.check()
         return self.mark.flip - was.flip
@@ -124,6 +122,8 @@ class Copy:
     def check(self) -> None:
         one, two = self.shard.segment, self.segment
         assert content(one, one.flip) == content(two, two.flip)
+        # No memory stays for rounds that nobody takes back any more.
+        assert two.n_sides == 1 + (two.is_durable or self.shard.run_state.is_bsp)
         assert used(one) == used(two)
 
 
@@ -212,7 +212,7 @@ def placed(copy: Copy, rng: np.random.Generator, state: State) -> State:
     before = content(segment, segment.flip), used(segment)
     run, rounds = segment.current.fixed[[RUN_AT, ROUNDS]]
     could = is_possible(segment)
-    last = content(segment, segment.flip - 1)
+    last = could and content(segment, segment.flip - 1)
     for is_whole in (False, True):
         there = states.receive(segment, state)
         pairs = zip(there.pieces, state.pieces, strict=True)

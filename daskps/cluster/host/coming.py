@@ -76,13 +76,9 @@ class Coming:
     def install(self, state: State, done: Future[None]) -> None:
         """Bring the copy to a state, once that has begun."""
         try:
-            shard = self.hosted.shard
             if state.since != self.mark:
                 raise ProtocolError(f"a state since {state.since}, not {self.mark}")
-            states.install(shard.segment, state)
-            if shard.run_state.is_bsp:
-                # Its round may have to be taken back.
-                shard.segment.double_slots()
+            states.install(self.hosted.shard.segment, state)
             self.mark = state.now
         finally:
             done.set_result(None)
