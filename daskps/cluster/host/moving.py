@@ -57,6 +57,7 @@ from daskps.shards.steps import Ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from daskps.cluster.host.host import ShardHost
     from daskps.cluster.host.hosted import HostedShard
@@ -401,10 +402,14 @@ class _NextState:
 
     def ask(self) -> None:
         """Tell the shard how far the copy is; any thread may call this."""
-        heard = self.hosted.enqueue(self._hear)
+        self.hosted.enqueue(self._hear).add_done_callback(self._end)
         self.hosted.serve()
-        if heard.done():
-            heard.result()  # it fails where the shard is here no more
+
+    def _end(self, heard: Future[list[Ticket]]) -> None:
+        """Answer with an error where the shard is here no more."""
+        if isinstance(error := heard.exception(), Exception):
+            self.ticket.outcome = error
+            self.ticket.owner.one_done()
 
     def _hear(self, owner: Shard) -> list[Ticket]:
         backing, flip = self.hosted.backing, self.since.flip

@@ -468,6 +468,17 @@ def test_a_copy_that_asks_as_the_shard_is_freed_hears_so(owner):
     assert unpack_head(frame[0]).kind == REFUSAL
 
 
+def test_a_copy_that_asks_as_the_shard_is_handed_over_hears_so(owner):
+    """Another thread has the shard, and finds the question behind its end."""
+    hosted = owner.hosted
+    with hosted.turn(60):
+        hosted.enqueue(lambda _: hosted.hand_over(7))
+        asked = owner.ask(owner.flip, 0)
+        assert waits(asked)
+    assert not waits(asked)
+    assert unpack_head(asked.finish(0.0)[0]).kind == REFUSAL
+
+
 def test_a_copy_may_be_struck_off_as_its_state_is_to_be_sent(owner, monkeypatch):
     """By another thread, between two looks of this one."""
     assert waits(owner.ask(owner.flip, 0))
