@@ -292,6 +292,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 3, 3, "a shard that a dead process was writing can be read at rest"),
     ("shards", 1, 3, "a copy takes rows for ids that have none alone"),
     ("shards", 8, 6, "a copy frees the second buffers of slots after a run"),
+    ("shards", 2, 2, "the feed of a large table keeps the ids of any push"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -20,6 +20,7 @@ from daskps.layout.arrays import Layout, compute_dtype
 from daskps.layout.slots import PerRow
 from daskps.layout.spans import CANDIDATES, COUNTS, IDS
 from daskps.layout.tables import UnboundedIds
+from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards import producers, states
 from daskps.shards.arrays.operations import TILE
 from daskps.shards.frozen import LiveShard
@@ -763,6 +764,18 @@ def test_what_has_changed_is_known_of_a_table_that_has_grown(monkeypatch):
     for sequence, (start, n) in enumerate([*pushes, (0, 2_000)]):
         item = Item(0, 0, np.ones(n, np.int64), np.arange(start, start + n))
         applied(shard, Step(ADD, [item], producer=1, sequence=sequence))
+        copy.follow()
+    assert copy.n_lost == 0
+
+
+def test_a_copy_follows_the_largest_push_to_a_large_table():
+    """It is more than a quarter of the rows, and the table more than one state has."""
+    n, layout = MOST_PUSHED_ROWS, Layout.build({}, 1, {"t": (150_000, 1, "float32")})
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    for sequence, start in enumerate((0, 0, 150_000 - n)):
+        item = Item(0, 0, np.ones(n, np.float32), np.arange(start, start + n))
+        applied(shard, Step(ASSIGN, [item], producer=1, sequence=sequence))
         copy.follow()
     assert copy.n_lost == 0
 

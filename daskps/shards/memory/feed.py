@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from daskps.errors import LayoutError
+from daskps.limits import MOST_PUSHED_ROWS
 from daskps.shards.memory.format import VERSION, integers
 
 if TYPE_CHECKING:
@@ -63,8 +64,12 @@ _MORE: Final = 16
 
 
 def room_of(n_rows: int) -> int:
-    """Return how many ids are kept of a table with so many rows."""
-    return min(max(n_rows // _ROWS_AN_ID, _FEWEST_IDS), _MOST_IDS)
+    """Return how many ids are kept of a table with so many rows.
+
+    Of one that no state has all rows of it is those of any push at least.
+    """
+    fewest = MOST_PUSHED_ROWS if n_rows > MOST_PUSHED_ROWS else _FEWEST_IDS
+    return min(max(n_rows // _ROWS_AN_ID, fewest), _MOST_IDS)
 
 
 def entries_of(room: int) -> int:
