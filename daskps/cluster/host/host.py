@@ -64,7 +64,7 @@ _meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
 #: Messages that are answered before a copy has what they change: it waits for them.
-_AT_ONCE = "move_", "copy_", "adopt", "end_run"
+_AT_ONCE = "move_", "copy_on", "copy_next", "copy_follow", "adopt", "end_run"
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.

@@ -21,6 +21,7 @@ from daskps.cluster.host.calls import Parked, all_backed
 from daskps.cluster.host.coming import Asking
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import HostedShard
+from daskps.cluster.keys import copy_key
 from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.messages import Answer, Call, Part
 from daskps.cluster.protocol.states import unpack_state
@@ -519,6 +520,31 @@ def test_a_copy_of_another_move_is_none(owner):
     frame = owner.ask(owner.flip, 0, move="another")
     assert unpack_head(frame[0]).kind == REFUSAL
     assert owner.push().waits()
+
+
+def test_a_snapshot_waits_for_a_push_that_it_has_let_through(owner):
+    """Other shards have applied it; of this one the copy may be what is left."""
+    loop, link = owner.cluster.loop.asyncio_loop, owner.cluster.link
+    cut: dict[str, Any] = {"store": owner.store.uid, "cut": "a cut", "index": None}
+
+    def tell(method: str, **more: Any) -> Any:
+        asked = link.control(owner.store.owners[0], method, **cut, **more)
+        return asyncio.run_coroutine_threadsafe(asked, loop)
+
+    tell("prepare_cut").result(60)
+    tell("begin_cut", attempt=1, lease_seconds=60.0).result(60)
+    push = owner.push()
+    assert owner.flip == 0
+    order = {"missing": [(0, 9, 1)], "run": 0, "rounds": -1}
+    copying = tell("copy_cut", attempt=1, order=order)
+    until(lambda: owner.host.snapshots.find(copy_key(owner.store.uid, None, 0, 1)))
+    assert push.waits()
+    for _ in range(10):
+        owner.run(asyncio.sleep(0))
+    assert not copying.done()
+    owner.held.go_on()
+    assert [shard[:2] for shard in copying.result(60)] == [(0, 1)]
+    until(lambda: not push.waits())
 
 
 def test_a_call_whose_time_is_up_goes_on_by_message(owner):
