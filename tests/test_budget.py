@@ -293,6 +293,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 1, 3, "a copy takes rows for ids that have none alone"),
     ("shards", 8, 6, "a copy frees the second buffers of slots after a run"),
     ("shards", 2, 2, "the feed of a large table keeps the ids of any push"),
+    ("shards", 23, 25, "a copy is filled while more rows change than its log takes"),
+    ("cluster", 0, 1, "a copy is filled while more rows change than its log takes"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

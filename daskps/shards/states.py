@@ -45,7 +45,7 @@ from daskps.shards.memory.room import Need, has_room
 from daskps.shards.reader import BSP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from daskps.shards.arrays.unbounded_rows import KnownIds
     from daskps.shards.memory.segment import Segment
@@ -220,6 +220,40 @@ def receive(segment: Segment, state: State) -> State:
     return replace(state, pieces=pieces)
 
 
+def in_parts(segment: Segment, state: State) -> Iterator[State]:
+    """Give a state in parts that the log of a copy has room for, the last one with all else.
+
+    Each is installed before the next; in between the copy is of no moment.
+    """
+    tables = [_with_all_gone(segment, of) for of in state.tables]
+    for at in range(len(tables)):
+        while len(tables[at].ids) > MOST_PUSHED_ROWS:
+            first, tables[at] = _cut(tables[at], MOST_PUSHED_ROWS)
+            used, words = segment.current.used(), segment.current.words
+            own = [(part.start, np.array(words[part])) for part in used]
+            header = segment.words[[*_HEADER]]
+            yield replace(state, words=own, header=header, pieces=(), tables=[first])
+    yield replace(state, tables=tables)
+
+
+def _cut(of: RowsState, n: int) -> tuple[RowsState, RowsState]:
+    """Return the first rows, with what has become of all other ids, and the rest."""
+
+    def part(which: slice) -> RowsState:
+        arrays = of.ids[which], of.rows[which], tuple([s[which] for s in of.slots])
+        known = of.known
+        if known is not None:
+            known = known._replace(ids=known.ids[which], states=known.states[which])
+        return RowsState(of.ordinal, *arrays, known)
+
+    first, rest = part(slice(n)), part(slice(n, None))
+    if rest.known is not None:
+        nobody = rest.known.without[:0]
+        known = rest.known._replace(without=nobody, counted=nobody, counts=nobody)
+        rest = rest._replace(known=known)
+    return first, rest
+
+
 def install(segment: Segment, state: State) -> None:
     """Bring a copy to the moment of a state, by one publication; under its lock.
 
@@ -267,7 +301,7 @@ def _with_all_gone(segment: Segment, of: RowsState) -> RowsState:
     named = np.concatenate([of.ids, of.known.counted])
     gone = np.setdiff1d(_all_of(segment.tables[of.ordinal]), named)
     without = np.union1d(of.known.without, gone)
-    return of._replace(known=of.known._replace(without=without))
+    return of._replace(known=of.known._replace(without=without), whole=False)
 
 
 def _provide(segment: Segment, of: RowsState) -> None:

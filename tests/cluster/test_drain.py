@@ -17,6 +17,8 @@ import pytest
 import daskps
 from daskps import RowGrad, TableSpec, optim
 from daskps.cluster.directory import drains, move
+from daskps.shards import states
+from daskps.shards.memory import areas
 from tests import inprocess, seams
 from tests.cluster import killing_owners
 from tests.inprocess import Cluster
@@ -687,6 +689,27 @@ def five_steps(trainer: Any, part: int) -> Any:
     for _ in range(5):
         trainer.push({"w": np.ones(6)})
     return trainer.pull()["w"].tolist()
+
+
+def test_more_rows_may_change_meanwhile_than_a_log_takes(three, monkeypatch):
+    """The move would begin again, and never end under such pushes."""
+    for limits in (areas, states):
+        monkeypatch.setattr(limits, "MOST_PUSHED_ROWS", 4)
+    with daskps.create({"t": TableSpec(40, 1)}, shards=1) as store:
+        [owner] = store.placement
+        begins, held = (
+            Held(three, owner, "move_begin"),
+            Held(three, owner, "move_state"),
+        )
+        begins.go_on()
+        thread, found = drain_beside(store)
+        assert held.reached.wait(60)
+        for first in (0, 4, 8):
+            store["t"].add(np.arange(first, first + 4), np.ones((4, 1)))
+        held.go_on()
+        thread.join()
+        assert (found, begins.n) == ([[0]], 1)
+        assert store["t"].pull(np.arange(40)).sum() == 12.0
 
 
 class Held:

@@ -780,6 +780,30 @@ def test_a_copy_follows_the_largest_push_to_a_large_table():
     assert copy.n_lost == 0
 
 
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_state_of_more_rows_than_a_log_has_comes_in_parts(policy, monkeypatch):
+    """To a copy that is none yet; else it could not be filled under large pushes."""
+    rng = np.random.default_rng(0)
+    layout = tables_of(**policy)
+    shard = with_tables(layout)
+    copy = Copy(shard, lambda: with_tables(layout).segment)
+    for sequence in range(60):
+        applied(shard, random_step(rng, sequence))
+        if sequence % 20 == 9:
+            copy.follow()
+    state = states.take(shard.segment, copy.mark)
+    assert state is not None
+    monkeypatch.setattr(states, "MOST_PUSHED_ROWS", 3)
+    n = 0
+    for part in states.in_parts(copy.segment, state):
+        states.install(copy.segment, part)
+        assert all(len(of.ids) <= 3 for of in part.tables)
+        n += 1
+    assert n > 3
+    copy.check()
+    validate(Shard(copy.segment, {}, cache_dir=kept()))
+
+
 def test_its_bytes_are_those_of_what_has_changed():
     shard = Shard(Segment(ARRAYS, 0, ARRAY_SLOTS, durable=True), {})
     shard.segment.words[GENERATION] = 1

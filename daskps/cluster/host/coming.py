@@ -78,7 +78,12 @@ class Coming:
         try:
             if state.since != self.mark:
                 raise ProtocolError(f"a state since {state.since}, not {self.mark}")
-            states.install(self.hosted.shard.segment, state)
+            shard = self.hosted.shard
+            # Until it counts nobody sees what it is in between, or goes back there.
+            is_whole = self.counts.is_set() or shard.run_state.is_bsp
+            parts = [state] if is_whole else states.in_parts(shard.segment, state)
+            for part in parts:
+                states.install(shard.segment, part)
             self.mark = state.now
         finally:
             done.set_result(None)
