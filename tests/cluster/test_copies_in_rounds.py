@@ -13,7 +13,9 @@ import pytest
 
 import daskps
 from daskps import optim
+from daskps.cluster.caller import remote
 from daskps.cluster.caller.client import ShardClient
+from daskps.cluster.caller.routes import Request
 from daskps.errors import ContributionLostError
 from daskps.shards.steps import GRADIENT, NOTHING
 from tests import inprocess
@@ -187,6 +189,27 @@ def end_behind(cluster: Cluster, store: Any) -> None:
 def test_a_round_that_was_not_answered_is_made_again(four, loop):
     expected = trained(four, loop, lambda store: None)
     assert trained(four, loop, partial(end_behind, four)) == expected
+    assert promoted(four) == 1
+
+
+def test_a_step_that_waits_for_long_is_sent_again(four, monkeypatch):
+    """Its arrays do not travel while it waits; the copy that takes over has none."""
+    expected = trained(four, pushes_and_pulls, lambda store: None)
+    waiting, waits = Request.waiting, threading.Event()
+
+    def wait_on(request: Request) -> Request:
+        if request.step.clock == AT:
+            waits.set()
+        return waiting(request)
+
+    monkeypatch.setattr(Request, "waiting", wait_on)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.05)
+
+    def end(store: Any) -> None:
+        assert waits.wait(60)
+        end_owner(four, store)
+
+    assert trained(four, pushes_and_pulls, end) == expected
     assert promoted(four) == 1
 
 

@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "call-that-waits-ticks-again",
         "daskps.cluster.caller.routes:Request.waiting",
-        "step = step._replace(kind=NOTHING, clock=clock, tick=False)",
-        "step = step._replace(kind=NOTHING, clock=clock)",
+        "step = step._replace(kind=NOTHING, clock=clock, tick=False, floor=clock)",
+        "step = step._replace(kind=NOTHING, clock=clock, floor=clock)",
         (
             "tests/cluster/protocol/test_saying.py::test_a_call_that_waits_on_ticks_no_second_time",
         ),

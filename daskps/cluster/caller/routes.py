@@ -156,10 +156,13 @@ class Request(NamedTuple):
     rest: tuple[Request, ...] = ()
 
     def waiting(self) -> Request:
-        """Return the same without its arrays, which shards have accepted: a wait."""
+        """Return the same without its arrays, which shards have accepted: a wait.
+
+        As a read it says how many rounds a shard must have of it: another one may not.
+        """
         step = self.step
         clock = step.clock + step.tick
-        step = step._replace(kind=NOTHING, clock=clock, tick=False)
+        step = step._replace(kind=NOTHING, clock=clock, tick=False, floor=clock)
         return self._replace(step=step, arrays={}, rows=())
 
     def checked(self) -> Request:
