@@ -30,6 +30,7 @@ from daskps.cluster.host import moving
 from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
+from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.reports import MEMORY_METRIC
 from daskps.errors import ConsistencyError
 from tests import inprocess
@@ -1201,25 +1202,39 @@ def test_runs_go_on(apart, sync, n):
         assert store.version == n
 
 
-def test_a_run_begins_though_an_owner_dies_that_has_begun_it(three):
-    """Its copy would take over without what it needs of the rounds."""
-    rule = optim.SGD(1.0)
+@pytest.mark.parametrize(
+    ("sync", "codec", "total"), [("bsp", None, -5), ("asp", "int8", -10)]
+)
+def test_a_run_begins_though_an_owner_dies_that_has_begun_it(
+    three, monkeypatch, sync, codec, total
+):
+    """Its copy would take over without what it needs of the rounds, or of gradients."""
+    rule, learned, learn = optim.SGD(1.0), list[str](), encoding.learn
+
+    def note(name: str, pickled: bytes) -> None:
+        learned.append(name)
+        learn(name, pickled)
+
     with daskps.create({"w": np.zeros(6)}, shards=2, optimizer=rule, copies=2) as store:
         first, second = store.placement
         held = Held(three, second, "begin_run", times=1)
         results: list[Any] = []
-        run = partial(daskps.run, store, five_steps, [0, 1], workers=[second] * 2)
+        how: Any = {"sync": sync, "codec": codec, "workers": [second] * 2}
+        run = partial(daskps.run, store, five_steps, [0, 1], **how)
         running = threading.Thread(target=lambda: results.append(run()))
         running.start()
         assert held.reached.wait(60)
         (begins,) = three.directory.runs.open.values()
         until(lambda: begins.begun[first].done())
+        monkeypatch.setattr(encoding, "learn", note)
         three.end(first)
         entry = three.directory.stores[store.uid]
         until(lambda: not entry.away and first not in entry.owners)
+        assert [name[:4] for name in learned] == [codec] * bool(codec)
         held.go_on()
         running.join()
-        assert results == [[[-5.0] * 6] * 2]
+        assert len(results) == 1
+        assert store.pull()["w"] == pytest.approx(total)
 
 
 def test_a_neighbour_adopts_first_and_keeps_the_copy():

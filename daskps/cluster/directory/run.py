@@ -84,6 +84,8 @@ class RunState:
     described: str = ""
     #: The workers its trainers may be on; all, where it names none.
     workers: Sequence[str] = ()
+    #: The name of its codec in messages, and the codec pickled.
+    codec: tuple[str, bytes] = ("", b"")
     #: Worker of each rank that has registered and lives.
     ranks: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -203,12 +205,6 @@ class RunState:
     def loss(self) -> float | None:
         """Mean loss over the epoch under way, as far as it was told."""
         return mean_loss((loss, rows) for _, loss, rows in self.told.values())
-
-    @property
-    def codec(self) -> tuple[str, bytes]:
-        """The name of its codec in messages, and the codec pickled."""
-        name, pickled = self.mailboxes.get("codec", ("", b""))
-        return name, pickled
 
     @property
     def mailboxes_at(self) -> list[Any]:

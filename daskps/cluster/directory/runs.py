@@ -91,6 +91,7 @@ class Runs:
                         f"client {who['client']} left before its run"
                     )
                 policy = {"bsp": sync == "bsp", "sync": sync, "staleness": staleness}
+                policy["codec"] = begin["codec"]
                 run = RunState(self._new_id(), entry, **policy, **who)
                 began, pause = clock(), min(0.05 * tries, 0.5)
                 try:
