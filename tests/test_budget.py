@@ -295,6 +295,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 2, 2, "the feed of a large table keeps the ids of any push"),
     ("shards", 23, 25, "a copy is filled while more rows change than its log takes"),
     ("cluster", 0, 1, "a copy is filled while more rows change than its log takes"),
+    ("cluster", 3, 5, "what is done to a shard that stops meanwhile is answered later"),
+    ("cluster", 25, 21, "a trainer that waits for others sends to copies meanwhile"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -13,7 +13,7 @@ import pytest
 
 import daskps
 from daskps import optim
-from daskps.cluster.caller import remote
+from daskps.cluster.caller import remote, uncommitted
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.routes import Request
 from daskps.errors import ContributionLostError
@@ -246,6 +246,32 @@ def test_a_push_before_the_tick_may_go_with_the_owner_that_took_it(four, monkeyp
     monkeypatch.setattr(ShardClient, "call", lost)
     assert trained(four, pushes_before_the_tick, lambda store: None) == expected
     assert n == 1
+
+
+def one_meets_first(trainer: Any, meets: str) -> None:
+    """Have trainer 0 wait for others, which first read what all of them have sent."""
+    for k in range(trainer.clock, ROUNDS):
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.push(g)
+        act(trainer, k)
+        if trainer.rank:
+            trainer.pull("w")
+        if meets == "barrier":
+            trainer.barrier()
+        else:
+            trainer.allreduce(np.ones(1))
+
+
+@pytest.mark.parametrize("meets", ["barrier", "allreduce"])
+def test_a_trainer_that_waits_elsewhere_sends_again(four, meets, monkeypatch):
+    """The others wait for it at a copy, and it for them where no shard is asked."""
+    monkeypatch.setattr(uncommitted, "_LOOK_SECONDS", 0.05)
+    how = {"parts": [meets] * 3}
+    expected = trained(four, one_meets_first, lambda store: None, **how)
+    found = trained(four, one_meets_first, partial(end_owner, four), **how)
+    assert found == expected
+    assert promoted(four) == 1
 
 
 def ends_early(trainer: Any, n: int) -> None:

@@ -107,9 +107,8 @@ class Session:
         This is trainer number `attempt` of its rank; those before it get no further.
         The directory has `told` how often they made the calls that all trainers make.
         """
-        run, rank, control = self.run, self.rank, self.shards.control
-        ask = partial(control, "resume", run=run, rank=rank, attempt=attempt)
-        rows = self.link.run(ask)
+        about: Any = {"run": self.run, "rank": self.rank, "attempt": attempt}
+        rows = self.link.run(lambda: self.shards.control("resume", **about))
         places = [tuple(place) for row in rows for place in row]
         self.clock, self.sequence = min(places)
         if self.bsp:
@@ -411,7 +410,8 @@ class Session:
         """Wait until every live trainer has called it as often as this one."""
         with self._lock:
             deadline = self._deadline(timeout, "a barrier")
-            clock = self.link.run(lambda: self._meet(deadline))
+            with self._uncommitted.sending_again(self.shards, self._step(), self._last):
+                clock = self.link.run(lambda: self._meet(deadline))
             if self.bsp:
                 # A cut may hold a round back that all trainers have delivered.
                 step = self._step()._replace(clock=clock)
@@ -448,7 +448,8 @@ class Session:
         """Combine arrays with those of the other trainers; see :class:`Allreduces`."""
         with self._lock:
             deadline = self._deadline(timeout, "an allreduce")
-            return self.allreduces.reduce(brought, flats, self.clock, deadline)
+            with self._uncommitted.sending_again(self.shards, self._step(), self._last):
+                return self.allreduces.reduce(brought, flats, self.clock, deadline)
 
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""
@@ -492,10 +493,9 @@ class Session:
 
     def _next_number(self, kind: str, tick: bool) -> int:
         """Return the number of a step that may change a shard; 0 for a mere read."""
-        number = 0
-        if tick or kind != NOTHING:
-            number = self.sequence
-            self.sequence = number + 1
+        changes = tick or kind != NOTHING
+        number = self.sequence if changes else 0
+        self.sequence += changes
         return number
 
     def _step(

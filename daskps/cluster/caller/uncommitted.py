@@ -8,22 +8,30 @@ not. The shards get one sum, made as a shard would have made it: the same bits.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.row_routes import joined_rows
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.protocol.encoding import numbers
+from daskps.errors import ContributionLostError
 from daskps.shards.steps import GRADIENT, NOTHING, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
     from daskps.cluster.caller.row_routes import RowBatch
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.codecs import Codec
     from daskps.reduction import Empty
     from daskps.typing import Array
+
+#: How often a trainer that waits for others looks whether all shards have its last step.
+_LOOK_SECONDS = 2.0
 
 
 class Uncommitted:
@@ -78,6 +86,35 @@ class Uncommitted:
         """Forget the clock: its tick was accepted."""
         self._sums.clear()
         self._rows.clear()
+
+    @contextmanager
+    def sending_again(
+        self, shards: ShardClient, step: Step, last: Request | None
+    ) -> Iterator[None]:
+        """Send the last step to copies that take over, while its trainer asks no shard.
+
+        It waits for other trainers, and these for it there. A shard that lacks the last
+        step refuses `step`, a read.
+        """
+        if last is None:
+            yield
+            return
+        request, deadline = last, Deadline(None, "a look for the last step")
+        asks = routes.push(self._meta, {}, step, everywhere=True)
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(_LOOK_SECONDS)
+                try:
+                    await shards.call_async(asks, deadline)
+                except ContributionLostError:
+                    await shards.call_async(request, deadline)
+
+        looking = shards.link.start(look)
+        try:
+            yield
+        finally:
+            looking.stop()
 
     def _numbers(self, arrays: Mapping[Any, Array]) -> Mapping[int, Array]:
         if self._codec is None or not _are_words(arrays):
