@@ -297,6 +297,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 0, 1, "a copy is filled while more rows change than its log takes"),
     ("cluster", 3, 5, "what is done to a shard that stops meanwhile is answered later"),
     ("cluster", 25, 21, "a trainer that waits for others sends to copies meanwhile"),
+    ("shards", 5, 8, "shards stay a round apart where one of them has a copy"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

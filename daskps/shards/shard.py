@@ -305,7 +305,8 @@ class Shard:
         verdict = ""
         try:
             if open_round is not None and changes(step):
-                may = {"may_apply": self._may_apply, "takes_ticks": state.takes_ticks}
+                takes = state.takes_ticks and not self._holds_last(open_round)
+                may = {"may_apply": self._may_apply, "takes_ticks": takes}
                 verdict = open_round.take_step(step, **may)
             elif open_round is not None and step.floor:
                 open_round.check_has(step)
@@ -323,6 +324,15 @@ class Shard:
         ticket.applied = True
         ticket.version = ticket.version or self.segment.current.version
         return self.parked.settle([ticket])
+
+    def _holds_last(self, open_round: Round) -> bool:
+        """Whether the tick that completes the open round waits until that is applied.
+
+        Once all trainers heard that a round is complete, others could be two ahead of a
+        copy that lacks it, and no fence could take these back.
+        """
+        has_copy = self.last_flip is not None
+        return has_copy and not self._may_apply and open_round.lacks_one
 
     def _wake(self) -> list[Ticket]:
         """Advance parked tickets as long as that publishes something new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from daskps.cluster.caller import remote, uncommitted
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.routes import Request
 from daskps.errors import ContributionLostError
+from daskps.shards.cut_requests import begin_cut, end_cut
 from daskps.shards.steps import GRADIENT, NOTHING
 from tests import inprocess
 from tests.cluster.test_copies import questions_held, shards_at
@@ -349,3 +351,55 @@ def test_a_run_that_fails_then_leaves_complete_rounds(four):
         assert list(store.versions) == [AT, AT]
         daskps.run(store, pushes, [0, 1, 2], workers=servers[2:])
         assert store.version == AT + ROUNDS
+
+
+def ones(trainer: Any, part: Any) -> None:
+    for k in range(ROUNDS):
+        wait(trainer, k)
+        trainer.push({"w": np.ones(6)})
+        act(trainer, k)
+
+
+def under(hosted: Any, function: Callable[[Any], Any]) -> None:
+    hosted.enqueue(function)
+    hosted.serve()
+
+
+def test_shards_are_a_round_apart_at_most_where_a_cut_has_held_one(four):
+    """Else one has two rounds more than a copy that takes over as the run is fenced."""
+    first, second, *others = sorted(four.scheduler.workers)
+    NOW.done.clear()
+    params = {"w": np.zeros(6)}
+    how: Any = {"shards": 2, "copies": 2, "optimizer": optim.SGD(1.0)}
+    with daskps.create(params, servers=[first, second], **how) as store:
+        until(partial(has_all, four, store))
+        (x,), (y,) = (shards_at(four, owner) for owner in store.placement)
+
+        def hold() -> None:
+            for hosted in (y, x):
+                under(hosted, lambda shard: begin_cut(shard, "c", 0))
+
+        def have_met() -> bool:
+            rounds = [hosted.shard.segment.current.version for hosted in (x, y)]
+            waits = all(hosted.shard.round.lacks_one for hosted in (x, y))
+            is_ahead = rounds == [AT + 1, AT + 2]
+            return y.behind == 0 and (is_ahead or (waits and rounds == [AT + 1] * 2))
+
+        NOW.act = hold
+        run = partial(daskps.run, store, ones, [0, 1, 2], workers=others)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run)
+            until(lambda: len(x.shard.waiting) == len(y.shard.waiting) == 3)
+            held = questions_held(four, store.placement[0])
+            for hosted in (y, x):
+                under(hosted, lambda shard: end_cut(shard, "c"))
+            until(have_met)
+            (fenced,) = four.directory.runs.open.values()
+            error = daskps.RunCancelledError("it is over")
+            four.loop.add_callback(four.directory.runs.fence, fenced, error)
+            until(lambda: y.shard.run_state.is_held)
+            end_owner(four, store)
+            held.go_on(OSError("nobody is there"))
+            with pytest.raises(daskps.RunCancelledError):
+                running.result()
+        assert len({*store.pull()["w"].tolist()}) == 1

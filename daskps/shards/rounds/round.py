@@ -520,6 +520,11 @@ class Round:
         table = self.find_table()
         return table.words[words.N_IN] == self.size and table.words[words.N_TICKED] > 0
 
+    @property
+    def lacks_one(self) -> bool:
+        """Whether all ranks but one are in."""
+        return self.find_table().words[words.N_IN] == self.size - 1
+
     def apply_complete(self) -> None:
         """Apply the open round if it was complete before it could be applied."""
         if not self.is_complete:
