@@ -298,6 +298,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 3, 5, "what is done to a shard that stops meanwhile is answered later"),
     ("cluster", 25, 21, "a trainer that waits for others sends to copies meanwhile"),
     ("shards", 5, 8, "shards stay a round apart where one of them has a copy"),
+    ("cluster", 15, 10, "a trainer that was started again may have to be once more"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

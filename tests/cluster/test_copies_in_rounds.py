@@ -17,6 +17,7 @@ from daskps import optim
 from daskps.cluster.caller import remote, uncommitted
 from daskps.cluster.caller.client import ShardClient
 from daskps.cluster.caller.routes import Request
+from daskps.cluster.caller.session import Session
 from daskps.errors import ContributionLostError
 from daskps.shards.cut_requests import begin_cut, end_cut
 from daskps.shards.steps import GRADIENT, NOTHING
@@ -273,6 +274,29 @@ def test_a_trainer_that_waits_elsewhere_sends_again(four, meets, monkeypatch):
     expected = trained(four, one_meets_first, lambda store: None, **how)
     found = trained(four, one_meets_first, partial(end_owner, four), **how)
     assert found == expected
+    assert promoted(four) == 1
+
+
+def test_a_trainer_that_was_started_again_makes_a_step_once_more(four, monkeypatch):
+    """Its step was in when it began, and went with an owner after that."""
+    deliver = Session.deliver
+
+    def succeed(session: Any, *args: Any, **kwargs: Any) -> Any:
+        """Be the next trainer of a rank, once, which has nothing of the last step."""
+        found = deliver(session, *args, **kwargs)
+        if (session.rank, session.clock, NOW.done.is_set()) == (0, AT + 1, False):
+            about = {"run": session.run, "rank": 0, "worker": session.link.node.address}
+            tell = session.link.directory("register", **about, wait_seconds=60.0)
+            told = session.link.run(lambda: tell)
+            session.resume(told["attempt"], told["goes_on"])
+            assert session.clock == AT + 1
+            monkeypatch.setattr(session, "_last", None)
+        return found
+
+    monkeypatch.setattr(Session, "deliver", succeed)
+    expected = trained(four, pushes, lambda store: None, resumable=True)
+    end = partial(end_owner, four)
+    assert trained(four, pushes, end, resumable=True) == expected
     assert promoted(four) == 1
 
 

@@ -31,7 +31,11 @@ from daskps.cluster.runs.parts import DataPart, check_there, is_fence, sent
 from daskps.cluster.runs.portable import sends_errors
 from daskps.cluster.upstream import check_travels, loads, secede
 from daskps.consistency import BSP, measures_delay
-from daskps.errors import NotEnoughWorkersError, RunCancelledError
+from daskps.errors import (
+    ContributionLostError,
+    NotEnoughWorkersError,
+    RunCancelledError,
+)
 from daskps.usercode import user_code
 
 if TYPE_CHECKING:
@@ -115,6 +119,7 @@ class Trainers:
                 "bsp": isinstance(self.spec.policy, BSP),
                 "measures_delay": measures_delay(self.spec.policy),
                 "watched": self.spec.watched,
+                "restartable": self.spec.restartable,
                 "read_codec": read_codec.name if read_codec else "",
             },
             config.load().register_timeout_seconds,
@@ -229,8 +234,9 @@ def run_trainer(
     body : bytes
         Pickled function of a session and a part of the data.
     place : dict
-        uid of the store, run, rank, size, whether it is a BSP run,
-        whether somebody watches how far it is, and the codec of what it pulls.
+        uid of the store, run, rank, size, whether it is a BSP run, whether
+        somebody watches how far it is, whether trainers may start again, and the codec
+        of what it pulls.
     wait_seconds : float
         How long to wait for the other trainers to register.
     part : object
@@ -245,13 +251,16 @@ def run_trainer(
     link = task_link()
     session: Session | None = None
     try:
-        session = _join(link, place, wait_seconds)
-        # Code that takes data from the part may be the user's too.
-        with telling(session, watched=place["watched"]), user_code("the trainer"):
-            result = loads(body)(session, part)
-            if not link.node.address.startswith("inproc://"):
-                check_travels(result, f"what trainer {place['rank']} returned")
-        session.finish()
+        for left in reversed(range(_MOST_RESTARTS if place["restartable"] else 1)):
+            session = _join(link, place, wait_seconds)
+            try:
+                result = _result(session, body, place, part)
+                break
+            except ContributionLostError:
+                # A copy lacks a step of the one before it: the next one makes it again.
+                if not left:
+                    raise
+                session.close()
     except RunCancelledError:
         raise
     except BaseException as error:
@@ -266,6 +275,17 @@ def run_trainer(
     finally:
         if session is not None:
             session.close()
+    return result
+
+
+def _result(session: Session, body: bytes, place: dict[str, Any], part: Any) -> Any:
+    """Be a trainer to its end; return what the body returns."""
+    # Code that takes data from the part may be the user's too.
+    with telling(session, watched=place["watched"]), user_code("the trainer"):
+        result = loads(body)(session, part)
+        if not session.link.node.address.startswith("inproc://"):
+            check_travels(result, f"what trainer {place['rank']} returned")
+    session.finish()
     return result
 
 
