@@ -22,7 +22,8 @@ from daskps.errors import ContributionLostError
 from daskps.shards.cut_requests import begin_cut, end_cut
 from daskps.shards.steps import GRADIENT, NOTHING
 from tests import inprocess
-from tests.cluster.test_copies import questions_held, shards_at
+from tests.cluster.test_copies import fall_silent, questions_held, shards_at
+from tests.cluster.test_drain import Held
 from tests.inprocess import Cluster
 from tests.support import until
 
@@ -349,6 +350,45 @@ def test_a_copy_hears_which_trainers_have_ended(four):
     how = {"parts": [AT, 6, 6]}
     expected = trained(four, ends_with_an_owner, lambda store: None, **how)
     found = trained(four, ends_with_an_owner, partial(end_after_a_trainer, four), **how)
+    assert found == expected
+    assert promoted(four) == 1
+
+
+def ends_meanwhile(trainer: Any, n: int) -> None:
+    for k in range(trainer.clock, n):
+        g = grads(trainer, k)
+        if k == AT:
+            assert NOW.done.wait(60)
+        trainer.push(g)
+    if not trainer.rank:
+        NOW.act()
+
+
+def end_in_between(cluster: Cluster, store: Any) -> None:
+    """Have a copy take over; its owner, which knows nothing of it, hears that one ends."""
+    owner, entry = store.placement[0], cluster.directory.stores[store.uid]
+    (run,) = (r for r in cluster.directory.runs.open.values() if r.entry is entry)
+    copy = entry.copies[0].worker
+    own, stop = Held(cluster, copy, "move_own"), Held(cluster, owner, "move_deposed")
+    silent = fall_silent(cluster, store, owner)
+    assert own.reached.wait(60)
+
+    def go_on() -> None:
+        until(lambda: 0 in run.finished)
+        own.go_on()
+        until(lambda: entry.owners[0] == copy)
+        stop.go_on()
+        silent.go_on()
+        NOW.done.set()
+
+    threading.Thread(target=go_on).start()
+
+
+def test_a_copy_hears_which_trainers_end_as_it_takes_over(four):
+    """Its owner is cut from the scheduler and from the copy, and not from a trainer."""
+    how = {"parts": [AT, ROUNDS, ROUNDS]}
+    expected = trained(four, ends_meanwhile, lambda store: NOW.done.set(), **how)
+    found = trained(four, ends_meanwhile, partial(end_in_between, four), **how)
     assert found == expected
     assert promoted(four) == 1
 

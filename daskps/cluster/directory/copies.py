@@ -491,6 +491,7 @@ class SecondCopies:
             self._drop(entry, shard, copy)
             return
         self._moves.install(entry, copy.worker, [row])
+        self._hosts.spawn(self._moves.runs.tell_ended(entry, shard))
         self.depose(entry, shard, worker, move=copy.move)
         about = {"shards": [shard], "worker": worker, "by": copy.worker}
         self._hosts.tell("shards-promoted", entry, **about)

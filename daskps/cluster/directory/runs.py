@@ -429,6 +429,19 @@ class Runs:
         """Return the same, and the codecs of all runs, for the next owner of a shard."""
         return {"rounds": self.rounds_of(entry), "codecs": self.codecs_of(entry)}
 
+    async def tell_ended(self, entry: StoreEntry, shard: int) -> None:
+        """Tell the next owner of a shard which trainers have ended.
+
+        Of some the former one alone may have heard, while this one took over.
+        """
+        of = self._hosts, entry.owners[shard]
+        for run in self._of(entry):
+            about: Any = {"store": entry.uid, "run": run.id, "holds": [shard]}
+            for rank in sorted(run.finishing):
+                await insist(*of, "finish", _AGAIN_SECONDS, **about, rank=rank)
+            n_ranks = len(run.finished)
+            await insist(*of, "heard", _AGAIN_SECONDS, **about, n_ranks=n_ranks)
+
     def codecs_of(self, entry: StoreEntry) -> list[tuple[str, bytes]]:
         """Return how gradients travel in the runs of a store, for an adopter."""
         return [run.codec for run in self._of(entry) if run.codec[0]]
