@@ -10,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent import futures
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -604,6 +605,41 @@ def test_a_silent_owner_does_not_go_on_alone_while_its_copy_takes_over(three):
     thread.join()
     assert (found, store.placement) == ([1], (other,))
     assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+APPLYING, MAY_APPLY = threading.Event(), threading.Event()
+
+
+def add_one(block: Any, name: str) -> Any:
+    if block[0] == 1:
+        APPLYING.set()
+        assert MAY_APPLY.wait(60)
+    return block + 1
+
+
+def test_an_answer_on_two_shards_waits_for_one_that_has_left(three):
+    """Its copy has taken over without it while the other one was at work."""
+    w = np.repeat([0.0, 1.0], 3)
+    APPLYING.clear()
+    MAY_APPLY.clear()
+    [first, *_] = three.scheduler.workers
+    store = daskps.create({"w": w}, shards=2, copies=2, servers=[first])
+    entry = three.directory.stores[store.uid]
+    held = Held(three, first, "copy_next")
+    for hosted in shards_at(three, first):
+        hosted.send_on()
+    until(lambda: held.n == 2)
+    with futures.ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(store.apply, add_one)
+        assert APPLYING.wait(60)
+        about = entry, [0], LeftBy(first, "is silent"), print
+        three.loop.add_callback(three.directory.copies.promote, *about)
+        until(lambda: entry.owners[0] != first)
+        until(lambda: len(shards_at(three, first)) == 1)
+        MAY_APPLY.set()
+        held.go_on()
+        assert applied.result() == 1
+    assert store.pull()["w"].tolist() == (w + 1).tolist()
 
 
 @pytest.mark.parametrize("asked", ["the copy", "the owner", "the copy, which does"])

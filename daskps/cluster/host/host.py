@@ -63,8 +63,9 @@ T = TypeVar("T")
 _meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
-#: Messages that are answered before a copy has what they change: it waits for them.
-_AT_ONCE = "move_", "copy_on", "copy_next", "copy_follow", "adopt", "end_run"
+#: Messages answered before a copy has what they change: it waits for them, or has gone.
+_AT_ONCE = "move_", "copy_on", "copy_next", "copy_follow", "adopt", "end_run", "let_go"
+_AT_ONCE += "relay_end", "drop"
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
@@ -370,12 +371,13 @@ class ShardHost(ReachableShards):
         for shard in (meant := holds if isinstance(holds, (list, tuple)) else ()):
             if type(shard) is int and (store, shard) not in self.shards:
                 return refusal(self._not_here(store, shard))
+        mine = [h for k, h in self.shards.items() if k[0] == store]  # one may leave
         token = _meant.set(None if holds is None else meant)
         try:
             reply = await self._handlers.serve(str(method), kwargs, lambda _: self)
             if not str(method).startswith(_AT_ONCE):
-                mine = [h for k, h in self.shards.items() if k[0] == store]
-                await all_backed(mine, self.run_for)
+                mine += [h for k, h in self.shards.items() if k[0] == store]
+                await all_backed(dict.fromkeys(mine), self.run_for)
             return reply
         except StaleGenerationError as error:
             return refusal(error)
