@@ -205,7 +205,8 @@ class Owned(Handle):
             meta = shards.meta
             chosen = [meta.layout[name].index for name in chosen_names(meta, names)]
             applied = owner_steps.Applied(pickled, chosen, finite)
-            return await owner_steps.apply(shards, source, applied, deadline)
+            how: Any = {"deadline": deadline, "renew": self._renewed}
+            return await owner_steps.apply(shards, source, applied, **how)
 
         return self._with_shards(work, timeout, "an apply")
 
@@ -284,7 +285,8 @@ class Owned(Handle):
                     f"make smaller steps"
                 )
             scaled = Scaled(by, None if names is None else _indices(meta, names))
-            return await scale_lr(shards, source, scaled, deadline=deadline)
+            how: Any = {"deadline": deadline, "renew": self._renewed}
+            return await scale_lr(shards, source, scaled, **how)
 
         return self._with_shards(work, timeout, "a scaling of learning rates")
 

@@ -7,7 +7,9 @@ import os
 import pickle
 import signal
 import threading
+from asyncio import Event
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from functools import partial
 from typing import Any
 
@@ -185,6 +187,38 @@ def test_a_push_whose_answer_is_lost_counts_once(apart, on_loop):
         pushing.join()
         assert store["w"].pull().tolist() == [-2.0] * 6
         assert store.versions == (2,) * 5
+
+
+@pytest.mark.parametrize("name", ["apply", "scale_lr"])
+def test_what_owners_do_counts_once_though_its_answer_is_lost(apart, name):
+    rule = optim.SGD(1.0)
+    with daskps.create({"w": np.zeros(6)}, optimizer=rule, shards=2) as store:
+        owner = store.placement[1]
+        handlers = apart.doors[owner].handlers
+        control, done, free = handlers["daskps_control"], threading.Event(), Event()
+
+        async def late(**message: Any) -> Any:
+            found = await control(**message)
+            if message["method"] == name:
+                done.set()
+                await free.wait()
+            return found
+
+        handlers["daskps_control"] = late
+        act: Any = store.scale_lr if name == "scale_lr" else store.apply
+        of: Any = 0.5 if name == "scale_lr" else lambda block, _: block + 1
+        with futures.ThreadPoolExecutor(1) as pool:
+            acting = pool.submit(act, of)
+            assert done.wait(60)
+            handlers["daskps_control"] = control
+            until(lambda: store.versions == (1, 1))
+            store.reshard(3)
+            assert acting.result() == 1
+        apart.loop.add_callback(free.set)
+        store.push({"w": np.ones(6)})
+        found = -0.5 if name == "scale_lr" else 0.0
+        assert store.pull()["w"].tolist() == [found] * 6
+        assert store.versions == (2, 2, 2)
 
 
 def test_reads_wait_for_the_new_layout(apart):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,7 +12,12 @@ from daskps.cluster.caller.questions import applied_by
 from daskps.cluster.caller.routes import route_of, runs_of
 from daskps.cluster.protocol.packing import pack_array, unpack_array, unpack_error
 from daskps.cluster.upstream import dumps
-from daskps.errors import ContributionLostError, DaskPSError, LayoutError
+from daskps.errors import (
+    ContributionLostError,
+    DaskPSError,
+    LayoutError,
+    StaleGenerationError,
+)
 from daskps.layout.arrays import compute_dtype
 from daskps.version import Version
 
@@ -23,8 +28,13 @@ if TYPE_CHECKING:
     from daskps.cluster.caller.producer import Producer
     from daskps.cluster.caller.shard_map import StoreMap
     from daskps.cluster.protocol.deadline import Deadline
+    from daskps.layout.arrays import Layout
     from daskps.typing import Array
 
+#: Returns what routes calls once the store was resharded, or raises its error.
+_Renew: TypeAlias = (
+    "Callable[[DaskPSError, ShardClient, Deadline], Awaitable[ShardClient]]"
+)
 #: One contribution's rows for one host: shard, position of the piece, data.
 _PartRows = list[tuple[int, int, Any]]
 
@@ -41,7 +51,12 @@ class Applied(NamedTuple):
 
 
 async def apply(
-    shards: ShardClient, source: Producer, applied: Applied, deadline: Deadline
+    shards: ShardClient,
+    source: Producer,
+    applied: Applied,
+    *,
+    deadline: Deadline,
+    renew: _Renew,
 ) -> Version:
     """Have all shards that have any of some parameters put these through a function.
 
@@ -55,6 +70,8 @@ async def apply(
         The function and its parameters.
     deadline : Deadline
         Its end.
+    renew : callable
+        Returns what routes calls once the store was resharded, or raises its error.
 
     Returns
     -------
@@ -66,10 +83,12 @@ async def apply(
     PushRejectedError, ConsistencyError
         With the numbers of the shards that have applied it.
     """
-    layout = shards.meta.layout
-    pieces = [piece for i in applied.parameters for piece in layout.pieces_of[i]]
-    what = "apply", {"applied": tuple(applied)}, {piece.shard for piece in pieces}
-    return await _take_each(shards, source, what, deadline)
+
+    def wanted(layout: Layout) -> set[int]:
+        return {p.shard for i in applied.parameters for p in layout.pieces_of[i]}
+
+    what = "apply", {"applied": tuple(applied)}, wanted
+    return await _take_each(shards, source, what, deadline, renew=renew)
 
 
 class Scaled(NamedTuple):
@@ -87,6 +106,7 @@ async def scale_lr(
     *,
     deadline: Deadline,
     run: int = 0,
+    renew: _Renew | None = None,
 ) -> Version:
     """Have all shards that have any of some parameters multiply their rates, each once.
 
@@ -102,6 +122,8 @@ async def scale_lr(
         Its end.
     run : int, default 0
         The run in rounds whose trainers wait for it.
+    renew : callable, optional
+        As of :func:`apply`.
 
     Returns
     -------
@@ -113,13 +135,16 @@ async def scale_lr(
     PushRejectedError, ConsistencyError
         With the numbers of the shards that have done it.
     """
-    layout, indices = shards.meta.layout, scaled.indices
-    wanted, n = set(range(layout.n_shards)), len(layout.parameters)
-    # Each shard has a piece of each table.
-    if indices is not None and all(i < n for i in indices):
-        wanted = {piece.shard for i in indices for piece in layout.pieces_of[i]}
+    indices = scaled.indices
+
+    def wanted(layout: Layout) -> set[int]:
+        # Each shard has a piece of each table.
+        if indices is None or max(indices, default=0) >= len(layout.parameters):
+            return set(range(layout.n_shards))
+        return {piece.shard for i in indices for piece in layout.pieces_of[i]}
+
     what = "scale_lr", {"scaled": tuple(scaled), "run": run}, wanted
-    return await _take_each(shards, source, what, deadline)
+    return await _take_each(shards, source, what, deadline, renew=renew)
 
 
 async def lr_factors(shards: ShardClient, deadline: Deadline) -> dict[int, float]:
@@ -204,7 +229,7 @@ async def aggregate_into(
         return {"token": token}
 
     pieces = [p for of in contributions for i in of for p in meta.layout.pieces_of[i]]
-    what: Any = "take_aggregate", {}, {piece.shard for piece in pieces}
+    what: Any = "take_aggregate", {}, lambda _: {piece.shard for piece in pieces}
     try:
         return await _take_each(shards, source, what, deadline, before=reduces)
     finally:
@@ -232,10 +257,11 @@ def _by_host(
 async def _take_each(
     shards: ShardClient,
     source: Producer,
-    what: tuple[str, Mapping[str, Any], Set[int]],
+    what: tuple[str, Mapping[str, Any], Callable[[Layout], Set[int]]],
     deadline: Deadline,
     *,
     before: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+    renew: _Renew | None = None,
 ) -> Version:
     """Have shards do something once, under one number, wherever they move to.
 
@@ -245,13 +271,16 @@ async def _take_each(
         The store.
     source : Producer
         The producer of the step.
-    what : (str, mapping, set of int)
-        The message to the hosts, its arguments for all of them, and the shards.
+    what : (str, mapping, callable)
+        The message to the hosts, its arguments for all of them, and what returns the
+        shards of a layout.
     deadline : Deadline
         Its end.
     before : callable, optional
         Prepares the step and returns more arguments of the message; called again where
         a host has lost its part.
+    renew : callable, optional
+        As of :func:`apply`: other shards know the number, too.
 
     Returns
     -------
@@ -264,16 +293,17 @@ async def _take_each(
         The error of the first shard that has not done it, with the numbers of those
         that have.
     """
-    method, more, wanted = what[0], what[1], sorted(what[2])
-    if not wanted:
+    method, more, shards_in = what
+    if not (wanted := sorted(shards_in(shards.meta.layout))):
         return Version.of([])
-    touched = None if len(wanted) == shards.meta.layout.n_shards else runs_of(wanted)
     async with source.turn_async(deadline, shards.acknowledge, wanted) as turn:
         if not source.id:
             await source.identify(shards.link)
-        of = shards.with_generation
-        about = {**more, "touched": touched, "identity": (source.id, *turn)}
+        about = {**more, "identity": (source.id, *turn)}
         while True:
+            of = shards.with_generation
+            is_all = len(wanted) == shards.meta.layout.n_shards
+            about["touched"] = None if is_all else runs_of(wanted)
             try:
                 if before is not None:
                     about |= await before()
@@ -282,6 +312,11 @@ async def _take_each(
             except ContributionLostError:
                 # Shards that have taken the step know its number.
                 deadline.left()
+            except StaleGenerationError as error:
+                if renew is None:
+                    raise
+                shards = await renew(error, shards, deadline)
+                wanted = sorted(shards_in(shards.meta.layout))
         if failed := [(shard, packed) for shard, _, packed in rows if packed]:
             have = sorted(shard for shard, _, packed in rows if not packed)
             raise _told(unpack_error(min(failed)[1]), have, shards.meta.name)
