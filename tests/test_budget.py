@@ -301,6 +301,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 15, 10, "a trainer that was started again may have to be once more"),
     ("cluster", 9, 10, "a copy hears which trainers end as it takes over"),
     ("cluster", 22, 8, "what owners do counts once where the store is resharded"),
+    ("cluster", 2, 2, "a cut begins again where an owner goes that has copied"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -607,6 +607,29 @@ def test_a_silent_owner_does_not_go_on_alone_while_its_copy_takes_over(three):
     assert store.pull()["w"].tolist() == [1.0] * 6
 
 
+def test_a_save_goes_on_where_an_owner_dies_that_has_copied(three, tmp_path):
+    """The cut begins again while another owner is at it."""
+    store = daskps.create({"w": np.zeros(6)}, shards=2, copies=2)
+    store.add({"w": np.ones(6)})
+    first, second = store.placement
+    at_first, at_second = (Held(three, w, "copy_cut", 1) for w in (first, second))
+    copied = threading.Event()
+    at_first.after = copied.set
+    with futures.ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(store.save, tmp_path)
+        assert at_first.reached.wait(60)
+        assert at_second.reached.wait(60)
+        at_first.go_on(does_it=True)
+        assert copied.wait(60)
+        three.end(first)
+        entry = three.directory.stores[store.uid]
+        until(lambda: first not in entry.owners)
+        at_second.go_on()
+        assert saved.result().version == 1
+    with daskps.restore(tmp_path) as again:
+        assert again.pull()["w"].tolist() == [1.0] * 6
+
+
 APPLYING, MAY_APPLY = threading.Event(), threading.Event()
 
 

@@ -258,6 +258,7 @@ class Cuts:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _attempt(self, cut: _OpenCut, hold: float) -> list[tuple[int, ...]]:
+        entry, at = cut.entry, cut.entry.owners
         about = {"index": cut.index, "attempt": cut.attempt}
         lease = {"lease_seconds": hold + _LEASE_SECONDS}
         rows = await self._everywhere(cut, "begin_cut", **about, **lease)
@@ -279,8 +280,9 @@ class Cuts:
         finally:
             copying.cancel()
         found = sorted(tuple(row) for of in copying.result() for row in of)
-        if [i for i, *_ in found] != cut.shards:
-            # Other hosts were asked to copy than had begun: a worker left in between.
+        is_all = [i for i, *_ in found] == cut.shards and entry.owners == at
+        if not is_all or entry.without_owner & {*cut.shards}:
+            # Others were asked to copy than had begun, or one has gone with its copies.
             raise StaleGenerationError("some shards of the cut have left their hosts")
         return found
 
