@@ -302,6 +302,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 9, 10, "a copy hears which trainers end as it takes over"),
     ("cluster", 22, 8, "what owners do counts once where the store is resharded"),
     ("cluster", 2, 2, "a cut begins again where an owner goes that has copied"),
+    ("cluster", 2, 2, "nobody looks for changes in what was handed over"),
+    ("shards", 1, 3, "a shard says whether its memory has another owner"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -288,6 +288,11 @@ class Shard:
         self._apply_complete()
         return self._wake()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether its memory has no other owner since this object was made of it."""
+        return self._header[GENERATION] == self.generation
+
     def resume(self, generation: int) -> None:
         """Go on after :meth:`abandon`, as another incarnation; nobody else has begun."""
         self._abandoned, self.last_flip = None, None

@@ -123,6 +123,20 @@ def test_a_shard_that_has_forgotten_has_all_told_anew():
         assert few.pull_changed(found.since).ids.tolist() == []
 
 
+def test_nobody_looks_at_a_shard_that_was_handed_over():
+    """As a process that has its memory mapped: its owner has yet to free that."""
+    with cluster() as made, daskps.create({"t": TableSpec(4, 1)}, shards=1) as store:
+        state = store["t"].pull_changed().since
+        shards = shards_of(store)
+        [hosted] = [h for host in made.hosts for h in host.shards.values()]
+        [table] = shards.meta.layout.tables
+        asked = asking.Question(table, {0: state.versions[0]}, 0)
+        assert asking.look(shards, asked) is not None
+        hosted.enqueue(lambda _: hosted.hand_over(2))
+        hosted.serve()
+        assert asking.look(shards, asked) is None
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_rows_that_time_or_others_take_away_are_told(looks, monkeypatch):
     """Nobody has named them in the pushes that made them go."""

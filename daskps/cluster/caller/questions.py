@@ -72,6 +72,9 @@ def look(shards: ShardClient, question: Question) -> dict[int, Changed] | None:
                 break
         else:
             return None
+        # Of one that was handed over nothing is new, whatever its next owner does.
+        if not local[1].shard.is_current:
+            return None
         found[shard] = one
         servings.add(id(local[0]))
     shards.counters.local_calls += len(servings)
