@@ -327,7 +327,7 @@ def _expire(record: Record, producer: int) -> None:
 
 def _refuse_expired(record: Record, producer: int) -> None:
     n = int(record.fixed[N_EXPIRED])
-    forgotten = n > MAX_PRODUCERS and producer <= record.fixed[FORGOTTEN]
+    forgotten = 0 < producer <= record.fixed[FORGOTTEN]
     if forgotten or (record.expired[:n] == producer).any():
         raise ProducerExpiredError(
             f"producer {producer} was closed and lost its place among the "

@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "forgotten-producers-come-back",
         "daskps.shards.producers:_refuse_expired",
-        "forgotten = n > MAX_PRODUCERS and producer <= record.fixed[FORGOTTEN]",
+        "forgotten = 0 < producer <= record.fixed[FORGOTTEN]",
         "forgotten = False",
         (
             "tests/shards/test_producers.py"

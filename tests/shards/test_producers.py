@@ -257,6 +257,20 @@ def test_of_what_was_given_up_other_shards_cannot_tell():
     assert took(found, 1, 2 * WINDOW + 31)
 
 
+def test_those_that_nobody_remembers_any_more_are_refused_by_other_shards():
+    """Each number that has pushed, also where the shard had no place left for it."""
+    found = record()
+    for producer in range(1, 2 * MAX_PRODUCERS + 3):
+        assert took(found, producer, 0)
+        row = producers.find_row(found, producer)
+        assert row is not None
+        row[CLOSED] = producer
+    for shard in (found, cut_anew(found), cut_anew(cut_anew(found))):
+        for gone in (1, 2, 3, MAX_PRODUCERS):
+            with pytest.raises(ProducerExpiredError):
+                took(shard, gone, 0)
+
+
 def test_those_that_were_closed_make_room_in_other_shards():
     one, other = record(), record()
     for producer in range(1, MAX_PRODUCERS + 1):
