@@ -304,6 +304,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a cut begins again where an owner goes that has copied"),
     ("cluster", 2, 2, "nobody looks for changes in what was handed over"),
     ("shards", 1, 3, "a shard says whether its memory has another owner"),
+    ("cluster", 2, 2, "a shard is there though its file cannot be opened now"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

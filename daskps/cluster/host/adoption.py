@@ -11,7 +11,7 @@ directory still looks for shards of workers that have died.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
 import math
 from functools import partial
@@ -129,9 +129,14 @@ def _look(members: Membership, where: str, address: BlockAddress) -> tuple[Sight
     """Return the state of a shard's memory here, and the process that keeps it."""
     for _ in range(_FIND_TRIES):
         # A worker that adopts the shard just now renames the block.
-        with contextlib.suppress(CarrierClosed, FileNotFoundError):
+        try:
             block = members.attach(members.find(address))
             break
+        except (CarrierClosed, FileNotFoundError) as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno != errno.ENOENT:
+                # It is there, but this process can open no more files, say.
+                return Sight.FOUND, str(error)
     else:
         return Sight.ABSENT, f"worker {where} finds no memory of it"
     if members.lives(owner := owner_of(block.name)):

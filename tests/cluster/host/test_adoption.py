@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,25 @@ def test_a_shard_of_an_owner_that_lives_is_left_alone(
     assert "lives" in found["why"]
     assert gate_of(hosted.shard.segment) == OPEN
     hosted.close()
+
+
+def test_a_shard_is_there_though_no_more_files_can_be_opened(
+    heir: Any, left: HostedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a worker with a thousand shards: somebody else may adopt it, or it later."""
+    [row] = rows(left)
+    name, path = f"{DEAD:016x}-{8:016x}", Path(heir.members("a").path)
+    # This process has the other file open already.
+    shutil.copy(path / row[1], path / name)
+    monkeypatch.setattr("daskps.cluster.machine.blocks.SPARED_DESCRIPTORS", 2**40)
+    adopter = _Adopter(heir.members("a"), "tcp://heir", ABOUT, None)
+    assert adopter.take_all(heir, "s", [(0, name, *row[2:])]) == []
+    [found] = adopter.found
+    assert found["sight"] == "found"
+    assert "Too many open files" in found["why"]
+    asked: Any = {"cluster": "a", "rows": [(0, name, *row[2:4])]}
+    [seen] = asyncio.run(adoption.look(heir, **asked))
+    assert (seen["sight"], seen["why"]) == ("found", found["why"])
 
 
 def test_who_closes_meanwhile_lets_go_of_what_it_has_taken(
