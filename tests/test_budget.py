@@ -305,6 +305,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "nobody looks for changes in what was handed over"),
     ("shards", 1, 3, "a shard says whether its memory has another owner"),
     ("cluster", 2, 2, "a shard is there though its file cannot be opened now"),
+    ("cluster", 2, 0, "of containers only those with the memory look for it"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
+from daskps.cluster.directory.machines import near_to
 from daskps.cluster.directory.placement import held_bytes
 from daskps.cluster.protocol.reports import Sight
 from daskps.errors import LayoutError
@@ -130,7 +130,6 @@ class Candidates:
     ) -> None:
         self._scheduler, self._stores = scheduler, stores
         self._entry, self._left_by = entry, worker
-        self._machine = get_address_host(worker)
         self._asked = {row[0]: _Poll(entry.sizes[row[0]]) for row in entry.segments}
 
     def _workers(self) -> tuple[dict[str, None], list[str]]:
@@ -141,7 +140,8 @@ class Candidates:
         known = self._scheduler.workers
         both = Status.running, Status.paused
         found = [w for status in both for w in known if known[w].status == status]
-        local = dict.fromkeys(w for w in found if get_address_host(w) == self._machine)
+        near = near_to(self._scheduler, self._entry, self._left_by)
+        local = dict.fromkeys(w for w in found if w in near)
         return local, [w for w in found if w not in local]
 
     # -- questions -----------------------------------------------------------

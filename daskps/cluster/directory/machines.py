@@ -171,19 +171,20 @@ def _machines(entry: StoreEntry) -> set[str]:
     return set(map(get_address_host, {entry.owners[row[0]] for row in entry.segments}))
 
 
-def has_near(scheduler: Scheduler, entry: StoreEntry, worker: str) -> bool:
-    """Return whether a worker serves that seems to have the memory of an owner.
+def near_to(scheduler: Scheduler, entry: StoreEntry, worker: str) -> set[str]:
+    """Return the workers that serve and seem to have the memory of an owner.
 
-    One of its address, unless that is of containers with another memory each.
+    Those of its address, unless that is of containers with another memory each; it may
+    be one of them.
     """
     machine, memory = get_address_host(worker), entry.memories.get(worker)
+    found = set()
     for other, state in scheduler.workers.items():
-        serves = other != worker and state.status in SERVING
-        if serves and get_address_host(other) == machine:
+        if state.status in SERVING and get_address_host(other) == machine:
             of = memory_of(scheduler, other)
             if not (of and memory) or of == memory:
-                return True
-    return False
+                found.add(other)
+    return found
 
 
 def memory_of(scheduler: Scheduler, worker: str) -> str:

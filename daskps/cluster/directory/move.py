@@ -27,7 +27,7 @@ from distributed.core import Status
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
 from daskps.cluster.directory.entry import LeftBy
-from daskps.cluster.directory.machines import has_near, memory_of
+from daskps.cluster.directory.machines import memory_of, near_to
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -191,7 +191,9 @@ class ShardMoves:
     ) -> list[int]:
         """Make second copies owners where a machine serves no more; return the rest."""
         running = entry.ready and self.scheduler.status == Status.running
-        if not running or has_near(self.scheduler, entry, left_by.worker):
+        if not running or near_to(self.scheduler, entry, left_by.worker) - {
+            left_by.worker
+        }:
             return shards
         return self.standby.promote(entry, shards, left_by, self._look_for)
 

@@ -15,6 +15,7 @@ from distributed.core import Status
 from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.entry import Copy, LeftBy, StoreEntry
 from daskps.cluster.directory.move import END_SECONDS, ShardMoves
+from daskps.cluster.protocol.reports import MEMORY_METRIC
 from daskps.errors import ConsistencyError, ProtocolError, ShardLostError
 from tests import virtual
 
@@ -248,6 +249,26 @@ def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
     assert what == "lost"
     assert 3.0 <= at <= 4.5
     assert more["reason"] == "died; nobody could adopt it: no file there"
+
+
+def test_who_has_another_memory_does_not_say_that_a_shard_is_lost() -> None:
+    """As containers of one address: a worker starts again in that of the shard."""
+    cluster = Cluster(ONE)
+    cluster.entry.memories[DEAD] = "1:1"
+    cluster.workers[ONE].metrics = {MEMORY_METRIC: "2:2"}
+    cluster.answers = {(ONE, "adopt"): said("absent", "no file"), (TWO, "adopt"): TAKEN}
+
+    async def watch() -> None:
+        cluster.die()
+        await asyncio.sleep(3.0)
+        assert not cluster.entry.lost
+        cluster.workers |= Cluster(TWO).workers
+        cluster.moves.worker_came()
+        await asyncio.sleep(1.0)
+
+    virtual.run(watch())
+    assert cluster.told() == [(3.0, "adopted")]
+    assert cluster.entry.owners == (TWO,)
 
 
 def test_no_room_keeps_a_shard_away() -> None:
