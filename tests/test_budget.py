@@ -306,6 +306,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("shards", 1, 3, "a shard says whether its memory has another owner"),
     ("cluster", 2, 2, "a shard is there though its file cannot be opened now"),
     ("cluster", 2, 0, "of containers only those with the memory look for it"),
+    ("cluster", 1, 1, "a host that cannot be reached is told again of a store's end"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

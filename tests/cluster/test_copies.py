@@ -1122,6 +1122,16 @@ def test_memory_of_both_copies_goes_with_the_store(three):
         gc.enable()
 
 
+def test_memory_goes_with_the_store_though_a_host_does_not_hear_of_it_at_first(three):
+    """As one that is stopped for longer than Dask tries to reach it."""
+    store, *workers = one_shard(three)
+    for worker in workers:
+        lost = Held(three, worker, "drop", times=1)
+        lost.go_on(OSError("nobody answers"))
+    store.close()
+    until(lambda: not any(host.shards or host.coming for host in three.hosts))
+
+
 def test_a_copy_goes_with_its_store_where_its_worker_could_not_adopt(three):
     """As where another process had locked the shard; a third worker takes it then."""
     store, owner, other = one_shard(three)

@@ -26,7 +26,7 @@ from distributed.core import Status
 
 from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
-from daskps.cluster.directory.entry import LeftBy
+from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import memory_of, near_to
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
@@ -488,7 +488,7 @@ class Move:
         """
         entry, hosts = self.entry, self._hosts
         if not self._is_known():
-            hosts.spawn(hosts.control(by, "drop", store=entry.uid))
+            hosts.spawn(insist(hosts, by, "drop", LATER_SECONDS, store=entry.uid))
             return
         if not hosts.has_worker(by):
             # The adopter has died: others are asked, and find what it has renamed.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 
-from daskps.cluster.directory.entry import Hosts, StoreEntry, remember
+from daskps.cluster.directory.entry import Hosts, StoreEntry, insist, remember
 from daskps.cluster.directory.placement import (
     StoreRequest,
     check_hosts,
@@ -344,7 +344,9 @@ class Stores(dict[str, StoreEntry]):
         workers = dict.fromkeys(filter(hosts.has_worker, every))
         # Callers that wait for an adoption hear of it at once.
         entry.settle([*entry.away])
-        return [hosts.spawn(hosts.control(w, "drop", store=uid)) for w in workers]
+        # Also one that cannot be reached now: else it keeps the memory for ever.
+        drops = [insist(hosts, w, "drop", FREE_SECONDS, store=uid) for w in workers]
+        return [*map(hosts.spawn, drops)]
 
     def _release_anchors(self, holder: str) -> None:
         """Let go of the anchors of a named store, and of the client that held them."""
