@@ -307,6 +307,8 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a shard is there though its file cannot be opened now"),
     ("cluster", 2, 0, "of containers only those with the memory look for it"),
     ("cluster", 1, 1, "a host that cannot be reached is told again of a store's end"),
+    ("cluster", 9, 8, "a shard whose copy nobody has room for holds up no other"),
+    ("cluster", 1, 1, "who is drained may have back what nobody else adopts"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -210,6 +210,8 @@ class ShardMoves:
 
     def begin(self, entry: StoreEntry, shards: list[int], left_by: LeftBy) -> Move:
         """Look for new owners of shards that other processes can map."""
+        # Also where that worker lives, and has let go of them.
+        entry.uncharge({*shards})
         error = rounds_error(left_by.worker)
         self.runs.fence_all(entry, error, lambda run: not run.survives(shards))
         move = Move(self, entry, shards, left_by)

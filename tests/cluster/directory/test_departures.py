@@ -283,6 +283,23 @@ def test_no_room_keeps_a_shard_away() -> None:
     assert {what for _, _, what in cluster.asked} == {"look"}
 
 
+def test_who_has_let_go_of_a_shard_may_have_it_back_without_room_for_two() -> None:
+    """As one that is drained, where its neighbour dies before it has adopted it."""
+    cluster = Cluster(DEAD)
+    cluster.entry.nbytes[DEAD] = 10
+    cluster.workers[DEAD].memory_limit = 30
+    cluster.answers = {(DEAD, "adopt"): TAKEN, (DEAD, "look"): said("found")}
+
+    async def drain() -> None:
+        cluster.moves.begin(cluster.entry, [0], LeftBy(DEAD, "is drained"))
+        await asyncio.sleep(3.0)
+
+    virtual.run(drain())
+    assert not cluster.entry.away
+    assert cluster.entry.generations == (2,)
+    assert cluster.entry.nbytes == {DEAD: 10}
+
+
 def test_a_worker_of_the_same_address_is_asked_too() -> None:
     """It may hold the shard, and have answered meanwhile that it finds the memory."""
     cluster = Cluster(ONE, DEAD)
