@@ -297,9 +297,9 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 0, 1, "a copy is filled while more rows change than its log takes"),
     ("cluster", 3, 5, "what is done to a shard that stops meanwhile is answered later"),
     ("cluster", 25, 21, "a trainer that waits for others sends to copies meanwhile"),
-    ("shards", 5, 8, "shards stay a round apart where one of them has a copy"),
+    ("shards", 9, 8, "shards stay a round apart where one of them has a copy"),
     ("cluster", 15, 10, "a trainer that was started again may have to be once more"),
-    ("cluster", 9, 10, "a copy hears which trainers end as it takes over"),
+    ("cluster", 10, 15, "a copy hears which trainers end as it takes over"),
     ("cluster", 22, 8, "what owners do counts once where the store is resharded"),
     ("cluster", 2, 2, "a cut begins again where an owner goes that has copied"),
     ("cluster", 2, 2, "nobody looks for changes in what was handed over"),
@@ -307,7 +307,6 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a shard is there though its file cannot be opened now"),
     ("cluster", 2, 0, "of containers only those with the memory look for it"),
     ("cluster", 1, 1, "a host that cannot be reached is told again of a store's end"),
-    ("cluster", 9, 8, "a shard whose copy nobody has room for holds up no other"),
     ("cluster", 1, 1, "who is drained may have back what nobody else adopts"),
 ]
 #: Names that stand for what is read or written of rows.

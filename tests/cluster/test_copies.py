@@ -612,7 +612,7 @@ def test_a_save_goes_on_where_an_owner_dies_that_has_copied(three, tmp_path):
     store = daskps.create({"w": np.zeros(6)}, shards=2, copies=2)
     store.add({"w": np.ones(6)})
     first, second = store.placement
-    at_first, at_second = (Held(three, w, "copy_cut", 1) for w in (first, second))
+    at_first, at_second = (Held(three, w, "fill_cut", 1) for w in (first, second))
     copied = threading.Event()
     at_first.after = copied.set
     with futures.ThreadPoolExecutor(1) as pool:

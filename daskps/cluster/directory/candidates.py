@@ -140,7 +140,7 @@ class Candidates:
         known = self._scheduler.workers
         both = Status.running, Status.paused
         found = [w for status in both for w in known if known[w].status == status]
-        near = near_to(self._scheduler, self._entry, self._left_by)
+        near = near_to(self._scheduler, self._entry, self._left_by) | {self._left_by}
         local = dict.fromkeys(w for w in found if w in near)
         return local, [w for w in found if w not in local]
 

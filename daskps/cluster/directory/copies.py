@@ -206,7 +206,10 @@ class SecondCopies:
         for shard, owner in enumerate(entry.owners):
             try:
                 made |= await self._make_one(entry, shard, owner)
-            except Exception as error:  # noqa: BLE001 - others may have theirs
+            except Exception as error:
+                if not entry.ready:
+                    raise
+                # Others may have theirs.
                 errors.append(error)
         if made:
             seconds = asyncio.get_running_loop().time() - began

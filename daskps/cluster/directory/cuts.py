@@ -268,7 +268,7 @@ class Cuts:
         order = _order(agree(reports))
         missing = order["missing"]
         cut.waits_for = _describe(missing)
-        work = self._everywhere(cut, "copy_cut", **about, order=order)
+        work = self._everywhere(cut, "fill_cut", **about, order=order)
         copying = asyncio.ensure_future(work)
         owners = sorted({owner for _, owner, _ in missing if owner >= 0})
         try:

@@ -155,7 +155,7 @@ class Drains:
     def _near(self, entry: StoreEntry, worker: str, shards: Sequence[int]) -> list[int]:
         """Return the shards that another worker of the machine may adopt."""
         shared = {row[0] for row in entry.segments} & set(shards)
-        is_near = near_to(self._scheduler, entry, worker) - {worker}
+        is_near = near_to(self._scheduler, entry, worker)
         if not (is_near and self._runs.survives(entry, sorted(shared))):
             return []
         candidates = Candidates(self._scheduler, self._stores, entry, worker)
@@ -246,7 +246,7 @@ class Drains:
         last = [(e, i) for e in self._stores.values() for i in owns(e, worker)]
         for entry in self._stores.values():
             if entry.ready and not entry.device:
-                is_near = near_to(self._scheduler, entry, worker) - {worker}
+                is_near = near_to(self._scheduler, entry, worker)
                 mapped = {row[0] for row in entry.segments if is_near}
                 # A copy takes over at once, but not one that is being made.
                 counted = [i for i, copy in entry.copies.items() if copy.counts]

@@ -172,15 +172,15 @@ def _machines(entry: StoreEntry) -> set[str]:
 
 
 def near_to(scheduler: Scheduler, entry: StoreEntry, worker: str) -> set[str]:
-    """Return the workers that serve and seem to have the memory of an owner.
+    """Return the other workers that serve and seem to have the memory of an owner.
 
-    Those of its address, unless that is of containers with another memory each; it may
-    be one of them.
+    Those of its address, unless that is of containers with another memory each.
     """
     machine, memory = get_address_host(worker), entry.memories.get(worker)
     found = set()
     for other, state in scheduler.workers.items():
-        if state.status in SERVING and get_address_host(other) == machine:
+        serves = other != worker and state.status in SERVING
+        if serves and get_address_host(other) == machine:
             of = memory_of(scheduler, other)
             if not (of and memory) or of == memory:
                 found.add(other)

@@ -191,9 +191,7 @@ class ShardMoves:
     ) -> list[int]:
         """Make second copies owners where a machine serves no more; return the rest."""
         running = entry.ready and self.scheduler.status == Status.running
-        if not running or near_to(self.scheduler, entry, left_by.worker) - {
-            left_by.worker
-        }:
+        if not running or near_to(self.scheduler, entry, left_by.worker):
             return shards
         return self.standby.promote(entry, shards, left_by, self._look_for)
 

@@ -127,8 +127,8 @@ async def begin_cut(
     return [pack_report(report) for *_, report in begun]
 
 
-@HOST.handles("copy_cut")
-async def copy_cut(
+@HOST.handles("fill_cut")
+async def fill_cut(
     host: ShardHost,
     *,
     store: str,

@@ -64,8 +64,7 @@ _meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
 #: Messages answered before a copy has what they change: it waits for them, or has gone.
-_AT_ONCE = "move_", "copy_on", "copy_next", "copy_follow", "adopt", "end_run", "let_go"
-_AT_ONCE += "relay_end", "drop"
+_AT_ONCE = "move_", "copy_", "adopt", "end_run", "let_go", "relay_end", "drop"
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.

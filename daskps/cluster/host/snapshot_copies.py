@@ -1,6 +1,6 @@
 """The copies of a snapshot, from the host that made them into Dask's memory.
 
-:func:`daskps.cluster.host.cuts.copy_cut` fills them.
+:func:`daskps.cluster.host.cuts.fill_cut` fills them.
 """
 
 from __future__ import annotations

@@ -553,7 +553,7 @@ async def test_a_late_word_of_an_attempt_leaves_the_next_one_alone(c, s, a):
     assert hosted.shard.cut is not None
     order = {"missing": [], "run": 0, "rounds": 0}
     copied: Any = {"attempt": 2, "index": None, "order": order}
-    assert await cuts.copy_cut(host, **about, **copied) == [(0, 0, 128)]
+    assert await cuts.fill_cut(host, **about, **copied) == [(0, 0, 128)]
     key = copy_key(made.uid, None, 0, 0)
     await cuts.drop_cut(host, attempt=1, **about)
     assert host.snapshots.find(key) is not None

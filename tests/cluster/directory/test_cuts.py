@@ -29,7 +29,7 @@ class Answering:
                 # As its worker leaves: its shard is nobody's for a moment.
                 entry.set_away([1], "left")
             return reports
-        if method == "copy_cut":
+        if method == "fill_cut":
             copied = [[(i, 7)] for i in range(2) if i not in entry.away]
             entry.settle([1])
             return copied

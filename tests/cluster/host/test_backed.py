@@ -536,7 +536,7 @@ def test_a_snapshot_waits_for_a_push_that_it_has_let_through(owner):
     push = owner.push()
     assert owner.flip == 0
     order = {"missing": [(0, 9, 1)], "run": 0, "rounds": -1}
-    copying = tell("copy_cut", attempt=1, order=order)
+    copying = tell("fill_cut", attempt=1, order=order)
     until(lambda: owner.host.snapshots.find(copy_key(owner.store.uid, None, 0, 1)))
     assert push.waits()
     for _ in range(10):

@@ -23,7 +23,7 @@ TO_HOSTS = {
     "stats",
     "host.owner_steps": "apply lr_factors scale_lr",
     "host.questions": "row_changes table_ids measure",
-    "host.cuts": "prepare_cut begin_cut copy_cut drop_cut mark_lost acknowledge",
+    "host.cuts": "prepare_cut begin_cut fill_cut drop_cut mark_lost acknowledge",
     "host.installation": "install warm",
     "host.copies": "move_fill move_own move_drop copy_follow",
     "host.moving": "move_begin move_read move_state move_last move_back copy_on "
