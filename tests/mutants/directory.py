@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "adopted-shard-of-a-store-that-has-ended",
         "daskps.cluster.directory.move:Move._install",
-        'hosts.spawn(hosts.control(by, "drop", store=entry.uid))',
+        'hosts.spawn(insist(hosts, by, "drop", LATER_SECONDS, store=entry.uid))',
         "pass",
         (
             "tests/cluster/directory/test_departures.py::test_what_was_adopted_of_a_store_that_has_ended_is_freed",
@@ -164,8 +164,8 @@ MUTANTS = (
     Mutant(
         "cut-without-a-shard",
         "daskps.cluster.directory.cuts:Cuts._attempt",
-        "if [i for i, *_ in found] != cut.shards:",
-        "if not found:",
+        "is_all = [i for i, *_ in found] == cut.shards and entry.owners == at",
+        "is_all = bool(found)",
         (
             "tests/cluster/directory/test_cuts.py::test_a_shard_that_leaves_after_the_cut_began_is_not_left_out",
         ),

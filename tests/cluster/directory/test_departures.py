@@ -62,6 +62,7 @@ class Cluster:
             rounds_of=lambda _: None,
             for_owner=lambda _: {"rounds": None, "codecs": []},
             codecs_of=lambda _: [],
+            tell_ended=lambda *_: asyncio.sleep(0),
             mailbox_moved=lambda *_: None,
             shards_away=lambda entry, shards, why: self.noted.append(why),
             fence_all=self.fence_all,
