@@ -308,6 +308,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 0, "of containers only those with the memory look for it"),
     ("cluster", 1, 1, "a host that cannot be reached is told again of a store's end"),
     ("cluster", 1, 1, "who is drained may have back what nobody else adopts"),
+    ("cluster", 4, 3, "a drain that is refused leaves its worker as it was"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -266,6 +266,7 @@ def test_no_room_is_said_before_anything_moves(three):
         ):
             store.drain(before[0])
         assert store.placement == before
+        assert three.directory.stores[store.uid].drained == set()
         store.add({"w": np.ones(60_000)})
 
 

@@ -114,9 +114,14 @@ class Drains:
                 f"for that call"
             )
         self.under_way.add((uid, worker))
+        before = entry.drained & {worker}
         entry.drained.add(worker)
         try:
             shards = await self._drain(entry, worker)
+        except BaseException:
+            # Else no shard nor copy would come there any more.
+            entry.drained -= {worker} - before
+            raise
         finally:
             self.under_way.discard((uid, worker))
         return {"shards": shards, "where": entry.where()}
