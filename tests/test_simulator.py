@@ -40,7 +40,7 @@ BEGIN = {
     "half-of-a-log-put-back": 2,
     "last-state-before-the-owner-stops": 17,
     "manifest-first": 36,
-    "owner-goes-on-alone": 90,
+    "owner-goes-on-alone": 30,
     "reads-of-rounds-that-a-copy-lacks-wait": 6,
     "stale-generation-accepted": 35,
     "states-forget-producers": 2,
