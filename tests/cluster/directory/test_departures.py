@@ -252,7 +252,7 @@ def test_lost_at_once_where_its_machine_has_no_such_memory() -> None:
     assert more["reason"] == "died; nobody could adopt it: no file there"
 
 
-def test_who_has_another_memory_does_not_say_that_a_shard_is_lost() -> None:
+def test_a_worker_with_another_memory_does_not_say_that_a_shard_is_lost() -> None:
     """As containers of one address: a worker starts again in that of the shard."""
     cluster = Cluster(ONE)
     cluster.entry.memories[DEAD] = "1:1"
@@ -284,7 +284,7 @@ def test_no_room_keeps_a_shard_away() -> None:
     assert {what for _, _, what in cluster.asked} == {"look"}
 
 
-def test_who_has_let_go_of_a_shard_may_have_it_back_without_room_for_two() -> None:
+def test_a_worker_has_room_for_a_shard_that_it_let_go_of() -> None:
     """As one that is drained, where its neighbour dies before it has adopted it."""
     cluster = Cluster(DEAD)
     cluster.entry.nbytes[DEAD] = 10
