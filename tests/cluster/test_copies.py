@@ -22,6 +22,7 @@ from distributed.core import Status
 
 import daskps
 from daskps import optim, testing
+from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.link import using
 from daskps.cluster.directory import copies as standby
 from daskps.cluster.directory import drains
@@ -626,6 +627,41 @@ def test_a_save_goes_on_where_an_owner_dies_that_has_copied(three, tmp_path):
         until(lambda: first not in entry.owners)
         at_second.go_on()
         assert saved.result().version == 1
+    with daskps.restore(tmp_path) as again:
+        assert again.pull()["w"].tolist() == [1.0] * 6
+
+
+def test_a_save_goes_on_where_an_owner_goes_that_is_writing(
+    three, tmp_path, monkeypatch
+):
+    """What it writes is in the copy; what others have pushed since need not be."""
+    store, owner, other = one_shard(three)
+    store.add({"w": np.ones(6)})
+    writes, may_end = threading.Event(), threading.Event()
+    sync_names = Storage.sync_names
+
+    def wait(storage: Storage, paths: Any) -> None:
+        writes.set()
+        assert may_end.wait(60)
+        sync_names(storage, paths)
+
+    monkeypatch.setattr(Storage, "sync_names", wait)
+    entry = three.directory.stores[store.uid]
+    with futures.ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(store.save, tmp_path)
+        assert writes.wait(60)
+        held = questions_held(three, owner)
+        [hosted] = shards_at(three, owner)
+        thread, found = push_beside(store)
+        until(lambda: hosted.behind == 1)
+        about = entry, [0], LeftBy(owner, "is silent"), print
+        three.loop.add_callback(three.directory.copies.promote, *about)
+        until(lambda: entry.owners[0] == other)
+        thread.join()
+        may_end.set()
+        assert saved.result().version == 1
+        held.go_on()
+    assert found == [2]
     with daskps.restore(tmp_path) as again:
         assert again.pull()["w"].tolist() == [1.0] * 6
 

@@ -64,7 +64,8 @@ _meant: ContextVar[Sequence[int] | None] = ContextVar("meant", default=None)
 
 logger = logging.getLogger(__name__)
 #: Messages answered before a copy has what they change: it waits for them, or has gone.
-_AT_ONCE = "move_", "copy_", "adopt", "end_run", "let_go", "relay_end", "drop"
+#: A save writes nothing that it lacks: the cut has waited for that.
+_AT_ONCE = "move_", "copy_", "adopt", "end_run", "let_go", "relay_end", "drop", "write_"
 #: Shards up to this many times `daskps.inline-nbytes` are served on the event loop.
 SMALL = 16
 #: How long a call from a thread of this process waits before it asks again.
