@@ -497,6 +497,28 @@ def test_a_shard_that_gets_no_copy_costs_no_other_one_its_own(
         assert caplog.text.count("has yet to get second copies: bad marshal data") == 1
 
 
+def test_a_scheduler_does_other_work_where_no_shard_can_get_its_copy(
+    three, monkeypatch
+):
+    """A store may have thousands, all of which are tried every second."""
+    with daskps.create({"w": np.zeros(64)}, shards=64) as store:
+        entry = three.directory.stores[store.uid]
+        full = mock.Mock(side_effect=daskps.LayoutError("there is no room"))
+        monkeypatch.setattr(standby, "find_room", full)
+
+        async def most_at_a_time() -> int:
+            entry.n_copies, most = 2, 0
+            three.directory.copies.look(entry)
+            while (before := full.call_count) < 64:
+                await asyncio.sleep(0)
+                most = max(most, full.call_count - before)
+            return most
+
+        loop = three.loop.asyncio_loop
+        found = asyncio.run_coroutine_threadsafe(most_at_a_time(), loop)
+        assert found.result(60) == 1
+
+
 def test_a_copy_takes_over_while_its_owner_may_yet_say_that_it_leaves(
     three, monkeypatch
 ):

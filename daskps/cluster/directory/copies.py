@@ -209,8 +209,9 @@ class SecondCopies:
             except Exception as error:
                 if not entry.ready:
                     raise
-                # Others may have theirs.
+                # Others may have theirs; the scheduler has more to do than to look for it.
                 errors.append(error)
+                await asyncio.sleep(0)
         if made:
             seconds = asyncio.get_running_loop().time() - began
             about = {"seconds": seconds, "nbytes": sum(entry.sizes[i] for i in made)}
