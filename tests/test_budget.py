@@ -309,6 +309,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 1, 1, "a host that cannot be reached is told again of a store's end"),
     ("cluster", 1, 1, "who is drained may have back what nobody else adopts"),
     ("cluster", 4, 3, "a drain that is refused leaves its worker as it was"),
+    ("cluster", 11, 9, "a copy that was to take over leaves what was adopted"),
     ("cluster", 1, 1, "the scheduler does other work as it looks for room for copies"),
 ]
 #: Names that stand for what is read or written of rows.

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import uuid
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,16 @@ _DEPOSE_SECONDS = 0.3
 _MOST_TRIES = 3
 
 
+@dataclass(eq=False)
+class _Promotion:
+    """A copy that is to be the owner of a shard that a worker has left."""
+
+    copy: Copy
+    worker: str
+    #: Does what follows where it cannot, for the last one that wanted it.
+    otherwise: Callable[[], Any] = bool
+
+
 class SecondCopies:
     """The second copies of all stores that have any.
 
@@ -67,10 +78,8 @@ class SecondCopies:
         moves.standby = self
         #: Stores whose copies are being made.
         self._making = set[str]()
-        #: By store and shard the worker whose copy is about to take over, and what
-        #: follows where it cannot.
-        self._taking: dict[tuple[str, int], str] = {}
-        self._otherwise: dict[tuple[str, int], Callable[[], Any]] = {}
+        #: By store and shard the copy that is about to take over.
+        self._taking: dict[tuple[str, int], _Promotion] = {}
         #: Shards whose owners were silent, until they have one again.
         self._silent: set[tuple[str, int]] = set()
         #: Workers that were silent, until they answer: no copy is made there.
@@ -403,6 +412,7 @@ class SecondCopies:
         """Hear that shards have another owner, or their owner again."""
         for shard in shards if entry.n_copies > 1 else ():
             self._silent.discard((entry.uid, shard))
+            self._taking.pop((entry.uid, shard), None)
             copy = entry.copies.get(shard)
             if copy is not None and copy.worker == entry.owners[shard]:
                 self.strike(entry, shard, "is where its owner is")
@@ -430,13 +440,14 @@ class SecondCopies:
         for shard in kept:
             # Now: its worker may leave before the task begins, and nobody hear of it.
             if (copy := self._forget(entry, shard, "was to take over")) is not None:
-                self._taking[entry.uid, shard] = copy.worker
-                self._hosts.spawn(self._promote(entry, shard, copy, left_by.worker))
-        taken = {shard for shard in shards if (entry.uid, shard) in self._taking}
-        for shard in taken:
+                promotion = _Promotion(copy, left_by.worker)
+                self._taking[entry.uid, shard] = promotion
+                self._hosts.spawn(self._promote(entry, shard, promotion))
+        rest = [shard for shard in shards if (entry.uid, shard) not in self._taking]
+        for shard in {*shards}.difference(rest):
             follows = partial(otherwise, entry, [shard], left_by)
-            self._otherwise[entry.uid, shard] = follows
-        return [shard for shard in shards if shard not in taken]
+            self._taking[entry.uid, shard].otherwise = follows
+        return rest
 
     def about_to_own(self, entry: StoreEntry, worker: str) -> list[int]:
         """Return the shards that a worker may own in a moment.
@@ -445,7 +456,9 @@ class SecondCopies:
         if their copies cannot.
         """
         taking = self._taking.items()
-        found = [i for (uid, i), w in taking if (uid, w) == (entry.uid, worker)]
+        found = [
+            i for (uid, i), of in taking if (uid, of.copy.worker) == (entry.uid, worker)
+        ]
         silent = [i for i in entry.away if (entry.uid, i) in self._silent]
         return found + [i for i in silent if entry.owners[i] == worker]
 
@@ -460,8 +473,9 @@ class SecondCopies:
         return ws is not None and ws.status in alive
 
     async def _promote(
-        self, entry: StoreEntry, shard: int, copy: Copy, worker: str
+        self, entry: StoreEntry, shard: int, promotion: _Promotion
     ) -> None:
+        key, copy, worker = (entry.uid, shard), promotion.copy, promotion.worker
         # Adopters that were asked before, or are meanwhile, have lower numbers than it.
         entry.raise_generation(shard)
         entry.raise_generation(shard)
@@ -481,17 +495,18 @@ class SecondCopies:
                 if not (is_sent_on or self._hosts.has_worker(copy.worker)):
                     raise ConsistencyError(f"worker {copy.worker} has left too")
             finally:
-                del self._taking[entry.uid, shard]
-                otherwise = self._otherwise.pop((entry.uid, shard))
+                # Else somebody has adopted it meanwhile, with all that it had.
+                if is_due := self._taking.get(key) is promotion:
+                    del self._taking[key]
+                is_due = is_due and entry.uid in self._stores and shard in entry.away
         except Exception as error:  # noqa: BLE001 - also of a codec of the user's
             logger.warning("a copy could not take over shard %d: %r", shard, error)
             self._drop(entry, shard, copy)
-            if entry.uid in self._stores and shard in entry.away:
+            if is_due:
                 entry.settle([shard])
-                otherwise()
+                promotion.otherwise()
             return
-        if shard not in entry.away or entry.uid not in self._stores:
-            # Somebody has adopted it meanwhile, with all that it had.
+        if not is_due:
             self._drop(entry, shard, copy)
             return
         self._moves.install(entry, copy.worker, [row])

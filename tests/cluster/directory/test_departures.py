@@ -622,6 +622,35 @@ def test_an_adopter_that_is_asked_as_a_copy_takes_over_hears_that_it_has() -> No
 
 
 @pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_takes_long_does_not_take_what_was_adopted(fails: bool) -> None:
+    """Its worker leaves meanwhile, and might have become the owner."""
+    cluster = with_copy()
+    cluster.workers[ONE] = SimpleNamespace(
+        memory_limit=0, status=Status.running, metrics={}
+    )
+
+    async def own() -> Any:
+        await asyncio.sleep(2.0)
+        cluster.entry.set_away([0], "it may yet send them")
+        await asyncio.sleep(2.0)
+        if fails:
+            raise ConsistencyError("it leaves")
+        return said("found")
+
+    cluster.answers |= {
+        (ONE, "adopt"): lambda now: TAKEN if now >= 6.0 else ProtocolError("no host"),
+        (ONE, "look"): ProtocolError("no host"),
+        (FAR, "look"): said("absent"),
+        (FAR, "adopt"): said("absent"),
+        (FAR, "move_own"): lambda now: own(),
+    }
+    look_after(cluster, 40.0)
+    assert [what for _, what in cluster.told()] == ["away", "adopted"]
+    assert cluster.entry.owners == (ONE,)
+    assert cluster.entry.away == {0: "it may yet send them"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_copy_takes_over_where_no_neighbour_has_room(fails: bool) -> None:
     """They see the memory for as long as it is there, and callers would wait as long."""
     cluster = with_copy()
