@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps import config
@@ -145,11 +146,16 @@ class ShardMoves:
         return any(move.is_open and not move.left_by.in_order for move in self._open)
 
     @DIRECTORY.handles("removed")
-    def on_removed(self, worker: str, names: Sequence[str]) -> None:
-        """Hear what memory went with a worker that was the last of its machine."""
+    def on_removed(self, worker: str, names: Sequence[str], memory: str) -> None:
+        """Hear what went with a worker that was the last one of its memory."""
         gone, why = set(names), "was closed, as were all others of its machine"
         for entry in self.stores.values():
             shards = {row[0] for row in entry.segments if row[1] in gone}
+            for shard in entry.away:
+                # One that adopted it may have renamed it, and left before it said so.
+                had = entry.memories.get(owner := entry.owners[shard], memory)
+                if (get_address_host(owner), had) == (get_address_host(worker), memory):
+                    shards.add(shard)
             if shards := shards - entry.lost.keys():
                 self._give_up(entry, shards)
                 for owner in {entry.owners[i] for i in shards}:

@@ -22,6 +22,7 @@ from daskps.cluster.host.hosted import Backing, HostedShard
 from daskps.cluster.host.rules import Rules
 from daskps.cluster.machine.blocks import BlockAddress, owner_of
 from daskps.cluster.machine.folder import CarrierClosed
+from daskps.cluster.machine.membership import memory_id
 from daskps.cluster.machine.processes import pid_of
 from daskps.cluster.protocol import encoding
 from daskps.cluster.protocol.handlers import HOST
@@ -387,7 +388,8 @@ async def leave(host: ShardHost, reason: str) -> None:
     finally:
         removed = host.close(reason, keeps=keeps)
     if removed:
-        await _tell(host, "removed", TELL_SECONDS, names=removed)
+        about = {"names": removed, "memory": memory_id()}
+        await _tell(host, "removed", TELL_SECONDS, **about)
 
 
 @HOST.handles("let_go")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -115,6 +116,11 @@ class Cluster:
 
     def die(self) -> None:
         self.moves.worker_left(LeftBy(DEAD, "died"))
+
+    def leaves(self, worker: str, names: list[str], memory: str = "1:1") -> None:
+        """Have the last worker of a machine say what went with it."""
+        self.moves.on_removed(worker, names, memory)
+        self.workers.pop(worker, None)
 
     def told(self) -> list[tuple[float, str]]:
         return [(at, what) for at, what, _ in self.events]
@@ -526,6 +532,31 @@ def test_lost_after_is_configured() -> None:
     assert cluster.told() == [(5.0, "away"), (20.0, "lost")]
 
 
+def test_memory_that_was_renamed_goes_with_the_last_of_its_machine() -> None:
+    """One that adopts the shard renames it, and leaves before it can say so."""
+    cluster = Cluster(ONE, FAR)
+    cluster.answers = {
+        (ONE, "adopt"): said("found", f"worker {ONE} is leaving too"),
+        (FAR, "adopt"): said("absent"),
+    }
+    look_after(cluster, 1.0, lambda: cluster.leaves(ONE, [f"{6:016x}-{7:016x}"]))
+    [(at, what, about)] = cluster.events
+    assert (at, what) == (1.0, "lost")
+    assert "as were all others of its machine" in about["reason"]
+
+
+def test_memory_of_another_machine_stays_where_one_removes_its_own() -> None:
+    """Also behind the same address, as of two containers."""
+    for worker, memory in ((FAR, "1:1"), (ONE, "2:2")):
+        cluster = Cluster(worker)
+        cluster.entry.memories[DEAD] = "1:1"
+        cluster.answers = {(worker, "adopt"): said("unknown")}
+        cluster.answers[worker, "look"] = said("unknown")
+        gone = [f"{6:016x}-{7:016x}"]
+        look_after(cluster, 1.0, partial(cluster.leaves, worker, gone, memory))
+        assert cluster.events == []
+
+
 # -- second copies ---------------------------------------------------------------------
 
 
@@ -547,7 +578,7 @@ def test_a_shard_is_not_lost_while_its_copy_takes_over() -> None:
     [(_, name, *_)] = cluster.entry.segments
 
     def own(now: float) -> Any:
-        cluster.moves.on_removed(DEAD, [name])
+        cluster.leaves(DEAD, [name])
         return said("found")
 
     cluster.answers[FAR, "move_own"] = own
