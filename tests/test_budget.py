@@ -312,6 +312,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 11, 9, "a copy that was to take over leaves what was adopted"),
     ("cluster", 1, 1, "the scheduler does other work as it looks for room for copies"),
     ("cluster", 7, 7, "memory that was renamed goes with the last of its machine"),
+    ("cluster", 11, 9, "a trainer that waits for others starts once more, too"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

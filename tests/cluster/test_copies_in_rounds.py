@@ -278,8 +278,12 @@ def test_a_trainer_that_waits_elsewhere_sends_again(four, meets, monkeypatch):
     assert promoted(four) == 1
 
 
-def test_a_trainer_that_was_started_again_makes_a_step_once_more(four, monkeypatch):
+@pytest.mark.parametrize("loop", [pushes, "barrier", "allreduce"])
+def test_a_trainer_that_was_started_again_makes_a_step_once_more(
+    four, loop, monkeypatch
+):
     """Its step was in when it began, and went with an owner after that."""
+    monkeypatch.setattr(uncommitted, "_LOOK_SECONDS", 0.05)
     deliver = Session.deliver
 
     def succeed(session: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,9 +299,12 @@ def test_a_trainer_that_was_started_again_makes_a_step_once_more(four, monkeypat
         return found
 
     monkeypatch.setattr(Session, "deliver", succeed)
-    expected = trained(four, pushes, lambda store: None, resumable=True)
-    end = partial(end_owner, four)
-    assert trained(four, pushes, end, resumable=True) == expected
+    how: dict[str, Any] = {"resumable": True}
+    if isinstance(loop, str):
+        # Its own call for the weights is not what tells it.
+        loop, how["parts"] = one_meets_first, [loop] * 3
+    expected = trained(four, loop, lambda store: None, **how)
+    assert trained(four, loop, partial(end_owner, four), **how) == expected
     assert promoted(four) == 1
 
 

@@ -228,10 +228,19 @@ MUTANTS = (
     Mutant(
         "calls-of-all-are-made-again-at-later-clocks",
         "daskps.cluster.caller.allreduce:CallCount.at",
-        "self.number = max(self.number, self._last + 1)",
+        "self.number = max(self.number, self._from(clock))",
         "pass",
         (
             "tests/training/test_barrier.py::test_who_starts_again_makes_the_calls_of_its_clock_again",
+        ),
+    ),
+    Mutant(
+        "calls-behind-a-lost-step-are-not-made-again",
+        "daskps.cluster.caller.allreduce:CallCount._from",
+        "made = (first for at, first in self._firsts.items() if at >= clock)",
+        "made = (first for at, first in self._firsts.items() if at == clock)",
+        (
+            "tests/training/test_barrier.py::test_who_has_to_make_a_step_again_makes_the_calls_of_its_clock",
         ),
     ),
     Mutant(

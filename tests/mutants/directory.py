@@ -221,8 +221,8 @@ MUTANTS = (
     Mutant(
         "barriers-are-passed-with-the-first",
         "daskps.cluster.directory.run:RunState.count_barriers",
-        "reached = min((last + 1 for _, _, last in places), default=0)",
-        "reached = max((last + 1 for _, _, last in places), default=0)",
+        "reached = min((last + 1 for _, _, last, *_ in places), default=0)",
+        "reached = max((last + 1 for _, _, last, *_ in places), default=0)",
         (
             "tests/training/test_barrier.py::test_all_read_what_was_added_before_a_barrier",
         ),

@@ -226,6 +226,26 @@ def test_who_starts_again_makes_the_calls_of_its_clock_again():
     assert rank.call(4) == 7
 
 
+@pytest.mark.parametrize(
+    ("clocks", "back", "again", "numbers"),
+    [
+        # Twice a step, before the push and after it; after each second step.
+        ([0, 0, 1, 1, 2, 2], 1, [1, 1, 2, 2, 3], [2, 3, 4, 5, 6]),
+        ([1, 1, 2, 2, 3, 3], 2, [3, 3, 4], [4, 5, 6]),
+        ([2, 2, 4, 4], 3, [4, 4, 6], [2, 3, 4]),
+    ],
+)
+def test_who_has_to_make_a_step_again_makes_the_calls_of_its_clock(
+    clocks, back, again, numbers
+):
+    """The step went with the owner of a shard, after calls at the next clock."""
+    rank = Rank()
+    for clock in clocks:
+        rank.call(clock)
+    rank.starts_again(back)
+    assert [rank.call(clock) for clock in again] == numbers
+
+
 def test_who_starts_again_before_any_call_begins_with_the_first():
     rank = Rank()
     rank.starts_again(5)

@@ -20,7 +20,7 @@ from daskps.cluster.protocol.packing import pack_array, unpack_array
 from daskps.errors import ConsistencyError, DaskPSError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.link import Link
@@ -43,15 +43,20 @@ class CallCount:
     def __init__(self) -> None:
         #: Number of the next call, of the first call at this clock, and the clock.
         self.number, self.first, self.clock = 0, 0, -1
-        #: Number of the last call of the rank's trainers before this one.
-        self._last = -1
+        #: Of the rank's trainers before this one the number of the last call, and by
+        #: clock those of the first ones.
+        self._last, self._firsts = -1, dict[int, int]()
 
     def resume(self, place: Sequence[int] | None, clock: int) -> None:
-        """Go on where the directory says the rank's last trainer was at a clock."""
+        """Go on where the directory says the rank's last trainer was, at a clock.
+
+        That is an earlier clock where the last step went with the owner of a shard.
+        """
         if place is not None:
-            at, first, self._last = place
-            self.number = first if clock == at else self._last + 1
-            self.first, self.clock = self.number, clock
+            at, first, self._last, before, first_before = place
+            self._firsts = {before: first_before, at: first}
+            self.number = self.first = self._from(clock)
+            self.clock = clock
 
     def at(self, clock: int) -> int:
         """Return the number of a call at a clock.
@@ -60,9 +65,14 @@ class CallCount:
         that clock only.
         """
         if clock > self.clock:
-            self.number = max(self.number, self._last + 1)
+            self.number = max(self.number, self._from(clock))
             self.first, self.clock = self.number, clock
         return self.number
+
+    def _from(self, clock: int) -> int:
+        """Return the number of the rank's first call at a clock or after it."""
+        made = (first for at, first in self._firsts.items() if at >= clock)
+        return min(made, default=self._last + 1)
 
 
 class Allreduces:
@@ -101,9 +111,15 @@ class Allreduces:
         self._calls.resume(told["allreduces"], clock)
 
     def reduce(
-        self, brought: Offered, flats: Sequence[Array], clock: int, deadline: Deadline
+        self,
+        brought: Offered,
+        flats: Sequence[Array],
+        clock: int,
+        deadline: Deadline,
+        *,
+        wait: Callable[[Awaitable[list[Array]]], Awaitable[list[Array]]],
     ) -> list[Array]:
-        """Return the reduced arrays, flat.
+        """Return the reduced arrays, flat, once `wait` has them.
 
         Raises
         ------
@@ -118,7 +134,7 @@ class Allreduces:
         parts = max(1, min(n_shards, -(-nbytes // _PART_NBYTES)))
         try:
             outs = self._link.run(
-                lambda: self._reduced(brought, flats, parts, deadline)
+                lambda: wait(self._reduced(brought, flats, parts, deadline))
             )
         except (ValueError, ConsistencyError):
             # All trainers get this error. A caller repeats an all-reduce that it gave

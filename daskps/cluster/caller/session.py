@@ -26,11 +26,7 @@ from daskps.cluster.caller.uncommitted import Uncommitted
 from daskps.cluster.machine.leases import LEAST_LIMIT, BufferPool
 from daskps.cluster.protocol.deadline import Deadline
 from daskps.cluster.protocol.wellformed import MOST_SECONDS
-from daskps.errors import (
-    ContributionLostError,
-    PushRejectedError,
-    RunCancelledError,
-)
+from daskps.errors import ContributionLostError, PushRejectedError, RunCancelledError
 from daskps.shards.steps import NOTHING, Step
 from daskps.version import Version
 
@@ -410,11 +406,12 @@ class Session:
         """Wait until every live trainer has called it as often as this one."""
         with self._lock:
             deadline = self._deadline(timeout, "a barrier")
-            with self._uncommitted.sending_again(self.shards, self._step(), self._last):
-                clock = self.link.run(lambda: self._meet(deadline))
+            wait = self._uncommitted.waiter(self.shards, self._step(), self._last)
+            clock = self.link.run(lambda: wait(self._meet(deadline)))
             if self.bsp:
-                # A cut may hold a round back that all trainers have delivered.
-                step = self._step()._replace(clock=clock)
+                # A cut may hold a round back that all trainers have delivered. One that
+                # has to make its last step again has not.
+                step = self._step()._replace(clock=min(clock, self.clock))
                 self._call(routes.barrier(self.meta, step), deadline)
             self.barriers.number += 1
 
@@ -448,8 +445,10 @@ class Session:
         """Combine arrays with those of the other trainers; see :class:`Allreduces`."""
         with self._lock:
             deadline = self._deadline(timeout, "an allreduce")
-            with self._uncommitted.sending_again(self.shards, self._step(), self._last):
-                return self.allreduces.reduce(brought, flats, self.clock, deadline)
+            wait = self._uncommitted.waiter(self.shards, self._step(), self._last)
+            return self.allreduces.reduce(
+                brought, flats, self.clock, deadline, wait=wait
+            )
 
     def finish(self) -> None:
         """Tell every shard and the directory to wait for this trainer no longer."""

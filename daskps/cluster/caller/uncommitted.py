@@ -9,8 +9,7 @@ not. The shards get one sum, made as a shard would have made it: the same bits.
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from daskps.cluster.caller import routes
 from daskps.cluster.caller.row_routes import joined_rows
@@ -20,7 +19,7 @@ from daskps.errors import ContributionLostError
 from daskps.shards.steps import GRADIENT, NOTHING, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from daskps.cluster.caller.client import ShardClient
     from daskps.cluster.caller.routes import Request
@@ -87,34 +86,42 @@ class Uncommitted:
         self._sums.clear()
         self._rows.clear()
 
-    @contextmanager
-    def sending_again(
+    def waiter(
         self, shards: ShardClient, step: Step, last: Request | None
-    ) -> Iterator[None]:
-        """Send the last step to copies that take over, while its trainer asks no shard.
+    ) -> Callable[[Awaitable[Any]], Awaitable[Any]]:
+        """Return a function that waits for other trainers, where no shard is asked.
 
-        It waits for other trainers, and these for it there. A shard that lacks the last
-        step refuses `step`, a read.
+        Meanwhile it sends the last step to copies that take over: the others may wait
+        for it there. A shard that lacks it refuses `step`, a read. A trainer that was
+        started again has no last step; the wait ends with ContributionLostError, so
+        that it starts once more.
         """
-        if last is None:
-            yield
-            return
-        request, deadline = last, Deadline(None, "a look for the last step")
-        asks = routes.push(self._meta, {}, step, everywhere=True)
 
-        async def look() -> None:
+        async def look() -> Never:
+            deadline = Deadline(None, "a look for the last step")
+            asks = routes.push(self._meta, {}, step, everywhere=True)
             while True:
                 await asyncio.sleep(_LOOK_SECONDS)
                 try:
                     await shards.call_async(asks, deadline)
                 except ContributionLostError:
-                    await shards.call_async(request, deadline)
+                    if last is None:
+                        raise
+                    await shards.call_async(last, deadline)
 
-        looking = shards.link.start(look)
-        try:
-            yield
-        finally:
-            looking.stop()
+        async def wait(work: Awaitable[Any]) -> Any:
+            if not step.floor:
+                # Nothing was sent yet, or no shard has a copy.
+                return await work
+            both = found, _ = asyncio.ensure_future(work), asyncio.ensure_future(look())
+            try:
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                return await (found if found in done else done.pop())
+            finally:
+                for future in both:
+                    future.cancel()
+
+        return wait
 
     def _numbers(self, arrays: Mapping[Any, Array]) -> Mapping[int, Array]:
         if self._codec is None or not _are_words(arrays):

@@ -53,19 +53,20 @@ class EpochReport:
 class CountedCalls:
     """How far the ranks are in calls that all trainers make equally often."""
 
-    #: By rank its clock, the first of its calls at that clock, and the last one.
-    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    #: By rank its clock, the first of its calls at that clock, the last one, and clock
+    #: and first call before.
+    places: dict[int, tuple[int, int, int, int, int]] = field(default_factory=dict)
 
     def note(self, rank: int, clock: int, number: int) -> None:
         """Note which call a rank is at."""
-        before, first, last = self.places.get(rank, (-1, 0, -1))
-        if clock > before:
-            first = number
-        self.places[rank] = max(clock, before), first, max(number, last)
+        at, first, last, *before = self.places.get(rank, (-1, 0, -1, -1, 0))
+        if clock > at:
+            at, first, before = clock, number, [at, first]
+        self.places[rank] = at, first, max(number, last), before[0], before[1]
 
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """Return the clock of a rank, the first of its calls at it, and the last one."""
-        return self.places.get(rank, (0, 0, -1))
+    def place(self, rank: int) -> tuple[int, int, int, int, int]:
+        """Return where a rank is, as in `places`."""
+        return self.places.get(rank, (0, 0, -1, -1, 0))
 
 
 @dataclass
@@ -171,7 +172,7 @@ class RunState:
         return {
             "allreduces": of.get(rank),
             "barriers": self.barriers.places.get(rank),
-            "latest": max((last for _, _, last in of.values()), default=-1),
+            "latest": max((last for _, _, last, *_ in of.values()), default=-1),
         }
 
     @property
@@ -182,7 +183,7 @@ class RunState:
     def count_barriers(self) -> bool:
         """Count the barriers that all live trainers have reached; say if one is new."""
         places = [self.barriers.place(rank) for rank in self.live]
-        reached = min((last + 1 for _, _, last in places), default=0)
+        reached = min((last + 1 for _, _, last, *_ in places), default=0)
         is_new = reached > self.passed
         if is_new:
             self.passed, self.passed_clock = reached, min(places)[0]

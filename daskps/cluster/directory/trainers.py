@@ -119,7 +119,7 @@ class TrainerMessages:
         if clock < 0 or not 0 <= number <= calls.place(rank)[2] + 1:
             raise ProtocolError(f"barrier {number} at clock {clock}")
         if entry.bsp and entry.restartable and number >= entry.passed:
-            for at, _, last in calls.places.values():
+            for at, _, last, *_ in calls.places.values():
                 if last == number and at != clock:
                     raise ValueError(
                         f"trainer {rank} calls a barrier at clock {clock} for which "

@@ -171,7 +171,7 @@ def test_who_starts_again_goes_on_where_the_last_shard_is(
         barriers=CallCount(),
     )
     heard: list[Any] = []
-    told = {"allreduces": (2, 5, 7), "barriers": (1, 3, 4), "latest": 7}
+    told = {"allreduces": (2, 5, 7, 1, 4), "barriers": (1, 3, 4, 0, 0), "latest": 7}
     Session.resume(session, 2, told)
     assert (session.clock, session.sequence) == place
     assert heard == [(told, 2)]
