@@ -149,12 +149,14 @@ class ShardMoves:
     def on_removed(self, worker: str, names: Sequence[str], memory: str) -> None:
         """Hear what went with a worker that was the last one of its memory."""
         gone, why = set(names), "was closed, as were all others of its machine"
+        here = get_address_host(worker), memory
         for entry in self.stores.values():
-            shards = {row[0] for row in entry.segments if row[1] in gone}
-            for shard in entry.away:
+            shards = set[int]()
+            for shard, name, *_ in entry.segments:
+                host = get_address_host(owner := entry.owners[shard])
+                was_here = (host, entry.memories.get(owner)) == here
                 # One that adopted it may have renamed it, and left before it said so.
-                had = entry.memories.get(owner := entry.owners[shard], memory)
-                if (get_address_host(owner), had) == (get_address_host(worker), memory):
+                if name in gone or (was_here and shard in entry.away):
                     shards.add(shard)
             if shards := shards - entry.lost.keys():
                 self._give_up(entry, shards)

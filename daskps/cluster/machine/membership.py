@@ -464,7 +464,7 @@ HERE = Machine()
 
 
 def memory_id() -> str:
-    """Return what tells the directory of shared memory from those of other containers.
+    """Return what tells this user's shared memory from that of other containers.
 
     They may have the same address; "" where there is none.
     """
@@ -472,4 +472,4 @@ def memory_id() -> str:
         status = os.stat(config.load().shared_memory)
     except OSError:
         return ""
-    return f"{status.st_dev}:{status.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}:{os.getuid()}"

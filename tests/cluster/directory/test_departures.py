@@ -535,6 +535,7 @@ def test_lost_after_is_configured() -> None:
 def test_memory_that_was_renamed_goes_with_the_last_of_its_machine() -> None:
     """One that adopts the shard renames it, and leaves before it can say so."""
     cluster = Cluster(ONE, FAR)
+    cluster.entry.memories[DEAD] = "1:1"
     cluster.answers = {
         (ONE, "adopt"): said("found", f"worker {ONE} is leaving too"),
         (FAR, "adopt"): said("absent"),
@@ -546,15 +547,33 @@ def test_memory_that_was_renamed_goes_with_the_last_of_its_machine() -> None:
 
 
 def test_memory_of_another_machine_stays_where_one_removes_its_own() -> None:
-    """Also behind the same address, as of two containers."""
-    for worker, memory in ((FAR, "1:1"), (ONE, "2:2")):
+    """Also behind the same address, as of two containers; of one nobody has heard."""
+    for worker, memory, of in (
+        (FAR, "1:1", "1:1"),
+        (ONE, "2:2", "1:1"),
+        (ONE, "1:1", ""),
+    ):
         cluster = Cluster(worker)
-        cluster.entry.memories[DEAD] = "1:1"
+        cluster.entry.memories = {DEAD: of} if of else {}
         cluster.answers = {(worker, "adopt"): said("unknown")}
         cluster.answers[worker, "look"] = said("unknown")
         gone = [f"{6:016x}-{7:016x}"]
         look_after(cluster, 1.0, partial(cluster.leaves, worker, gone, memory))
         assert cluster.events == []
+
+
+def test_memory_that_nobody_shares_does_not_go_with_a_machine() -> None:
+    """A worker that is no member there hands its shard over just then."""
+    cluster = Cluster(DEAD, ONE)
+    cluster.entry.segments = []
+    cluster.entry.memories[DEAD] = "1:1"
+
+    async def watch() -> None:
+        cluster.entry.set_away([0], "hands it over")
+        cluster.leaves(ONE, [f"{6:016x}-{7:016x}"])
+
+    virtual.run(watch())
+    assert cluster.events == []
 
 
 # -- second copies ---------------------------------------------------------------------
