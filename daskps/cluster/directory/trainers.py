@@ -201,6 +201,9 @@ class TrainerMessages:
     def on_finished(self, run: int, rank: int, clock: int) -> int:
         """Hear that a trainer has ended, as all shards have; return how many have."""
         entry = self._runs.get_open(run, rank)
+        if entry.fenced:
+            # The run may end before the round of the last step that shards have taken.
+            raise RunCancelledError(f"run {run} is over: {entry.fenced}")
         entry.finished.add(rank)
         entry.clock = max(entry.clock, clock)
         entry.count_barriers()

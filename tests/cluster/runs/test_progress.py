@@ -81,6 +81,19 @@ def test_an_epoch_is_told_when_all_live_trainers_have_ended_it() -> None:
     asyncio.run(check())
 
 
+def test_a_trainer_does_not_end_well_in_a_run_that_is_being_fenced() -> None:
+    """Shards may have taken its last step, and end the run before that round."""
+    nobody: Any = None
+    runs = Runs(nobody, nobody, nobody)
+    run = runs.open[1] = run_of(2, bsp=True)
+    trainers = TrainerMessages(nobody, runs)
+    assert trainers.on_finished(1, 0, 4) == 1
+    run.fenced = RunCancelledError("cancelled by its caller")
+    with pytest.raises(RunCancelledError, match="run 1 is over: cancelled by"):
+        trainers.on_finished(1, 1, 4)
+    assert run.finished == {0}
+
+
 def test_rounds_go_on_where_others_have_their_mailboxes() -> None:
     run = run_of(2, bsp=True)
     run.mailboxes = {"rows": [[0, "block", 8, 1]]}
