@@ -312,7 +312,9 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 11, 9, "a copy that was to take over leaves what was adopted"),
     ("cluster", 1, 1, "the scheduler does other work as it looks for room for copies"),
     ("cluster", 7, 7, "memory that was renamed goes with the last of its machine"),
-    ("cluster", 11, 9, "a trainer that waits for others starts once more, too"),
+    ("cluster", 16, 16, "a trainer that waits for others starts once more, too"),
+    ("cluster", 2, 2, "a trainer does not end well in a run that is being fenced"),
+    ("cluster", 2, 2, "memory of others does not go with the last of a machine"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

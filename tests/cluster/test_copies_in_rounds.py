@@ -261,10 +261,14 @@ def one_meets_first(trainer: Any, meets: str) -> None:
         act(trainer, k)
         if trainer.rank:
             trainer.pull("w")
-        if meets == "barrier":
-            trainer.barrier()
-        else:
-            trainer.allreduce(np.ones(1))
+        meet_others(trainer, meets)
+
+
+def meet_others(trainer: Any, meets: str) -> None:
+    if meets == "barrier":
+        trainer.barrier()
+    elif meets == "allreduce":
+        trainer.allreduce(np.ones(1))
 
 
 @pytest.mark.parametrize("meets", ["barrier", "allreduce"])
@@ -278,9 +282,19 @@ def test_a_trainer_that_waits_elsewhere_sends_again(four, meets, monkeypatch):
     assert promoted(four) == 1
 
 
-@pytest.mark.parametrize("loop", [pushes, "barrier", "allreduce"])
+def meets_before_the_push(trainer: Any, meets: str) -> None:
+    for k in range(trainer.clock, ROUNDS):
+        meet_others(trainer, meets)
+        g = grads(trainer, k)
+        wait(trainer, k)
+        trainer.push(g)
+        act(trainer, k)
+
+
+@pytest.mark.parametrize("meet", ["", "barrier", "allreduce"])
+@pytest.mark.parametrize("loop", [one_meets_first, meets_before_the_push])
 def test_a_trainer_that_was_started_again_makes_a_step_once_more(
-    four, loop, monkeypatch
+    four, loop, meet, monkeypatch
 ):
     """Its step was in when it began, and went with an owner after that."""
     monkeypatch.setattr(uncommitted, "_LOOK_SECONDS", 0.05)
@@ -299,12 +313,50 @@ def test_a_trainer_that_was_started_again_makes_a_step_once_more(
         return found
 
     monkeypatch.setattr(Session, "deliver", succeed)
-    how: dict[str, Any] = {"resumable": True}
-    if isinstance(loop, str):
-        # Its own call for the weights is not what tells it.
-        loop, how["parts"] = one_meets_first, [loop] * 3
+    how: dict[str, Any] = {"resumable": True, "parts": [meet] * 3}
     expected = trained(four, loop, lambda store: None, **how)
     assert trained(four, loop, partial(end_owner, four), **how) == expected
+    assert promoted(four) == 1
+
+
+def mean_error(params: Any, X: Any, y: Any) -> Any:
+    return {"w": params["w"] - X.mean()}
+
+
+def test_an_epoch_is_reported_once_copies_have_its_rounds(four, monkeypatch):
+    """One that was started again waits there for others, and they for its last step."""
+    deliver, report = Session.deliver, Session.report
+    again, servers = threading.Event(), sorted(four.scheduler.workers)
+    NOW.done.clear()
+
+    def fail_once(session: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have trainer 0 start again behind the last step of an epoch."""
+        if session.clock == 1 and not NOW.done.is_set():
+            if session.rank == 0 and not again.is_set():
+                again.set()
+                deliver(session, args[0], None)
+                raise ContributionLostError("as if its worker had gone")
+            assert NOW.done.wait(60)
+        return deliver(session, *args, **kwargs)
+
+    def end_and_report(session: Any, *args: Any) -> Any:
+        if session.rank == 0 and not NOW.done.is_set():
+            assert session.clock == 2
+            four.end(owner)
+            NOW.done.set()
+        return report(session, *args)
+
+    monkeypatch.setattr(Session, "deliver", fail_once)
+    monkeypatch.setattr(Session, "report", end_and_report)
+    how: Any = {"epochs": 2, "batch_size": 2, "trainers": 3, "workers": servers[2:]}
+    how |= {"stop": lambda history: False, "timeout": 60}
+    rule, spec = optim.SGD(0.1), {"w": np.zeros(5)}
+    more: Any = {"shards": 2, "copies": 2, "servers": servers[:2]}
+    with daskps.create(spec, optimizer=rule, **more) as store:
+        until(partial(has_all, four, store))
+        owner = store.placement[0]
+        daskps.train(store, mean_error, np.arange(12.0)[:, None], **how)
+        assert store.version == 4
     assert promoted(four) == 1
 
 

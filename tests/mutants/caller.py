@@ -244,6 +244,24 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "who-makes-a-step-again-waits-for-it-in-a-barrier",
+        "daskps.cluster.caller.session:Session.barrier",
+        "step = self._step()._replace(clock=min(clock, self.clock))",
+        "step = self._step()._replace(clock=clock)",
+        (
+            "tests/cluster/test_copies_in_rounds.py::test_a_trainer_that_was_started_again_makes_a_step_once_more",
+        ),
+    ),
+    Mutant(
+        "epochs-are-reported-before-copies-have-their-rounds",
+        "daskps.cluster.caller.session:Session.report",
+        "if self._keeps_last:",
+        "if False:",
+        (
+            "tests/cluster/test_copies_in_rounds.py::test_an_epoch_is_reported_once_copies_have_its_rounds",
+        ),
+    ),
+    Mutant(
         "barriers-do-not-wait-for-rounds-that-a-cut-holds",
         "daskps.cluster.caller.session:Session.barrier",
         "if self.bsp:",

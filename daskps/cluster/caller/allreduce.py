@@ -43,6 +43,8 @@ class CallCount:
     def __init__(self) -> None:
         #: Number of the next call, of the first call at this clock, and the clock.
         self.number, self.first, self.clock = 0, 0, -1
+        #: The first call at the clock before, whose step may have to be made again.
+        self.before = 0
         #: Of the rank's trainers before this one the number of the last call, and by
         #: clock those of the first ones.
         self._last, self._firsts = -1, dict[int, int]()
@@ -56,7 +58,7 @@ class CallCount:
             at, first, self._last, before, first_before = place
             self._firsts = {before: first_before, at: first}
             self.number = self.first = self._from(clock)
-            self.clock = clock
+            self.before, self.clock = self._from(clock - 1), clock
 
     def at(self, clock: int) -> int:
         """Return the number of a call at a clock.
@@ -66,7 +68,7 @@ class CallCount:
         """
         if clock > self.clock:
             self.number = max(self.number, self._from(clock))
-            self.first, self.clock = self.number, clock
+            self.before, self.first, self.clock = self.first, self.number, clock
         return self.number
 
     def _from(self, clock: int) -> int:
@@ -169,7 +171,10 @@ class Allreduces:
         if number == 0 or self._restartable or number <= self._behind:
             told = await self._tell(deadline)
             self._restartable = told["restartable"]
-        floor = self._calls.first if self._restartable else number
+        goes_back = self._bsp and self._shards.meta.copies > 1
+        floor = self._calls.before if goes_back else self._calls.first
+        if not self._restartable:
+            floor = number
         brought = self._placed(brought)
         self._where = self._where or self._shards.meta.where
         outs = [np.empty_like(flat) for flat in flats]

@@ -409,8 +409,7 @@ class Session:
             wait = self._uncommitted.waiter(self.shards, self._step(), self._last)
             clock = self.link.run(lambda: wait(self._meet(deadline)))
             if self.bsp:
-                # A cut may hold a round back that all trainers have delivered. One that
-                # has to make its last step again has not.
+                # A cut may hold a round back that all have delivered, or this one lacks.
                 step = self._step()._replace(clock=min(clock, self.clock))
                 self._call(routes.barrier(self.meta, step), deadline)
             self.barriers.number += 1
@@ -485,9 +484,11 @@ class Session:
 
     def report(self, epoch: int, report: dict[str, Any]) -> bool:
         """Report an epoch, return whether to stop."""
-        work = self.link.directory(
-            "report", run=self.run, rank=self.rank, epoch=epoch, report=report
-        )
+        if self._keeps_last:
+            # Others may wait for its last step at a copy, and this one for them here.
+            self._call(routes.barrier(self.meta, self._step()), self._forever)
+        about: Any = {"rank": self.rank, "epoch": epoch, "report": report}
+        work = self.link.directory("report", run=self.run, **about)
         return bool(self.link.run(lambda: work))
 
     def _next_number(self, kind: str, tick: bool) -> int:

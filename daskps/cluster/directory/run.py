@@ -53,8 +53,8 @@ class EpochReport:
 class CountedCalls:
     """How far the ranks are in calls that all trainers make equally often."""
 
-    #: By rank its clock, the first of its calls at that clock, the last one, and clock
-    #: and first call before.
+    #: By rank its clock, its first call at that clock, its last call of all, and the
+    #: clock before with its first call.
     places: dict[int, tuple[int, int, int, int, int]] = field(default_factory=dict)
 
     def note(self, rank: int, clock: int, number: int) -> None:
