@@ -315,6 +315,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 16, 16, "a trainer that waits for others starts once more, too"),
     ("cluster", 2, 2, "a trainer does not end well in a run that is being fenced"),
     ("cluster", 2, 2, "memory of others does not go with the last of a machine"),
+    ("cluster", 3, 3, "shards hear of what was given up, however long they are away"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

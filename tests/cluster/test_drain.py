@@ -16,7 +16,9 @@ import pytest
 
 import daskps
 from daskps import RowGrad, TableSpec, optim
+from daskps.cluster.caller import client as caller
 from daskps.cluster.directory import drains, move
+from daskps.cluster.protocol.deadline import Deadline
 from daskps.shards import states
 from daskps.shards.memory import areas
 from tests import inprocess, seams
@@ -661,6 +663,29 @@ def test_what_was_given_up_is_told_to_shards_that_have_moved(three):
         asyncio.run_coroutine_threadsafe(drain, three.loop.asyncio_loop).result()
         (producer,) = {of.id for of in three.link.producers.values()}
         seams.shards_of(store).acknowledge(producer, 7)
+        (moved,) = (of.shard for host in three.hosts for of in host.shards.values())
+        until(lambda: moved.in_flight.floor(producer) == 7, 20)
+
+
+def test_what_was_given_up_is_told_however_long_a_shard_is_away(three, monkeypatch):
+    deadlines = []
+
+    def made(*about):
+        deadlines.append(about)
+        return Deadline(*about)
+
+    monkeypatch.setattr(caller, "_CONTROL_SECONDS", 0.2)
+    monkeypatch.setattr(caller, "Deadline", made)
+    with daskps.create({"w": np.zeros(6)}, shards=1, servers="all") as store:
+        store.add({"w": np.ones(6)})
+        drain = three.directory.drains.on_drain(store.uid, store.placement[0])
+        asyncio.run_coroutine_threadsafe(drain, three.loop.asyncio_loop).result()
+        entry = three.directory.stores[store.uid]
+        three.loop.add_callback(entry.set_away, [0], "its owner is stopped")
+        (producer,) = {of.id for of in three.link.producers.values()}
+        seams.shards_of(store).acknowledge(producer, 7)
+        until(lambda: deadlines.count((0.2, "an acknowledgement")) == 3, 20)
+        three.loop.add_callback(entry.settle, [0])
         (moved,) = (of.shard for host in three.hosts for of in host.shards.values())
         until(lambda: moved.in_flight.floor(producer) == 7, 20)
 

@@ -186,6 +186,8 @@ class ShardClient:
     def acknowledge(self, owner: int, floor: int, run: int = 0) -> None:
         """Tell the hosts, without waiting, which steps are no longer under way.
 
+        A shard may be away for long; once it is back a cut would wait for the steps.
+
         Parameters
         ----------
         owner : int
@@ -195,13 +197,16 @@ class ShardClient:
         run : int
             The trainer's run.
         """
-        deadline = Deadline(_CONTROL_SECONDS, "an acknowledgement")
         about = {"run": run, "owner": owner, "floor": floor}
 
         async def tell() -> None:
             # The next step of that producer or trainer says the same, if there is one.
             with contextlib.suppress(OSError, DaskPSError):
-                await self.control("acknowledge", deadline, **about)
+                while True:
+                    deadline = Deadline(_CONTROL_SECONDS, "an acknowledgement")
+                    with contextlib.suppress(TimeoutError):
+                        await self.control("acknowledge", deadline, **about)
+                        return
 
         self.link.start(tell)
 
