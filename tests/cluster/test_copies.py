@@ -489,7 +489,7 @@ def test_a_shard_that_gets_no_copy_costs_no_other_one_its_own(
         for shard in (0, 1):
             three.loop.add_callback(copies.strike, entry, shard, "is struck off")
         three.end([*three.scheduler.workers][2])
-        until(lambda: "pair" in caplog.text)
+        until(lambda: "has yet to get second copies" in caplog.text)
         assert [*entry.copies] == [1 - fails]
         assert entry.copies[1 - fails].counts
         told = [of for _, of in three.scheduler.events if of["action"] == "copies-made"]

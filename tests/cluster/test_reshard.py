@@ -739,7 +739,7 @@ def test_a_copy_that_takes_over_as_a_reshard_fails_is_the_owner(three):
         thread.start()
         assert held.reached.wait(60)
         entry.segments = [(0, "memory", 1, 1)]
-        three.loop.add_callback(directory.moves.on_removed, third, ["memory"])
+        three.loop.add_callback(directory.moves.on_removed, third, ["memory"], "")
         assert owns.reached.wait(60)
         entry.segments = []
         held.go_on(OSError("nobody is there"))
