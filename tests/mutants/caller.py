@@ -240,11 +240,11 @@ MUTANTS = (
         "made = (first for at, first in self._firsts.items() if at >= clock)",
         "made = (first for at, first in self._firsts.items() if at == clock)",
         (
-            "tests/training/test_barrier.py::test_who_has_to_make_a_step_again_makes_the_calls_of_its_clock",
+            "tests/training/test_barrier.py::test_a_trainer_that_makes_a_step_again_repeats_its_calls",
         ),
     ),
     Mutant(
-        "who-makes-a-step-again-waits-for-it-in-a-barrier",
+        "a-barrier-waits-for-a-step-that-its-trainer-lacks",
         "daskps.cluster.caller.session:Session.barrier",
         "step = self._step()._replace(clock=min(clock, self.clock))",
         "step = self._step()._replace(clock=clock)",

@@ -235,7 +235,7 @@ def test_who_starts_again_makes_the_calls_of_its_clock_again():
         ([2, 2, 4, 4], 3, [4, 4, 6], [2, 3, 4]),
     ],
 )
-def test_who_has_to_make_a_step_again_makes_the_calls_of_its_clock(
+def test_a_trainer_that_makes_a_step_again_repeats_its_calls(
     clocks, back, again, numbers
 ):
     """The step went with the owner of a shard, after calls at the next clock."""

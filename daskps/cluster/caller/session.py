@@ -409,7 +409,7 @@ class Session:
             wait = self._uncommitted.waiter(self.shards, self._step(), self._last)
             clock = self.link.run(lambda: wait(self._meet(deadline)))
             if self.bsp:
-                # A cut may hold a round back that all have delivered, or this one lacks.
+                # A cut may hold a round back; this trainer may have to send it again.
                 step = self._step()._replace(clock=min(clock, self.clock))
                 self._call(routes.barrier(self.meta, step), deadline)
             self.barriers.number += 1
