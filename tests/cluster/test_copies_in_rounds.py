@@ -30,7 +30,7 @@ from tests.support import until
 #: Rounds of a run, and the round in which something happens.
 ROUNDS, AT = 6, 3
 #: A loop that is sent to trainers finds here what a test does in their midst.
-NOW = SimpleNamespace(act=None, done=threading.Event())
+NOW = SimpleNamespace(act=None, done=threading.Event(), second=threading.Event())
 TABLE = daskps.TableSpec(rows=None, dim=2)
 
 
@@ -477,10 +477,15 @@ def test_a_run_that_fails_then_leaves_complete_rounds(four):
 
 
 def ones(trainer: Any, part: Any) -> None:
+    """Trainer 2 is the last one in, on each shard: else two could wait for each other."""
     for k in range(ROUNDS):
         wait(trainer, k)
+        if k == AT and trainer.rank == 2:
+            assert NOW.second.wait(60)
         trainer.push({"w": np.ones(6)})
         act(trainer, k)
+        if k == AT and trainer.rank == 1:
+            NOW.second.set()
 
 
 def under(hosted: Any, function: Callable[[Any], Any]) -> None:
@@ -492,6 +497,7 @@ def test_shards_are_a_round_apart_at_most_where_a_cut_has_held_one(four):
     """Else one has two rounds more than a copy that takes over as the run is fenced."""
     first, second, *others = sorted(four.scheduler.workers)
     NOW.done.clear()
+    NOW.second.clear()
     params = {"w": np.zeros(6)}
     how: Any = {"shards": 2, "copies": 2, "optimizer": optim.SGD(1.0)}
     with daskps.create(params, servers=[first, second], **how) as store:
