@@ -316,6 +316,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "a trainer does not end well in a run that is being fenced"),
     ("cluster", 2, 2, "memory of others does not go with the last of a machine"),
     ("cluster", 3, 3, "shards hear of what was given up, however long they are away"),
+    ("cluster", 13, 10, "copies and drains keep to machines, servers and one daskps"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

@@ -82,7 +82,9 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
         """Move all shards of this store off a worker, while everything goes on.
 
         Calls that meet a shard on its way wait for it, and each push counts once. A
-        store that is made or restored later may have shards there again.
+        shard that is sent has no second copy meanwhile; it gets one after that, and so do
+        shards whose second copy was on that worker. A store that is made, restored or
+        resharded later may have shards there again.
 
         Parameters
         ----------
@@ -104,7 +106,11 @@ class ParameterStore(Owned, Writable, Readable, Viewable, Closable):
         NotEnoughWorkersError
             For the only worker.
         LayoutError
-            If no other worker has room for a shard.
+            If no other worker has room for a shard, or the shards are on a device.
+        ConsistencyError
+            If a shard stays where it is, after three tries to move it.
+        ProtocolError
+            Where the worker that is to have a shard has another daskps.
         ShardBusyError
             While another call drains the same worker.
         ShardLostError, StoreClosedError, TimeoutError

@@ -46,6 +46,7 @@ from tests.cluster.killing_copies import (
 from tests.cluster.test_drain import (
     Held,
     all_of,
+    answer,
     drain_beside,
     drain_first,
     five_steps,
@@ -268,6 +269,37 @@ def test_a_copy_stays_where_the_machine_that_joins_has_no_room(three, monkeypatc
         until(lambda: all(copy.counts for copy in entry.copies.values()))
         assert [entry.copies[i].worker for i in (0, 2)] == [second, second]
         three.loop.add_callback(entry.settle, [0])
+
+
+def test_a_copy_lies_on_its_owner_s_machine_where_others_have_no_room(
+    three, monkeypatch
+):
+    [first, second, third] = three.scheduler.workers
+    monkeypatch.setattr(standby, "get_address_host", lambda worker: worker == third)
+    three.scheduler.workers[third].memory_limit = 1000
+    with daskps.create({"w": np.zeros(600)}, servers=[first], copies=2) as store:
+        (copy,) = three.directory.stores[store.uid].copies.values()
+        assert copy.worker == second
+
+
+def test_a_copy_that_found_its_owner_s_memory_goes_to_a_machine_that_joins(
+    three, monkeypatch
+):
+    """Its address is another one, but they share a machine."""
+    monkeypatch.setattr(standby, "get_address_host", str)
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
+    [first, second, third] = three.scheduler.workers
+    answer(three, second, "look", [{"sight": standby.Sight.FOUND}])
+    three.scheduler.workers[third].status = Status.paused
+    with daskps.create({"w": np.zeros(600)}, servers=[first], copies=2) as store:
+        entry = three.directory.stores[store.uid]
+        assert entry.copies[0].worker == second
+        three.loop.add_callback(three.directory.copies.worker_came)
+        three.scheduler.workers[third].status = Status.running
+        three.loop.add_callback(three.directory.copies.worker_came)
+        until(lambda: 0 in entry.copies and entry.copies[0].worker == third)
+        until(lambda: entry.copies[0].counts)
+        assert store.add({"w": np.ones(600)}) == 1
 
 
 def test_a_copy_lies_where_its_owner_s_memory_is_not(tmp_path):
@@ -1239,7 +1271,7 @@ def test_what_both_copies_need_is_said_where_they_do_not_fit(three, limit):
         sizes = three.directory.stores[store.uid].sizes.values()
     for about in three.scheduler.workers.values():
         about.memory_limit = (1 if limit == "the shards" else 3) * max(sizes)
-    need = rf"copies=2 needs {2 * sum(sizes):,} bytes in all"
+    need = f"copies=2 needs {2 * sum(sizes):,} bytes in all, copies=1 half of it"
     with pytest.raises(daskps.LayoutError, match=rf"{need}$"):
         daskps.create({"w": np.zeros(400_000)}, copies=2)
     assert not three.directory.stores

@@ -44,6 +44,12 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture
+def four() -> Iterator[Cluster]:
+    with inprocess.cluster(4) as cluster:
+        yield cluster
+
+
 def drain_first(store: Any) -> None:
     """Drain the owner of the first shard; nothing of the store stays there."""
     owner = store.placement[0]
@@ -270,6 +276,44 @@ def test_no_room_is_said_before_anything_moves(three):
         assert store.placement == before
         assert three.directory.stores[store.uid].drained == set()
         store.add({"w": np.ones(60_000)})
+
+
+def test_a_worker_of_another_protocol_is_refused_by_name(three):
+    """It has joined since the store was made."""
+    first, second, third = three.scheduler.workers
+    answer(three, third, "hello", {"protocol": 99, "version": "9.9"})
+    with daskps.create({"w": np.zeros(6)}, servers=[first, second], shards=2) as store:
+        three.scheduler.workers[second].memory_limit = 1000
+        with pytest.raises(daskps.ProtocolError, match=f"{third}.* 99 .*9.9"):
+            store.drain(first)
+        assert store.placement == (first, second)
+        store.add({"w": np.ones(6)})
+
+
+def test_shards_on_a_device_are_refused(three):
+    with daskps.create({"w": np.zeros(6)}, shards=1) as store:
+        (entry,) = three.directory.stores.values()
+        entry.device = "fake"
+        with pytest.raises(daskps.LayoutError, match="on device 'fake'"):
+            store.drain(store.placement[0])
+        entry.device = ""
+        assert entry.drained == set()
+        store.add({"w": np.ones(6)})
+
+
+def test_shards_go_to_servers_first_and_last_to_what_was_drained(four):
+    """Whatever others have: a trainer has nothing of any store."""
+    first, second, third, fourth = four.scheduler.workers
+    for worker in (first, second):
+        four.scheduler.workers[worker].resources = {"PS": 1}
+    with daskps.create({"w": np.zeros(600)}, shards=2) as store:
+        assert store.placement == (first, second)
+        store.drain(first)
+        assert store.placement == (second, second)
+        store.drain(second)
+        assert {*store.placement} == {third, fourth}
+        store.drain(third)
+        assert store.placement == (fourth, fourth)
 
 
 def drain_beside(store: Any) -> tuple[threading.Thread, list[Any]]:
@@ -736,6 +780,19 @@ def test_more_rows_may_change_meanwhile_than_a_log_takes(three, monkeypatch):
         thread.join()
         assert (found, begins.n) == ([[0]], 1)
         assert store["t"].pull(np.arange(40)).sum() == 12.0
+
+
+def answer(cluster: Cluster, worker: str, method: str, value: Any) -> None:
+    """Have a host answer messages of a name with something else."""
+    handlers = cluster.doors[worker].handlers
+    control = handlers["daskps_control"]
+
+    async def handle(**message: Any) -> Any:
+        if message["method"] == method:
+            return {"status": "OK", "value": value}
+        return await control(**message)
+
+    handlers["daskps_control"] = handle
 
 
 class Held:

@@ -467,6 +467,15 @@ def test_no_room_is_said_before_anything_is_built(apart):
         store.add({"w": np.ones(60_000)})
 
 
+def test_no_room_for_copies_advises_what_a_reshard_can_do(apart):
+    with daskps.create({"w": np.zeros(60_000)}, shards=2, copies=2) as store:
+        for about in apart.scheduler.workers.values():
+            about.memory_limit = 4_300_000
+        with pytest.raises(daskps.LayoutError, match="copies need") as error:
+            store.reshard(3)
+        assert "copies=" not in str(error.value)
+
+
 def test_shards_on_a_device_are_refused(three):
     with daskps.create({"w": np.zeros(6)}, shards=2) as store:
         entry_of(three, store).device = "fake"

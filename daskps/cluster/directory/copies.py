@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import uuid
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from daskps.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distributed.scheduler import WorkerState
 
@@ -147,20 +146,24 @@ class SecondCopies:
 
     def worker_came(self) -> None:
         """Hear that a worker came, which has no host yet."""
-        asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._move_apart)
+        self._hosts.spawn(self._move_apart(_AGAIN_SECONDS))
 
-    def _move_apart(self) -> None:
-        """Have copies made elsewhere that are where their owner is, and need not be."""
-        held = held_bytes(self._stores.values())
-        for entry in self._stores.values():
+    async def _move_apart(self, seconds: float = 0.0) -> None:
+        """Have copies made elsewhere that are where their owner is, one after the other."""
+        await asyncio.sleep(seconds)
+        for entry in [*self._stores.values()]:
             for shard, copy in [*entry.copies.items()]:
-                owner = entry.owners[shard]
-                is_together = get_address_host(copy.worker) == get_address_host(owner)
-                # One that may have to take over stays, and so do those where no room is.
-                if is_together and copy.counts and shard not in entry.without_owner:
-                    with contextlib.suppress(LayoutError):
-                        find_room(entry, [shard], held, self._apart(entry, owner))
-                        self.strike(entry, shard, "moves to another machine")
+                if copy.is_together and copy.counts:
+                    # `_keep_making` says what keeps a store from its copies.
+                    with contextlib.suppress(Exception):
+                        await self._try_apart(entry, shard, copy)
+
+    async def _try_apart(self, entry: StoreEntry, shard: int, copy: Copy) -> None:
+        new = await self._target(entry, shard, entry.owners[shard])
+        is_same = entry.copies.get(shard) is copy and shard not in entry.without_owner
+        if is_same and not new.is_together:
+            await asyncio.wait({self.strike(entry, shard, "moves to another machine")})
+            await self._make_all(entry)
 
     def worker_left(self, worker: str) -> None:
         """Hear that a worker has left, maybe with copies."""
@@ -243,20 +246,18 @@ class SecondCopies:
             return entry.uid in self._stores and is_owned and shard not in entry.copies
 
         if lacks():
-            worker, is_together = await self._target(entry, shard, owner)
+            copy = await self._target(entry, shard, owner)
             async with self._moves.turn(entry, owner):
                 if lacks():
-                    await self._make(entry, shard, owner, worker)
-                    return {shard: is_together}
+                    await self._make(entry, shard, owner, copy)
+                    return {shard: copy.is_together}
         return {}
 
-    async def _target(
-        self, entry: StoreEntry, shard: int, owner: str
-    ) -> tuple[str, bool]:
-        """Return a worker for a copy, and whether it is on its owner's machine.
+    async def _target(self, entry: StoreEntry, shard: int, owner: str) -> Copy:
+        """Return the copy of a shard that is to be made, on a worker with room for it.
 
-        That is where its address says so, or where it finds the owner's memory; such a
-        worker has the copy where there is no other.
+        On the owner's machine, by the addresses of both or as the worker finds the
+        owner's memory, only where no worker of another one has room that is not drained.
         """
         workers = self._moves.scheduler.workers.items()
         others = {w: s for w, s in workers if w != owner and s.status == Status.running}
@@ -267,23 +268,31 @@ class SecondCopies:
                 f"no worker but {owner} can have a second copy of shard {shard} of store "
                 f"{entry.name!r}; start another worker, or create the store with copies=1"
             )
-        held = held_bytes(self._stores.values())
-        servers = {*eligible(self._moves.scheduler, entry.asked_servers)}
-        last = {*others} - (servers - entry.drained)
-        room = partial(find_room, entry, [shard], held, last=last)
-        apart = self._apart(entry, owner)
+
+        def on(workers: Mapping[str, WorkerState], is_together: bool) -> Copy:
+            held = held_bytes(self._stores.values())
+            worker = find_room(entry, [shard], held, workers, servers=servers)[shard]
+            return Copy(worker, uuid.uuid4().hex, entry.sizes[shard], is_together)
+
+        servers = eligible(self._moves.scheduler, entry.asked_servers)
+        machine, may = (
+            get_address_host(owner),
+            [w for w in others if w not in entry.drained],
+        )
+        apart = {w: others[w] for w in may if get_address_host(w) != machine}
         rows = [row for row in entry.segments if row[0] == shard]
-        while apart:
-            worker = room(apart)[shard]
-            del apart[worker]
-            try:
-                found = await self._look(entry, worker, rows, _OWN_SECONDS)
-            except OSError:
-                del others[worker]
-                continue
-            if not any(one["sight"] == Sight.FOUND for one in found):
-                return worker, False
-        return room(others)[shard], True
+        with contextlib.suppress(LayoutError):
+            while apart:
+                copy = on(apart, False)
+                del apart[copy.worker]
+                try:
+                    found = await self._look(entry, copy.worker, rows, _OWN_SECONDS)
+                except OSError:
+                    del others[copy.worker]
+                    continue
+                if not any(one["sight"] == Sight.FOUND for one in found):
+                    return copy
+        return on(others, True)
 
     async def _look(
         self, entry: StoreEntry, worker: str, rows: list[Any], seconds: float
@@ -311,20 +320,13 @@ class SecondCopies:
             await insist(self._hosts, worker, "look", _PAUSE_SECONDS, **about)
         finally:
             self._hung.discard(worker)
-        self._move_apart()
-
-    def _apart(self, entry: StoreEntry, worker: str) -> dict[str, WorkerState]:
-        """Return the workers of other machines that are not drained, by addresses."""
-        machine, workers = get_address_host(worker), self._moves.scheduler.workers
-        running = [w for w, ws in workers.items() if ws.status == Status.running]
-        may = [w for w in running if w not in entry.drained | self._hung]
-        return {w: workers[w] for w in may if get_address_host(w) != machine}
+        await self._move_apart()
 
     async def _make(
-        self, entry: StoreEntry, shard: int, owner: str, worker: str
+        self, entry: StoreEntry, shard: int, owner: str, copy: Copy
     ) -> None:
-        """Have a copy made on a worker; its owner waits for it from then on."""
-        copy = Copy(worker, uuid.uuid4().hex, entry.sizes[shard])
+        """Have a copy made on its worker; the owner waits for it from then on."""
+        worker = copy.worker
         of: dict[str, Any] = {"store": entry.uid, "shard": shard, "move": copy.move}
         entry.strays |= {owner, worker}
         entry.charge(worker, copy.nbytes)
@@ -515,25 +517,22 @@ class SecondCopies:
         about = {"shards": [shard], "worker": worker, "by": copy.worker}
         self._hosts.tell("shards-promoted", entry, **about)
 
-    async def _own(
-        self, worker: str, owner: str, about: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _own(self, worker: str, owner: str, about: dict[str, Any]) -> Any:
         """Have a copy become the owner, also where an answer was lost; return its row.
 
         Where the owner lives it goes on after some tries; else only the copy is left.
         """
-        for tries in itertools.count(1):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 own = self._hosts.control(worker, "move_own", **about)
-                row: dict[str, Any] = await asyncio.wait_for(own, _OWN_SECONDS)
+                return await asyncio.wait_for(own, _OWN_SECONDS)
             except OSError:
                 is_owned = tries >= _MOST_TRIES and self._hosts.has_worker(owner)
                 if is_owned or not self._hosts.has_worker(worker):
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
-            else:
-                break
-        return row
 
     def depose(
         self, entry: StoreEntry, shard: int, worker: str, **more: Any

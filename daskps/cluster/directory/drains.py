@@ -25,7 +25,7 @@ from daskps.cluster.directory.candidates import Candidates
 from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import near_to
 from daskps.cluster.directory.move import time_now
-from daskps.cluster.directory.placement import find_room, held_bytes
+from daskps.cluster.directory.placement import eligible, find_room, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.errors import (
     ConsistencyError,
@@ -37,7 +37,7 @@ from daskps.errors import (
 from daskps.layout.arrays import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Collection, Sequence
 
     from distributed.scheduler import WorkerState
 
@@ -138,6 +138,11 @@ class Drains:
                     f"worker {worker} is the only one of the cluster, so nobody can have "
                     f"its {counted(len(shards), 'shard')} of store {entry.name!r}; "
                     f"start another worker first"
+                )
+            if shards and entry.device:
+                raise LayoutError(
+                    f"store {entry.name!r} is on device {entry.device!r}, whose shards do "
+                    f"not move; save it, and restore it with servers="
                 )
             near = self._near(entry, worker, shards)
             # Before anything has moved: all of the others have a place.
@@ -367,7 +372,7 @@ class Drains:
         ) from failed
 
     def _targets(
-        self, entry: StoreEntry, shards: Sequence[int], last: Container[str] = ()
+        self, entry: StoreEntry, shards: Sequence[int], last: Collection[str] = ()
     ) -> dict[int, str]:
         """Return a worker that runs and has room for each shard, or refuse."""
         workers = self._scheduler.workers
@@ -376,7 +381,8 @@ class Drains:
             if uid == entry.uid:
                 running.pop(worker, None)
         held = held_bytes(self._stores.values())
-        return find_room(entry, shards, held, running, last=last)
+        servers = eligible(self._scheduler, entry.asked_servers)
+        return find_room(entry, shards, held, running, servers=servers, last=last)
 
     async def send(
         self, entry: StoreEntry, shard: int, source: str, target: str

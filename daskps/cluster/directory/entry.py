@@ -124,6 +124,8 @@ class Copy:
     #: By which its host, and the shard's owner, tell it from earlier ones.
     move: str
     nbytes: int
+    #: Whether it is on the machine of its owner.
+    is_together: bool
     #: Whether it can take over.
     counts: bool = False
 

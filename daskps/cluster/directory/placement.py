@@ -25,7 +25,7 @@ from daskps.limits import check_parameters, check_placed, check_shards
 from daskps.shards.memory.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distributed import Scheduler
     from distributed.scheduler import WorkerState
@@ -127,8 +127,10 @@ def reserve(
             _check_copies(nbytes, held, scheduler.running, wanted.memory_share)
     except LayoutError as error:
         text = str(error)
-        if wanted.copies > 1:
-            text += f"; copies=2 needs {2 * sum(nbytes.values()):,} bytes in all"
+        # A reshard keeps the number of copies.
+        if wanted.copies > 1 and not wanted.replaces:
+            total = 2 * sum(nbytes.values())
+            text += f"; copies=2 needs {total:,} bytes in all, copies=1 half of it"
         older = [
             f"{e.name!r} ({sum(e.nbytes.values()):,} bytes)"
             for e in sessions
@@ -183,8 +185,8 @@ def _check_copies(
         raise LayoutError(
             f"the second copies need {need:,} bytes beside the shards, and all workers "
             f"have room for {room:,}, at {share:.0%} of their memory limits; add "
-            f"workers, raise their memory limit or the configuration value "
-            f"daskps.memory-share, or make the store with copies=1"
+            f"workers, or raise their memory limit or the configuration value "
+            f"daskps.memory-share"
         )
 
 
@@ -361,21 +363,28 @@ def find_room(
     held: Counter[str],
     workers: Mapping[str, WorkerState],
     *,
-    last: Container[str] = (),
+    servers: Collection[str] = (),
+    last: Collection[str] = (),
 ) -> dict[int, str]:
     """Return a worker for each shard that has room for it beside what all have.
 
-    Adds that to what it has. Those of `last` are chosen where no other one has room.
+    Adds that to what it has. Of `servers` they come first, and last where they were
+    drained, or are of `last`.
 
     Raises
     ------
     LayoutError
         Where there is none.
     """
+
+    def turn(worker: str) -> tuple[bool, bool, int]:
+        is_last = worker in last or worker in entry.drained
+        return is_last, worker not in servers, held[worker]
+
     found = dict[int, str]()
     for shard in shards:
         need, why = entry.sizes[shard], "no other worker runs"
-        for target in sorted(workers, key=lambda w: (w in last, held[w])):
+        for target in sorted(workers, key=turn):
             try:
                 limits = {target: workers[target].memory_limit}
                 check_memory({target: need}, held, limits, entry.memory_share)

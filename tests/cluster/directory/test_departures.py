@@ -584,7 +584,7 @@ def with_copy(status: Status = Status.running) -> Cluster:
     cluster = Cluster(FAR)
     cluster.workers[FAR].status = status
     cluster.entry.n_copies = 2
-    cluster.entry.copies[0] = Copy(FAR, "m", 10, counts=True)
+    cluster.entry.copies[0] = Copy(FAR, "m", 10, is_together=False, counts=True)
     found = dict.fromkeys(["move_own", "copy_on", "move_drop"], said("found"))
     cluster.answers = {(FAR, method): answer for method, answer in found.items()}
     cluster.answers[DEAD, "move_deposed"] = said("found")
