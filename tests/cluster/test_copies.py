@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import shutil
@@ -1178,6 +1179,29 @@ def test_a_process_that_is_stopped_does_not_stop_the_store(apart, which):
             assert store.pull()["w"].tolist() == [float(n)] * 24
         testing.kill_owner(apart, store)
         assert store.pull()["w"].tolist() == [4.0] * 24
+
+
+def hold_the_interpreter(seconds: int) -> None:
+    """Let no other thread of this process run, as some extensions do."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+def test_code_that_holds_the_interpreter_for_long_promotes_once(apart):
+    """For less than `suspect-after` it promotes nobody; its worker gets no shard back."""
+    owner, n_pushed = next(iter(apart.nthreads())), 0
+    about: dict[str, Any] = {"servers": [owner], "client": apart, "copies": 2}
+    with daskps.create({"w": np.zeros(6)}, **about) as store:
+        for seconds, n_promoted in ((2, 0), (9, 1)):
+            held = apart.submit(
+                hold_the_interpreter, seconds, workers=[owner], pure=False
+            )
+            while not held.done():
+                store.add({"w": np.ones(6)}, timeout=60)
+                n_pushed += 1
+            assert len(events_of(apart, "shards-promoted")) == n_promoted
+        until(partial(has_all, apart, store))
+        assert store.placement[0] != owner
+        assert store.pull()["w"].tolist() == [float(n_pushed)] * 6
 
 
 @pytest.mark.parametrize(
