@@ -1218,7 +1218,8 @@ def test_bytes_of_a_weight(three, rule, n):
         assert sorted(entry.nbytes.values()) == [entry.sizes[0]] * 2
 
 
-def test_memory_of_both_copies_goes_with_the_store(three):
+@pytest.mark.parametrize("end", ["closed", "its client vanishes"])
+def test_memory_of_both_copies_goes_with_the_store(three, end):
     """No garbage collection is needed: that may come late, and a worker would pause."""
     store, *_ = one_shard(three)
     store.add({"w": np.ones(6)})
@@ -1230,7 +1231,10 @@ def test_memory_of_both_copies_goes_with_the_store(three):
     assert len(memory) == 2
     gc.disable()
     try:
-        store.close()
+        if end == "closed":
+            store.close()
+        else:
+            three.loop.add_callback(three.directory.client_left, three.client.id)
         until(lambda: not any(segment() for segment in memory))
     finally:
         gc.enable()

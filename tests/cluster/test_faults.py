@@ -296,24 +296,27 @@ CLIENT = """
 import sys, numpy as np, daskps
 from distributed import Client
 client = Client(sys.argv[1])
-store = daskps.create({"w": np.zeros(1000)})
-daskps.create({"w": np.zeros(1000)}, name="kept", overwrite=True)
+store = daskps.create({"w": np.zeros(1000)}, copies=2)
+daskps.create({"w": np.zeros(1000)}, name="kept", overwrite=True, copies=2)
 print(store.uid, flush=True)
 sys.stdin.read()
 """
 
 
 def held(client):
+    """Return the store of each worker's shards, and of its second copies."""
+
     def shards(dask_worker):
         from daskps.cluster.host.node import HOSTS
 
-        return sorted({uid for uid, _ in HOSTS[dask_worker.address].shards})
+        host = HOSTS[dask_worker.address]
+        return [*{uid for uid, _ in host.shards}, *{uid for uid, _ in host.coming}]
 
     return [uid for uids in client.run(shards).values() for uid in uids]
 
 
 def test_store_of_a_client_that_vanished_is_freed(client):
-    """A killed client's session store goes; its named store stays."""
+    """With its second copies. The client's named store stays, and has both."""
     process = subprocess.Popen(
         [sys.executable, "-c", CLIENT, client.scheduler.address],
         stdin=subprocess.PIPE,
@@ -323,11 +326,14 @@ def test_store_of_a_client_that_vanished_is_freed(client):
     try:
         assert process.stdout is not None
         uid = process.stdout.readline().strip()
-        assert uid in held(client)
+        assert held(client).count(uid) == 4
         process.kill()
         until(lambda: uid not in held(client))
         assert "kept" in [info.name for info in daskps.list_stores()]
-        np.testing.assert_array_equal(daskps.open("kept")["w"].pull(), 0.0)
+        kept = daskps.open("kept")
+        kept.add({"w": np.ones(1000)})
+        np.testing.assert_array_equal(kept["w"].pull(), 1.0)
+        assert held(client).count(kept.uid) == 4
     finally:
         process.kill()
         process.communicate()

@@ -16,6 +16,7 @@ import daskps
 from daskps import optim
 from daskps.cluster import connections
 from daskps.cluster.protocol.messages import PROTOCOL
+from daskps.testing import kill_owner
 from tests.support import CARRIERS, local_cluster, store
 
 STRANGERS = pytest.mark.parametrize(
@@ -53,9 +54,9 @@ def stranger(request: pytest.FixtureRequest, ours: Any, foreign: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def encrypted(ours: Any) -> Iterator[Client]:
-    """Two workers in this process that talk by TLS."""
-    here: dict[str, Any] = {"processes": False, "protocol": "tls", "security": ours}
-    with dask.config.set(CARRIERS["socket"]), local_cluster(**here) as client:
+    """Two workers that talk by TLS, and to nobody in another way."""
+    by: dict[str, Any] = {"protocol": "tls", "security": ours}
+    with dask.config.set(CARRIERS["socket"]), local_cluster(**by) as client:
         yield client
 
 
@@ -66,15 +67,21 @@ def loop(trainer: Any, part: int) -> int:
 
 
 def test_a_store_works_by_encrypted_addresses_alone(encrypted: Client) -> None:
-    with store(encrypted, params={"w": np.zeros(6)}, optimizer=optim.SGD(1.0)) as s:
+    """So do its second copies, one of which takes over where the owner has died."""
+    about: dict[str, Any] = {"optimizer": optim.SGD(1.0), "copies": 2}
+    with store(encrypted, params={"w": np.zeros(6)}, **about) as s:
         s.push({"w": np.ones(6)})
         assert daskps.run(s, loop, [4, 4]) == [4, 4]
         np.testing.assert_array_equal(s.snapshot()["w"].compute(), -5.0)
-        found = [address_of(encrypted), *s.placement]
-        assert [address.partition("//")[0] for address in found] == ["tls:"] * 3
-        told = s.stats()["handle"]
+        shards, told = (s.stats()[of] for of in ("shards", "handle"))
+        found = [address_of(encrypted), *s.placement, *(row["copy"] for row in shards)]
+        assert [address.partition("//")[0] for address in found] == ["tls:"] * 5
         assert not told["local_calls"]
         assert told["messages"] + told["socket_calls"] > 0
+        kill_owner(encrypted, s)
+        s.push({"w": np.ones(6)})
+        np.testing.assert_array_equal(s["w"].pull(), -6.0)
+        assert {*s.placement} == {shards[0]["copy"]}
 
 
 def address_of(client: Client) -> str:
