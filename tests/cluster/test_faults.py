@@ -507,10 +507,11 @@ def push_around(handle, name):
     BODIES[name](handle)
 
 
-async def pushes_of(c, worker, name, **how):
+async def pushes_of(c, worker, name, copies=1, **how):
     """A store, and a task that has pushed to it once."""
+    about = {"servers": [worker], "copies": copies, "client": c}
     made = await daskps.aio.create(
-        {"w": np.zeros(4)}, optimizer=optim.SGD(1.0), servers=[worker], client=c
+        {"w": np.zeros(4)}, optimizer=optim.SGD(1.0), **about
     )
     BODIES[name] = body = Body()
     future = c.submit(push_around, made, name, **how)
@@ -520,8 +521,8 @@ async def pushes_of(c, worker, name, **how):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_task_that_runs_twice_at_once_counts_once(c, s, a, b):
-    """Its worker retires: Dask runs it on another one beside the first."""
-    elsewhere = {"workers": [b.address], "allow_other_workers": True}
+    """Its worker retires, with the copy: Dask runs it elsewhere beside the first."""
+    elsewhere = {"workers": [b.address], "allow_other_workers": True, "copies": 2}
     made, body, future = await pushes_of(c, a.address, "retired", **elsewhere)
     retiring = asyncio.ensure_future(c.retire_workers([b.address]))
     assert await body.has_begun()
@@ -547,6 +548,35 @@ async def test_a_task_that_is_submitted_after_one_was_cancelled_is_another(c, s,
     await made.close()
 
 
+def push_in_turn(handle, n):
+    """After each push wait for the other task's."""
+    for i in range(n):
+        handle.push({"w": np.ones(handle["w"].size)})
+        handle.pull(min_version=2 * i + 2)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_of_one_thread_serves_shards_beside_a_task(c, s, a, b):
+    """Both have a shard, the copy of the other one, and a task that waits for all.
+
+    Shards of this size are not updated on the event loop.
+    """
+    n, on = 30, (a.address, b.address)
+    params, about = {"w": np.zeros(200_000)}, {"copies": 2, "client": c}
+    made = await daskps.aio.create(params, optimizer=optim.SGD(1.0), **about)
+    assert {*made.placement} == {*on}
+    tasks = [c.submit(push_in_turn, made, n, workers=[at], key=at) for at in on]
+    await c.gather(tasks)
+    found = await made.pull()
+    np.testing.assert_array_equal(found["w"], -2.0 * n)
+    rows = (await made.stats())["shards"]
+    assert {(row["worker"], row["copy"], row["behind"]) for row in rows} == {
+        (*on, 0),
+        (*reversed(on), 0),
+    }
+    await made.close()
+
+
 def push_and_fail(handle, path):
     """Fail between two pushes, the first two times this task runs."""
     handle.push({"w": np.ones(4)})
@@ -559,15 +589,21 @@ def push_and_fail(handle, path):
 
 
 def test_pushes_of_a_task_that_is_tried_again_count_once(client, tmp_path):
-    s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0))
+    s = daskps.create({"w": np.zeros(4)}, optimizer=optim.SGD(1.0), copies=2)
     client.submit(push_and_fail, s, str(tmp_path / "n"), retries=2).result()
     np.testing.assert_array_equal(s["w"].pull(), -2.0)
     assert {row["duplicates"] for row in s.stats()["shards"]} == {2}
 
 
 def test_restart_of_the_cluster(fresh):
-    s = store(fresh)
+    """Stores end with it, of whatever copies: none is made anew behind our back."""
+    handles = [store(fresh), store(fresh, copies=2)]
+    for s in handles:
+        s.push({"w": np.ones(10, "f4")})
     fresh.restart()
-    with pytest.raises((daskps.StoreClosedError, daskps.StoreNotFoundError)):
-        s.pull()
-    assert store(fresh).version == 0
+    for s in handles:
+        with pytest.raises((daskps.StoreClosedError, daskps.StoreNotFoundError)):
+            s.pull()
+    assert daskps.list_stores() == []
+    assert held(fresh) == []
+    assert store(fresh, copies=2).version == 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
 import daskps
 from daskps import PushRejectedError, RowGrad, TableSpec, optim
-from tests.support import local_cluster
+from daskps.testing import kill_worker
+from tests.cluster.killing_copies import has_all
+from tests.support import PATIENCE, local_cluster, until
 
 SHARDS = 3
 
@@ -97,24 +102,35 @@ def test_each_of_three_hundred_pushes_counts_once(client, tmp_path):
         assert counts(store, 300) == {1.0}
 
 
-def push_and_die(store: Any, n: int, kind: str, pid: int, folder: Path) -> None:
-    """In the first try the owner of all shards dies, then this process."""
+def push_until_killed(stores: Any, n: int, pid: int, folder: Path) -> None:
+    """In the first try the owner of all shards dies, and then this process."""
     for i in range(n):
-        add_to_all(store, n, i)
+        for store in stores:
+            add_to_all(store, n, i)
         if i == n // 3 and is_first(folder / "owner"):
             os.kill(pid, signal.SIGKILL)
     if is_first(folder / "self"):
-        os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait(PATIENCE)
 
 
 def test_each_push_counts_once_where_owner_and_task_die(tmp_path):
+    """Another worker adopts the shards of one store, copies take over of the other."""
     with local_cluster(n_workers=3, threads=1) as client:
-        a, b, c = client.nthreads()
-        with store_of(150, servers=[a]) as store:
+        a, b, _ = client.nthreads()
+        with dask.config.set({"daskps.carriers.machine": False}):
+            copied = store_of(100, servers=[a], copies=2)
+        with store_of(100, servers=[a]) as store, copied:
             pid = client.run(os.getpid, workers=[a])[a]
-            what = push_and_die, store, 150, "all", pid, tmp_path
-            client.submit(*what, workers=[b, c], allow_other_workers=True).result()
-            assert counts(store, 150) == {1.0}
+            what = push_until_killed, (store, copied), 100, pid, tmp_path
+            task = client.submit(*what, workers=[b], allow_other_workers=True)
+            until((tmp_path / "self").exists)
+            until(partial(has_all, client, copied))
+            kill_worker(client, b)
+            task.result()
+            assert counts(store, 100) == counts(copied, 100) == {1.0}
+        events = [event for _, event in client.get_events("daskps")]
+        ends = {e["action"] for e in events if e.get("worker") == a}
+        assert ends == {"shards-adopted", "shards-promoted"}
 
 
 def push_impatiently(store: Any, n: int, path: Path) -> int:
