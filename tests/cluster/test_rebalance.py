@@ -23,7 +23,7 @@ from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.rebalance import Rebalance
 from daskps.cluster.host.node import HOSTS
 from tests import inprocess, virtual
-from tests.cluster import killing_owners
+from tests.cluster import killing_copies, killing_owners
 from tests.cluster.test_drain import Held, all_of, has_reached, pushed, same, specs
 from tests.support import local_cluster, until
 
@@ -303,6 +303,12 @@ def has_so_many(store: Any, worker: str, n: int) -> bool:
     return bool(store.placement.count(worker) == n)
 
 
+def has_some(store: Any, worker: str) -> bool:
+    """Tell whether a worker has a shard, when a handle has heard of it."""
+    store.pull()
+    return worker in store.placement
+
+
 @pytest.mark.usefixtures("at_once")
 def test_all_of_a_shard_comes_along():
     """Weights, optimizer state, rows with theirs, and the numbers of pushes.
@@ -342,9 +348,10 @@ def rounds(trainer: Any, seed: int) -> float:
 def trained(directory: Any, *, grows: bool) -> tuple[Any, ...]:
     """Train a store, and save it meanwhile; return what the run leads to."""
     params, rule = {"w": np.zeros(400)}, optim.Adam(0.01)
+    about: dict[str, Any] = {"shards": 4, "optimizer": rule, "copies": 1 + grows}
     with (
         inprocess.cluster(2) as made,
-        daskps.create(params, shards=4, optimizer=rule) as store,
+        daskps.create(params, **about) as store,
     ):
         results: list[Any] = []
         run = partial(daskps.run, store, rounds, [0, 1])
@@ -355,7 +362,7 @@ def trained(directory: Any, *, grows: bool) -> tuple[Any, ...]:
         assert store.version < N_ROUNDS
         if grows:
             joined = made.join()
-            until(partial(has_so_many, store, joined, 1))
+            until(partial(has_some, store, joined))
         thread.join()
         saving.result(60)
         with daskps.restore(directory) as again:
@@ -365,7 +372,7 @@ def trained(directory: Any, *, grows: bool) -> tuple[Any, ...]:
 
 @pytest.mark.usefixtures("at_once")
 def test_runs_and_saves_go_on(tmp_path):
-    """To the bits of a run that nobody has joined."""
+    """To the bits of a run that nobody has joined, though shards have second copies."""
     plain = trained(tmp_path / "plain", grows=False)
     assert trained(tmp_path / "grown", grows=True) == plain
 
@@ -411,22 +418,28 @@ def grow(client: Any, store: Any) -> None:
     came = scheduler.extensions["daskps-directory"].rebalance.worker_came
     with mock.patch.object(rebalance, "_STAY_SECONDS", 0.0):
         scheduler.loop.add_callback(came, joined)
-        until(partial(has_so_many, store, joined, 1))
+        until(partial(has_some, store, joined))
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_cluster_grows_under_pushes(is_shared):
-    """None fails, and each counts once."""
+@pytest.mark.parametrize(
+    ("is_shared", "copies"), [(True, 1), (False, 2)], ids=["shared", "two copies"]
+)
+def test_a_cluster_grows_under_pushes(is_shared, copies):
+    """None fails, and each counts once; a shard that moves gets its copy again."""
     params = {"w": np.zeros((killing_owners.N_SHARDS, 2, killing_owners.HALF))}
+    about: dict[str, Any] = {"shards": killing_owners.N_SHARDS, "copies": copies}
     with (
         dask.config.set({"daskps.carriers.machine": is_shared}),
         local_cluster(n_workers=2, threads=1) as client,
-        daskps.create(params, shards=killing_owners.N_SHARDS, client=client) as store,
+        daskps.create(params, client=client, **about) as store,
     ):
         found = killing_owners.disturb(store, [partial(grow, client, store)])
         assert found.wrong == []
-        moves = [e for _, e in client.get_events("daskps") if "why" in e]
-        assert [(e["action"], e["why"]) for e in moves] == [
-            ("shards-moved", "balanced")
-        ]
-        assert sorted(Counter(store.placement).values()) == [1, 1, 2]
+        events = [event for _, event in client.get_events("daskps")]
+        moves = [e["why"] for e in events if e["action"] == "shards-moved"]
+        assert {*moves} == {"balanced"}
+        if copies == 2:
+            until(partial(killing_copies.has_all, client, store))
+        else:
+            assert len(moves) == 1
+            assert sorted(Counter(store.placement).values()) == [1, 1, 2]
