@@ -40,8 +40,11 @@ def of_worker(dask_worker: Any) -> dict[str, int]:
     # Pickled by value where this module is the program: with a copy of what it names.
     from daskps.cluster.host.node import HOSTS
 
-    shards = HOSTS[dask_worker.address].shards.values()
+    host = HOSTS[dask_worker.address]
+    shards = host.shards.values()
+    copies = [coming.hosted for coming in host.coming.values()]
     return {
+        "bytes of copies": sum(of.shard.segment.buffer.nbytes for of in copies),
         "bytes of shards": sum(hosted.shard.segment.buffer.nbytes for hosted in shards),
         "tasks of workers": len(dask_worker.state.tasks),
         "parked": sum(len(hosted.shard.waiting) for hosted in shards),
