@@ -22,6 +22,7 @@ import dask.cli
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from dask.utils import format_bytes
 
 import daskps
 from daskps import cli, demo, optim
@@ -486,6 +487,22 @@ def test_show_tells_of_tables(client: Any, capsys: pytest.CaptureFixture[str]) -
     assert " ".join(lines[3].split()) == "emb 1000 8 float32 31.25 kiB 1 SGD(lr=0.5)"
     [listed] = json.loads(said(["list", "--json"], capsys, client))
     assert (listed["parameters"], listed["tables"]) == (0, 1)
+
+
+def test_show_tells_of_second_copies(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = daskps.create({"w": np.zeros(5)}, name="twice", shards=1, copies=2)
+    [row] = store.stats()["shards"]
+    assert {row["worker"], row["copy"]} == {*client.nthreads()}
+    *_, head, shard = said(["show", "twice"], capsys, client).splitlines()
+    assert head.split()[-4:] == ["copy", "copy's", "memory", "behind"]
+    nbytes = format_bytes(row["copy_nbytes"])
+    assert shard.split()[-4:] == [row["copy"], *nbytes.split(), "0"]
+    [found] = json.loads(said(["show", "twice", "--json"], capsys, client))["shards"]
+    keys = "copy", "copy_nbytes", "behind"
+    assert {key: found[key] for key in keys} == {key: row[key] for key in keys}
+    assert found["behind"] == 0
 
 
 def test_list_and_show_tell_of_devices(

@@ -1215,6 +1215,9 @@ def test_bytes_of_a_weight(three, rule, n):
         entry = three.directory.stores[store.uid]
         assert n * size < entry.sizes[0] < (n + 0.3) * size
         assert entry.copies[0].nbytes == entry.sizes[0]
+        [row] = store.stats()["shards"]
+        [copy] = [of for host in three.hosts for of in host.coming.values()]
+        assert row["copy_nbytes"] == copy.hosted.nbytes
         assert sorted(entry.nbytes.values()) == [entry.sizes[0]] * 2
 
 
@@ -1328,9 +1331,15 @@ def test_a_copy_is_charged_as_it_grows(three):
     ("copies", "error"),
     [(0, ValueError), (3, ValueError), (True, TypeError), ("2", TypeError)],
 )
-def test_other_numbers_are_refused(three, copies, error):
-    with pytest.raises(error, match="copies"):
-        daskps.create({"w": np.zeros(6)}, copies=copies)
+def test_other_numbers_are_refused(three, tmp_path, copies, error):
+    with daskps.create({"w": np.zeros(6)}) as store:
+        store.save(tmp_path)
+    until(lambda: not three.directory.stores)
+    asked = [Held(three, worker, "hello") for worker in three.scheduler.workers]
+    for make in (daskps.create, {"w": np.zeros(6)}), (daskps.restore, tmp_path):
+        with pytest.raises(error, match="copies"):
+            make[0](make[1], copies=copies)
+    assert not any(held.reached.is_set() for held in asked)
     assert not three.directory.stores
 
 

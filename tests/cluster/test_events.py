@@ -25,6 +25,9 @@ FIELDS = {
     "save-failed": {"by"},
     "shards-lost": {"shards", "worker", "reason"},
     "shards-adopted": {"shards", "worker", "by"},
+    "copies-made": {"shards", "seconds", "nbytes"},
+    "copies-together": {"shards"},
+    "copies-lost": {"shards", "why"},
     "run-begun": {"run", "sync", "staleness", "trainers", "execution"},
     "run-ended": {"run"},
     "run-fenced": {"run", "reason"},
@@ -38,7 +41,7 @@ def events(client, uid):
     for event in found:
         assert set(event) == HEAD | FIELDS[event["action"]]
         for value in event.values():
-            assert isinstance(value, (str, int, tuple))
+            assert isinstance(value, (str, int, float, tuple))
     return [event for event in found if event["uid"] == uid]
 
 
@@ -75,6 +78,19 @@ def test_named_store(client):
     assert actions(client, again.uid) == ["store-created", "store-deleted"]
     assert events(client, again.uid)[1]["reason"] == "was deleted"
     assert events(client, s.uid)[0]["session"] is False
+
+
+def test_second_copies(client):
+    """How long it took to make them, and what they take."""
+    with store(client, copies=2) as s:
+        nbytes = sum(row["copy_nbytes"] for row in s.stats()["shards"])
+        made, together, created = events(client, s.uid)
+    assert (made["action"], made["shards"]) == ("copies-made", (0, 1))
+    assert made["nbytes"] == nbytes > 0
+    assert made["seconds"] > 0
+    # Both workers are on this machine.
+    assert (together["action"], together["shards"]) == ("copies-together", (0, 1))
+    assert created["action"] == "store-created"
 
 
 def test_store_that_could_not_be_made_leaves_no_event(client):
