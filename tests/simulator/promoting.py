@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 from daskps.cluster.directory.copies import SecondCopies
 from daskps.cluster.directory.entry import Hosts
 from daskps.cluster.directory.machines import SERVING
+from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.node import HOSTS
 from tests.shards.stating import content, used
 from tests.simulator.ground import put
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from daskps.cluster.directory.entry import StoreEntry
+    from daskps.shards.states import State
     from tests.simulator.oracles import Watch
     from tests.simulator.world import World
 
@@ -38,7 +42,7 @@ class Promotions:
 
     def follow(self) -> None:
         """Hear all from here on."""
-        tell, strike = Hosts.tell, SecondCopies.strike
+        tell, strike, install = Hosts.tell, SecondCopies.strike, Coming.install
 
         def tell_and_hear(
             hosts: Hosts, action: str, entry: StoreEntry, **more: Any
@@ -51,12 +55,20 @@ class Promotions:
                     self._lost(entry, shard)
 
         def strike_and_note(
-            copies: SecondCopies, entry: StoreEntry, shard: int, why: str
+            second: SecondCopies, entry: StoreEntry, shard: int, why: str
         ) -> Any:
             if (copy := entry.copies.get(shard)) is not None:
                 self._struck.add(copy.move)
-            return strike(copies, entry, shard, why)
+            return strike(second, entry, shard, why)
 
+        def install_and_compare(
+            coming: Coming, state: State, done: Future[None]
+        ) -> None:
+            install(coming, state, done)
+            if state.goes_back:
+                self._has_gone_back(coming)
+
+        put(Coming, install=install_and_compare)
         put(Hosts, tell=tell_and_hear)
         put(SecondCopies, strike=strike_and_note)
 
@@ -92,6 +104,21 @@ class Promotions:
             self._watch.wrong(f"{what}, has another record")
         elif content(mine, mine.flip) != content(copy, copy.flip):
             self._watch.wrong(f"{what}, has another content")
+
+    def _has_gone_back(self, coming: Coming) -> None:
+        """Find a copy that has not gone back with its owner, where that is there yet."""
+        owner = HOSTS.get(coming.source)
+        process = self._world.network.processes[coming.source.removeprefix("sim://")]
+        shards = owner.shards.values() if owner and not process.is_dead else ()
+        name, number = coming.hosted.name, coming.hosted.index
+        for hosted in shards:
+            if (hosted.name, hosted.index) != (name, number):
+                continue
+            mine, copy = hosted.shard.segment, coming.hosted.shard.segment
+            is_there = coming.mark == (mine.flip, mine.current.version)
+            if is_there and content(mine, mine.flip) != content(copy, copy.flip):
+                what = f"the copy of shard {number} of {name}"
+                self._watch.wrong(f"{what} has not gone back with its owner")
 
     def _lost(self, entry: StoreEntry, shard: int) -> None:
         """Find a shard that is lost although a worker that lives has all of it."""
