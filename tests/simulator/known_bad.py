@@ -14,10 +14,12 @@ from daskps.checkpoint.storage import Storage
 from daskps.cluster.caller.producer import Repeated
 from daskps.cluster.directory.fencing import RunEnd
 from daskps.cluster.host import adoption, copies
+from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.growth import Growing
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.hosted import Backing, HostedShard
 from daskps.cluster.protocol.messages import Answer
+from daskps.cluster.protocol.states import unpack_state
 from daskps.cluster.upstream import loads
 from daskps.epochs import Epochs
 from daskps.kernels.row_index import RowIndex
@@ -31,6 +33,7 @@ from daskps.shards.memory.format import (
     ROUNDS,
     SEEN,
 )
+from daskps.shards.memory.publication import Withdrawal
 from daskps.shards.pushes import Pushes
 from daskps.shards.rounds.round import Round
 from daskps.shards.shard import Shard
@@ -56,6 +59,8 @@ LATE_SECONDS = 0.005
 ALONE_SECONDS = 0.05
 #: And files that were said to be there.
 FILES_LATE_SECONDS = 0.3
+#: How long a copy has the half of a state.
+HALF_SECONDS = 0.3
 
 
 def no_deduplication() -> None:
@@ -311,6 +316,60 @@ def reads_of_rounds_that_a_copy_lacks_wait() -> None:
     put(Round, check_has=lambda *_: None)
 
 
+def incomplete_copy_takes_over() -> None:
+    """Make a copy the owner that nobody has waited for yet."""
+    handle = ShardHost.handle_control
+
+    async def handle_anyway(host: ShardHost, method: str, **about: Any) -> Any:
+        key = about.get("store"), about.get("shard")
+        if method == "move_own" and about.get("alone") and key in host.coming:
+            host.coming[key].counts.set()
+        return await handle(host, method, **about)
+
+    put(ShardHost, handle_control=handle_anyway)
+
+
+def copy_hears_of_no_withdrawal() -> None:
+    """Take a round back without a mark on the pieces that it had changed."""
+    commit = Withdrawal.commit
+
+    def commit_unmarked(withdrawal: Withdrawal) -> None:
+        changed = withdrawal.record.changed
+        changed[changed == withdrawal.flip] = 0
+        commit(withdrawal)
+
+    put(Withdrawal, commit=commit_unmarked)
+
+
+def states_are_installed_in_halves() -> None:
+    """Install the rows of a state a while before its arrays and counts."""
+
+    async def install_rows_first(host: ShardHost, coming: Coming, packed: Any) -> State:
+        state, segment = unpack_state(packed), coming.hosted.shard.segment
+        if state.tables and coming.counts.is_set():
+            record = segment.current
+            own = [(part.start, record.words[part].copy()) for part in record.used()]
+            half = replace(state, words=own, pieces=())
+            await host.in_thread(lambda: states.install(segment, half))
+            await asyncio.sleep(HALF_SECONDS)
+        turn = coming.turn
+        await host.in_thread(lambda: coming.install(state, coming.begin(turn)))
+        return state
+
+    put(copies, _install=install_rows_first)
+
+
+def former_owner_is_followed() -> None:
+    """Have a copy that takes over go on to install what its former owner sends."""
+    stop = Coming.stop
+
+    async def stop_or_not(coming: Coming) -> None:
+        if not coming.owning.locked():
+            await stop(coming)
+
+    put(Coming, stop=stop_or_not)
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -336,5 +395,9 @@ VARIANTS: dict[str, Callable[[], None]] = {
         answered_before_backed,
         owner_goes_on_alone,
         reads_of_rounds_that_a_copy_lacks_wait,
+        incomplete_copy_takes_over,
+        copy_hears_of_no_withdrawal,
+        states_are_installed_in_halves,
+        former_owner_is_followed,
     )
 }
