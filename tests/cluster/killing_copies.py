@@ -1,8 +1,11 @@
-"""Owners and second copies that are killed at random moments, under pushes and reads.
+"""Owners and second copies that are killed or stopped, under pushes and reads.
 
-``python -m tests.cluster.killing_copies N SEED`` kills N workers, one after the other:
-half of them own a shard of a store with two copies, half have a copy. Their memory is
-private, so each takes all that it held with it, as a machine does.
+``python -m tests.cluster.killing_copies N SEED`` acts N times upon a worker of a store
+with two copies, in any order: two of six times it kills an owner, and as often the worker
+of a copy; once it stops an owner until its copy has taken over, and once an owner loses
+its power. Memory is private, so each that dies takes all that it held with it, as a
+machine does. It says for each act how long pushes waited, and how long it took to make
+new copies; with ``large`` behind them of a store of 100 MB.
 ``python -m tests.cluster.killing_copies N SEED rounds`` does so N times within runs in
 rounds, resident and in the task graph, or stops an owner until its copy has taken over,
 and compares bits with undisturbed runs.
@@ -17,7 +20,8 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,17 +36,25 @@ from tests.support import local_cluster, until
 N_WORKERS = 4
 #: Elements that nobody looks at: with them half a shard has 80 kB.
 N_MORE = 10_000
+#: Bytes that nobody pushes to, of a large store.
+LARGE = 100_000_000
+
+
+def workers_of(client: Any, store: Any) -> tuple[list[str], dict[int, str]]:
+    """Return the owners of all shards, and the worker of each copy that can take over."""
+
+    def found(dask_scheduler: Any) -> tuple[list[str], dict[int, str]]:
+        entry = dask_scheduler.extensions["daskps-directory"].stores[store.uid]
+        copies = {i: copy.worker for i, copy in entry.copies.items() if copy.counts}
+        return [*entry.owners], copies
+
+    both: tuple[list[str], dict[int, str]] = client.run_on_scheduler(found)
+    return both
 
 
 def copies_of(client: Any, store: Any) -> dict[int, str]:
     """Return the worker of each second copy that can take over."""
-
-    def found(dask_scheduler: Any) -> dict[int, str]:
-        entry = dask_scheduler.extensions["daskps-directory"].stores[store.uid]
-        return {i: copy.worker for i, copy in entry.copies.items() if copy.counts}
-
-    copies: dict[int, str] = client.run_on_scheduler(found)
-    return copies
+    return workers_of(client, store)[1]
 
 
 def has_all(client: Any, store: Any) -> bool:
@@ -63,19 +75,86 @@ def kill_copy(client: Any, store: Any) -> None:
     testing.kill_worker(client, copies_of(client, store)[0])
 
 
-def store_on(client: Any, *, is_large: bool = False) -> daskps.ParameterStore:
+@contextmanager
+def stopped(pid: int, ends_by: int = signal.SIGCONT) -> Iterator[None]:
+    """Have a process stand still in a block; then it goes on, or ends.
+
+    Its nanny is in the process of the cluster, and has none of its connections: all of
+    them stay open.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, ends_by)
+
+
+def first_owner(client: Any, store: Any) -> tuple[str, int]:
+    """Return the owner of the first shard and its process, once all have two copies."""
+    until(partial(has_all, client, store))
+    [owner, *_], _ = workers_of(client, store)
+    return owner, client.run(os.getpid, workers=[owner])[owner]
+
+
+def stop_owner(client: Any, store: Any) -> None:
+    """Stop the owner of the first shard until its copy has taken over."""
+    worker, pid = first_owner(client, store)
+    with stopped(pid):
+        until(lambda: workers_of(client, store)[0][0] != worker)
+
+
+def cut_power(client: Any, store: Any) -> None:
+    """Stop the owner of the first shard for good; others get all that it had."""
+    worker, pid = first_owner(client, store)
+
+    def has_nothing() -> bool:
+        owners, copies = workers_of(client, store)
+        return worker not in {*owners, *copies.values()}
+
+    with stopped(pid, signal.SIGKILL):
+        until(lambda: has_nothing() and has_all(client, store))
+    until(lambda: worker not in client.nthreads())
+
+
+#: One of three is silence, which takes longer than `daskps.suspect-after`.
+ACTS = (kill_owner, kill_copy, stop_owner, kill_owner, kill_copy, cut_power)
+
+
+def store_on(
+    client: Any, *, is_large: bool = False, nbytes: int = 0
+) -> daskps.ParameterStore:
     """Make a store with two copies for `killing_owners.disturb`.
 
-    With `is_large` states are sent from the memory of a shard to that of its copy.
+    With `is_large` states are sent from the memory of a shard to that of its copy. So
+    many bytes beside it are in the copies, too.
     """
     n, servers = killing_owners.N_SHARDS, list(client.nthreads())[:2]
     params = {"w": np.zeros((n, 2, killing_owners.HALF + N_MORE * is_large))}
+    if nbytes:
+        params["beside"] = np.zeros((n, nbytes // 8 // n))
     return daskps.create(params, copies=2, servers=servers, shards=n, client=client)
 
 
-def main(n: int, seed: int) -> None:
+def copies_made(client: Any) -> dict[str, Any]:
+    """Return how long new copies took, also if they were of all shards, and their memory.
+
+    That is twice the bytes of what they have: arrays have two buffers.
+    """
+    events = [of for _, of in client.get_events("daskps")]
+    made = [of for of in events if of["action"] == "copies-made"]
+    each = {what: [of[what] for of in made] for what in ("seconds", "nbytes")}
+    shares = [len(of["shards"]) / killing_owners.N_SHARDS for of in made]
+    pairs = zip(each["seconds"], shares, strict=True)
+    each["seconds for a whole store"] = [seconds / share for seconds, share in pairs]
+    return {"times": len(made)} | {
+        what: {"median": float(np.median(found)), "most": max(found)}
+        for what, found in each.items()
+    }
+
+
+def main(n: int, seed: int, nbytes: int = 0) -> None:
     rng = random.Random(seed)
-    acts: list[Callable[[Any, Any], None]] = [kill_owner, kill_copy] * (n // 2)
+    acts = [ACTS[i % len(ACTS)] for i in range(n)]
     rng.shuffle(acts)
     way = {"daskps.carriers.machine": False}
     with dask.config.set(way), local_cluster(N_WORKERS, 1) as client:
@@ -85,13 +164,14 @@ def main(n: int, seed: int) -> None:
             until(lambda: len(client.nthreads()) == N_WORKERS)
             act(client, store)
 
-        with store_on(client, is_large=rng.random() < 0.5) as store:
+        is_large = rng.random() < 0.5
+        with store_on(client, is_large=is_large, nbytes=nbytes) as store:
             found = killing_owners.disturb(store, [partial(next_one, a) for a in acts])
-    said = {"pushes": found.n_pushes, "reads": found.n_reads, "wrong": found.wrong}
-    for act in (kill_owner, kill_copy):
-        waits = [w for w, of in zip(found.waits, acts, strict=True) if of is act]
-        said[act.__name__] = {"median wait": np.median(waits), "longest": max(waits)}
-    sys.stdout.write(json.dumps(said) + "\n")
+        made = copies_made(client)
+    said = killing_owners.by_kind((act.__name__ for act in acts), found.waits)
+    about = {"pushes": found.n_pushes, "reads": found.n_reads, **said}
+    about |= {"copies made": made, "wrong": found.wrong}
+    sys.stdout.write(json.dumps(about) + "\n")
 
 
 # -- runs in rounds --------------------------------------------------------------------
@@ -154,11 +234,8 @@ def kill_at(client: Any, whose: str, at: int, shard: int, store: Any) -> None:
     if whose != "stopped":
         os.kill(pids[worker], signal.SIGKILL)
         return
-    os.kill(pids[worker], signal.SIGSTOP)
-    try:
-        until(lambda: daskps.open(store.name, client=client).placement[shard] != worker)
-    finally:
-        os.kill(pids[worker], signal.SIGCONT)
+    with stopped(pids[worker]):
+        until(lambda: workers_of(client, store)[0][shard] != worker)
 
 
 def rounds(n: int, seed: int) -> None:
@@ -186,5 +263,9 @@ def rounds(n: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    does = rounds if sys.argv[3:] == ["rounds"] else main
-    does(int(sys.argv[1]), int(sys.argv[2]))
+    modes: dict[str, Any] = {
+        "": main,
+        "rounds": rounds,
+        "large": partial(main, nbytes=LARGE),
+    }
+    modes["".join(sys.argv[3:])](int(sys.argv[1]), int(sys.argv[2]))

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,13 +49,15 @@ class User(threading.Thread):
     def __init__(self, handle: Any) -> None:
         super().__init__()
         self.handle, self.is_over = handle, threading.Event()
-        self.n_done = 0
+        #: How often it has used the store, and when each time ended.
+        self.n_done, self.times = 0, list[float]()
         self.wrong: list[str] = []
 
     def run(self) -> None:
         try:
             while not self.is_over.is_set():
                 self.use()
+                self.times.append(time.monotonic())
                 self.n_done += 1
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be
             self.wrong.append(f"{type(self).__name__}: {error!r:.300}")
@@ -63,30 +65,29 @@ class User(threading.Thread):
     def use(self) -> None:
         raise NotImplementedError
 
+    def longest_wait(self, since: float) -> float:
+        """Return the longest of its uses that ended after a moment, in seconds."""
+        before = [t for t in self.times if t <= since]
+        waits = np.diff([*before[-1:], *self.times[len(before) :]])
+        return round(float(max(waits, default=0.0)), 3)
+
 
 class Pusher(User):
-    """Pushes one element after the other, and keeps when each was acknowledged."""
+    """Pushes one element after the other."""
 
     def __init__(self, handle: Any, number: int) -> None:
         super().__init__(handle)
-        self._first, self.times = number * N_ELEMENTS, list[float]()
+        self._first = number * N_ELEMENTS
 
     def use(self) -> None:
         values = np.zeros(self.handle["w"].shape)
         values[:, :, self._first + self.n_done % N_ELEMENTS] = 1.0
         self.handle.add({"w": values})
-        self.times.append(time.monotonic())
 
     def counts(self) -> Any:
         """Return how often each of its elements was acknowledged."""
         turns, rest = divmod(self.n_done, N_ELEMENTS)
         return turns + (np.arange(N_ELEMENTS) < rest)
-
-    def longest_wait(self, since: float) -> float:
-        """Return its longest wait for an acknowledgement that came after a moment."""
-        before = [t for t in self.times if t <= since]
-        waits = np.diff([*before[-1:], *self.times[len(before) :]])
-        return round(float(max(waits, default=0.0)), 3)
 
 
 class Reader(User):
@@ -127,8 +128,20 @@ def disturb(store: Any, acts: Sequence[Callable[[], None]]) -> Found:
     handles = store, remote(store)
     pushers = [Pusher(handle, number) for number, handle in enumerate(handles)]
     readers = [Reader(handle) for handle in handles]
-    users: list[User] = [*pushers, *readers]
-    waits = []
+    waits = act_beside(pushers, acts, readers)
+    wrong = [text for user in (*pushers, *readers) for text in user.wrong]
+    wrong += compare(store["w"].pull(), pushers, readers)
+    n_pushes, n_reads = (sum(u.n_done for u in some) for some in (pushers, readers))
+    return Found(n_pushes, n_reads, waits, wrong)
+
+
+def act_beside(
+    some: Sequence[User],
+    acts: Sequence[Callable[[], None]],
+    others: Sequence[User] = (),
+) -> list[float]:
+    """Do this while some and others use a store; return the longest waits of some."""
+    users, waits = [*some, *others], []
 
     def more() -> None:
         """Wait until all of them have done some more."""
@@ -144,16 +157,24 @@ def disturb(store: Any, acts: Sequence[Callable[[], None]]) -> Found:
             since = time.monotonic()
             act()
             more()
-            waits.append(max(pusher.longest_wait(since) for pusher in pushers))
+            waits.append(max(user.longest_wait(since) for user in some))
     finally:
         for user in users:
             user.is_over.set()
         for user in users:
             user.join()
-    wrong = [text for user in users for text in user.wrong]
-    wrong += compare(store["w"].pull(), pushers, readers)
-    n_pushes, n_reads = (sum(u.n_done for u in some) for some in (pushers, readers))
-    return Found(n_pushes, n_reads, waits, wrong)
+    return waits
+
+
+def by_kind(kinds: Iterable[str], waits: Iterable[float]) -> dict[str, Any]:
+    """Return for each kind of disturbance how often there was one, and the waits."""
+    of: dict[str, list[float]] = {}
+    for kind, wait in zip(kinds, waits, strict=True):
+        of.setdefault(kind, []).append(wait)
+    return {
+        kind: {"times": len(w), "median wait": float(np.median(w)), "longest": max(w)}
+        for kind, w in of.items()
+    }
 
 
 def compare(values: Any, pushers: list[Pusher], readers: list[Reader]) -> list[str]:
@@ -210,7 +231,7 @@ def main(n: int, seed: int) -> None:
     rng = random.Random(seed)
     left = [FAULTS[i % len(FAULTS)] for i in range(n)]
     rng.shuffle(left)
-    waits: dict[str, list[float]] = {fault: [] for fault in left}
+    faults, waits = [*left], list[float]()
     n_pushes, n_reads, wrong = 0, 0, list[str]()
     while left:
         # Who has left in order does not come back: a cluster ends with it.
@@ -219,15 +240,11 @@ def main(n: int, seed: int) -> None:
         left = left[len(some) :]
         found = one_cluster(some, rng)
         sys.stderr.write(f"{some} {found}\n")
-        for fault, wait in zip(some, found.waits, strict=True):
-            waits[fault].append(wait)
+        waits += found.waits
         n_pushes, n_reads = n_pushes + found.n_pushes, n_reads + found.n_reads
         wrong += found.wrong
-    said = {
-        fault: {"times": len(w), "median wait": float(np.median(w)), "longest": max(w)}
-        for fault, w in waits.items()
-    }
-    about = {"pushes": n_pushes, "reads": n_reads, **said, "wrong": wrong}
+    about = {"pushes": n_pushes, "reads": n_reads, **by_kind(faults, waits)}
+    about["wrong"] = wrong
     sys.stdout.write(json.dumps(about) + "\n")
 
 
