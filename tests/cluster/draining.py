@@ -5,6 +5,8 @@ where others of the machine adopt the memory, a third where memory is private, a
 third where it is shared and copied all the same, as between machines. Beside two of
 three drains the worker that is drained or another one is stopped for a moment or killed.
 It says for each way and fault how long pushes waited, and what was wrong.
+``python -m tests.cluster.draining N SEED large`` drains the owner of 100 MB with Adam N
+times under pushes of ten elements, and N times under pushes of all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ import dask
 import numpy as np
 
 import daskps
-from tests.cluster.killing_owners import Found, disturb, store_on
+from tests.cluster.killing_owners import (
+    Found,
+    User,
+    act_beside,
+    by_kind,
+    disturb,
+    store_on,
+)
 from tests.seams import drains_by_adoption
 from tests.support import local_cluster, until
 
@@ -32,6 +41,8 @@ WAYS = {"adopted": (True, False), "private": (False, False), "copied": (True, Tr
 FAULTS = ("none", "none", "source stopped", "target stopped")
 #: With private memory what a worker owns dies with it.
 KILLS = ("source killed", "target killed")
+#: Parameters of a large store by what pushes to them are called: float32.
+LARGE = {"ten elements": np.ones(10, "f4"), "100 MB": np.ones(25_000_000, "f4")}
 
 
 def drain(client: Any, store: Any, fault: str, rng: random.Random) -> None:
@@ -96,15 +107,42 @@ def main(n: int, seed: int) -> None:
         about["pushes"] += found.n_pushes
         about["reads"] += found.n_reads
         wrong += found.wrong
-        for fault in dict.fromkeys(faults):
-            waits = [w for w, f in zip(found.waits, faults, strict=True) if f == fault]
-            about[f"{way}, {fault}"] = {
-                "times": len(waits),
-                "median wait": float(np.median(waits)),
-                "longest": max(waits),
-            }
+        about |= by_kind((f"{way}, {fault}" for fault in faults), found.waits)
     sys.stdout.write(json.dumps({**about, "wrong": wrong}) + "\n")
 
 
+class Trainer(User):
+    """Pushes gradients of one parameter."""
+
+    def __init__(self, handle: Any, name: str) -> None:
+        super().__init__(handle)
+        self.grads = {name: LARGE[name]}
+
+    def use(self) -> None:
+        self.handle.push(self.grads)
+
+
+def large(n: int, seed: int) -> None:
+    rng, about, wrong, n_pushes = random.Random(seed), dict[str, Any](), list[str](), 0
+    private = dask.config.set({"daskps.carriers.machine": False})
+    with private, local_cluster(n_workers=3, threads=1) as client:
+        how: dict[str, Any] = {"servers": list(client.nthreads())[:1], "shards": 1}
+        rule = daskps.optim.Adam(1e-3)
+        with daskps.create(LARGE, optimizer=rule, client=client, **how) as store:
+            for name in LARGE:
+                trainer = Trainer(store, name)
+                # At first nothing happens: so long pushes take by themselves.
+                acts: list[Any] = [bool] * n
+                acts += [partial(drain, client, store, "none", rng)] * n
+                kinds = [name] * n + [f"{name}, drained"] * n
+                about |= by_kind(kinds, act_beside([trainer], acts))
+                wrong += trainer.wrong
+                n_pushes += trainer.n_done
+            if store.version != n_pushes:
+                wrong.append(f"{store.version} of {n_pushes} pushes are there")
+    sys.stdout.write(json.dumps({"pushes": n_pushes, **about, "wrong": wrong}) + "\n")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    does = large if sys.argv[3:] == ["large"] else main
+    does(int(sys.argv[1]), int(sys.argv[2]))
