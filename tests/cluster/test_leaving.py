@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from daskps import optim
 from daskps.cluster.directory import drains
 from daskps.cluster.host import adoption
 from tests import inprocess
-from tests.cluster import killing_owners
+from tests.cluster import killing_copies, killing_owners
 from tests.cluster.test_drain import (
     Held,
     all_of,
@@ -31,7 +31,7 @@ from tests.cluster.test_drain import (
     same,
     specs,
 )
-from tests.support import local_cluster, terminal_cluster, until
+from tests.support import PATIENCE, local_cluster, terminal_cluster, until
 
 
 @pytest.fixture
@@ -49,6 +49,26 @@ def moves_of(client: Any) -> list[tuple[str, Any]]:
     return [(e["action"], e.get("why")) for e in events if e["action"] in kinds]
 
 
+def disturb_both(
+    store: Any, copied: Any, act: Callable[[], None]
+) -> tuple[list[str], list[str]]:
+    """Push to two stores while this is done; return what is wrong with each."""
+    is_over = threading.Event()
+
+    def act_once() -> None:
+        try:
+            act()
+        finally:
+            is_over.set()
+
+    def wait() -> None:
+        is_over.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(killing_owners.disturb, copied, [wait])
+        return killing_owners.disturb(store, [act_once]).wrong, beside.result().wrong
+
+
 def retire_first(client: Any, store: Any) -> None:
     owner = store.placement[0]
     client.retire_workers([owner])
@@ -58,11 +78,19 @@ def retire_first(client: Any, store: Any) -> None:
 
 
 def test_a_retired_worker_sends_its_shards(apart):
+    """Those that have a second copy need not be sent: it takes over."""
     workers = list(apart.nthreads())
-    with killing_owners.store_on(apart, workers[:2]) as store:
-        n = store.placement.count(store.placement[0])
-        found = killing_owners.disturb(store, [partial(retire_first, apart, store)])
-    assert found.wrong == []
+    with (
+        killing_owners.store_on(apart, workers[:2]) as store,
+        killing_copies.store_on(apart) as copied,
+    ):
+        owner = store.placement[0]
+        n = store.placement.count(owner)
+        assert owner in copied.placement
+        act = partial(retire_first, apart, store)
+        assert disturb_both(store, copied, act) == ([], [])
+        assert owner not in copied.placement
+        until(partial(killing_copies.has_all, apart, copied))
     assert moves_of(apart) == [("shards-moved", "left")] * n
 
 
@@ -75,12 +103,14 @@ def has_so_many(client: Any, n: int) -> bool:
     return len(client.nthreads()) == n
 
 
-def end_all_but_one(client: Any, workers: list[Any], store: Any) -> None:
-    """End the worker with a nanny, then one without; the last one has all shards."""
+def end_all_but_one(client: Any, workers: list[Any], copied: Any) -> None:
+    """End the worker with a nanny, then one without."""
     for n, worker in ((2, workers[0]), (1, workers[1])):
+        # Those that leave have both copies of no shard.
+        until(partial(killing_copies.has_all, client, copied))
         worker.send_signal(signal.SIGTERM)
         until(partial(has_so_many, client, n))
-    until(lambda: [*client.nthreads()] == [*{*store.placement}])
+        worker.wait(PATIENCE)
 
 
 def test_workers_that_are_told_to_end_send_their_shards(tmp_path):
@@ -89,10 +119,14 @@ def test_workers_that_are_told_to_end_send_their_shards(tmp_path):
         dask.config.set({"daskps.carriers.machine": False}),
         terminal_cluster(tmp_path / "scheduler.json", **env) as (client, workers),
     ):
-        with killing_owners.store_on(client, [*client.nthreads()]) as store:
-            act = partial(end_all_but_one, client, workers, store)
-            found = killing_owners.disturb(store, [act])
-        assert found.wrong == []
+        with (
+            killing_owners.store_on(client, [*client.nthreads()]) as store,
+            killing_copies.store_on(client) as copied,
+        ):
+            act = partial(end_all_but_one, client, workers, copied)
+            assert disturb_both(store, copied, act) == ([], [])
+            last = {*client.nthreads()}
+            assert [{*store.placement}, {*copied.placement}] == [last, last]
         assert {*moves_of(client)} == {("shards-moved", "left")}
 
 
@@ -135,6 +169,12 @@ def slope(params: Any, x: Any, y: Any) -> Any:
     return float(left @ left), {"w": x.T @ left / len(x)}
 
 
+def are_on_all(client: Any, store: Any) -> bool:
+    """Tell whether all workers have shards of a store, and nobody else has any."""
+    store.pull()
+    return {*store.placement} == {*client.nthreads()}
+
+
 def test_an_adaptive_cluster_closes_a_worker_with_shards():
     options: Any = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with (
@@ -142,18 +182,21 @@ def test_an_adaptive_cluster_closes_a_worker_with_shards():
         LocalCluster(n_workers=3, threads_per_worker=1, **options) as cluster,
         Client(cluster) as client,
     ):
-        store = daskps.create({"w": np.zeros(3)}, client=client)
-        with store:
-            assert len({*store.placement}) == 3
-            cluster.adapt(minimum=0, maximum=3, interval="50 ms", wait_count=1)
-            n = 0
-            while len(client.nthreads()) > 2:
+        both = [
+            daskps.create({"w": np.zeros(3)}, client=client, copies=n) for n in (1, 2)
+        ]
+        assert [len({*store.placement}) for store in both] == [3, 3]
+        cluster.adapt(minimum=0, maximum=3, interval="50 ms", wait_count=1)
+        n = 1
+        while len(client.nthreads()) > 2:
+            n += 1
+            for store in both:
                 store.add({"w": np.ones(3)})
-                n += 1
+        for store in both:
             store.add({"w": np.ones(3)})
-            assert store.pull()["w"].tolist() == [n + 1.0] * 3
-            # The scheduler has removed the third one, which may still send a shard.
-            until(lambda: store.pull() and {*store.placement} == {*client.nthreads()})
+            assert store.pull()["w"].tolist() == [float(n)] * 3
+        # The scheduler has removed the third one, which may still send a shard.
+        until(lambda: all(are_on_all(client, store) for store in both))
 
 
 # -- what fails on the way -----------------------------------------------------
@@ -191,6 +234,23 @@ def test_a_worker_that_stays_is_asked_again(three):
     store.add({"w": np.ones(6)})
     assert first not in store.placement
     assert store.pull()["w"].tolist() == [1.0] * 6
+
+
+def test_a_worker_sends_its_smallest_shards_first(three):
+    """Whatever there is no time for is less then."""
+    first, *_ = three.scheduler.workers
+    stores = {
+        n: daskps.create({"w": np.zeros(n)}, shards=1, servers=[first])
+        for n in (20_000, 60_000, 100, 40_000)
+    }
+    close(three, first).result(60)
+    events = [event for _, event in three.scheduler.events]
+    moved = [e["uid"] for e in events if e["action"] == "shards-moved"]
+    assert moved == [stores[n].uid for n in sorted(stores)]
+    for n, store in stores.items():
+        store.add({"w": np.ones(n)})
+        assert first not in store.placement
+        assert store.pull()["w"].sum() == n
 
 
 def test_shards_go_past_a_worker_that_cannot_load_a_rule(three):

@@ -426,21 +426,26 @@ def scale(client, n):
 
 
 def test_scaled_down_and_retired_under_pushes(machine):
-    """From four workers to one; nothing that was acknowledged is lost."""
+    """From four workers to one; nothing that was acknowledged is lost.
+
+    Also of a store with second copies, as long as there are workers for these.
+    """
     with machine.as_current():
         s = daskps.create({"w": np.zeros(N_PUSHES)}, shards=8)
-        with pushes(s) as more:
+        copied = daskps.create({"w": np.zeros(N_PUSHES)}, copies=2)
+        with pushes(s) as more, pushes(copied):
             # Dask's call ends before the worker does: until that lets go it serves.
             machine.retire_workers([s.placement[0]])
             until(lambda: has(s, 3))
             more()
             machine.cluster.scale(1)
-            until(lambda: has(s, 1))
+            until(lambda: has(s, 1) and has(copied, 1))
         assert min(r["generation"] for r in s.stats()["shards"]) >= 1
         assert "shards-lost" not in {
             e["action"] for _, e in machine.get_events("daskps")
         }
         s.close()
+        copied.close()
 
 
 def ones_slowly(params, X, y):
