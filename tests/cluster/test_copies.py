@@ -34,7 +34,7 @@ from daskps.cluster.host.coming import Coming
 from daskps.cluster.host.host import ShardHost
 from daskps.cluster.host.node import HOSTS
 from daskps.cluster.protocol import encoding
-from daskps.cluster.protocol.reports import MEMORY_METRIC
+from daskps.cluster.protocol.reports import MEMORY_METRIC, Sight
 from daskps.errors import ConsistencyError
 from tests import inprocess
 from tests.cluster import killing_copies, killing_owners
@@ -290,7 +290,7 @@ def test_a_copy_that_found_its_owner_s_memory_goes_to_a_machine_that_joins(
     monkeypatch.setattr(standby, "get_address_host", str)
     monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
     [first, second, third] = three.scheduler.workers
-    answer(three, second, "look", [{"sight": standby.Sight.FOUND}])
+    answer(three, second, "look", [{"sight": Sight.FOUND}])
     three.scheduler.workers[third].status = Status.paused
     with daskps.create({"w": np.zeros(600)}, servers=[first], copies=2) as store:
         entry = three.directory.stores[store.uid]
