@@ -190,6 +190,16 @@ MUTANTS = (
         (f"{_BACKED}::test_a_round_waits_until_the_copy_has_the_one_before",),
     ),
     Mutant(
+        "promotion-under-the-number-of-an-adopter",
+        "daskps.cluster.directory.copies:SecondCopies._promote",
+        "runs, number = self._moves.runs.for_owner(entry), entry.generations[shard] + 2",
+        "runs, number = self._moves.runs.for_owner(entry), entry.generations[shard] - 1",
+        (
+            "tests/cluster/directory/test_departures.py"
+            "::test_an_adopter_that_is_asked_as_a_copy_takes_over_hears_that_it_has",
+        ),
+    ),
+    Mutant(
         "late-state-of-a-former-owner",
         "daskps.cluster.host.coming:Coming.begin",
         "if self.turn is not turn:",
