@@ -42,7 +42,7 @@ BEGIN = {
     "half-of-a-log-put-back": 2,
     "incomplete-copy-takes-over": 103,
     "last-state-before-the-owner-stops": 100,
-    "manifest-first": 36,
+    "manifest-first": 105,
     "owner-goes-on-alone": 90,
     "reads-of-rounds-that-a-copy-lacks-wait": 81,
     "stale-generation-accepted": 35,
