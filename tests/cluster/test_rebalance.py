@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest import mock
 
 import dask
 import numpy as np
@@ -21,9 +20,8 @@ from daskps import optim
 from daskps.cluster.directory import rebalance
 from daskps.cluster.directory.entry import StoreEntry
 from daskps.cluster.directory.rebalance import Rebalance
-from daskps.cluster.host.node import HOSTS
 from tests import inprocess, virtual
-from tests.cluster import killing_copies, killing_owners
+from tests.cluster import joining, killing_copies, killing_owners
 from tests.cluster.test_drain import Held, all_of, has_reached, pushed, same, specs
 from tests.support import local_cluster, until
 
@@ -303,12 +301,6 @@ def has_so_many(store: Any, worker: str, n: int) -> bool:
     return bool(store.placement.count(worker) == n)
 
 
-def has_some(store: Any, worker: str) -> bool:
-    """Tell whether a worker has a shard, when a handle has heard of it."""
-    store.pull()
-    return worker in store.placement
-
-
 @pytest.mark.usefixtures("at_once")
 def test_all_of_a_shard_comes_along():
     """Weights, optimizer state, rows with theirs, and the numbers of pushes.
@@ -362,7 +354,7 @@ def trained(directory: Any, *, grows: bool) -> tuple[Any, ...]:
         assert store.version < N_ROUNDS
         if grows:
             joined = made.join()
-            until(partial(has_some, store, joined))
+            until(partial(joining.has_some, store, joined))
         thread.join()
         saving.result(60)
         with daskps.restore(directory) as again:
@@ -397,43 +389,17 @@ def test_a_worker_that_dies_as_it_takes_a_shard_leaves_it_where_it_was():
         assert (entry.owners, {*entry.nbytes}) == ((first, first), {first})
 
 
-def n_hosts() -> int:
-    return len(HOSTS)
-
-
-def has_host(client: Any, worker: str) -> bool:
-    (found,) = client.run(n_hosts, workers=[worker]).values()
-    return bool(found)
-
-
-def grow(client: Any, store: Any) -> None:
-    """Have a third worker come; it takes one shard of the four."""
-    before = {*store.placement}
-    client.cluster.scale(3)
-    client.wait_for_workers(3)
-    (joined,) = {*client.nthreads()} - before
-    until(partial(has_host, client, joined))
-    # Its half a minute is over.
-    scheduler = client.cluster.scheduler
-    came = scheduler.extensions["daskps-directory"].rebalance.worker_came
-    with mock.patch.object(rebalance, "_STAY_SECONDS", 0.0):
-        scheduler.loop.add_callback(came, joined)
-        until(partial(has_some, store, joined))
-
-
 @pytest.mark.parametrize(
     ("is_shared", "copies"), [(True, 1), (False, 2)], ids=["shared", "two copies"]
 )
 def test_a_cluster_grows_under_pushes(is_shared, copies):
     """None fails, and each counts once; a shard that moves gets its copy again."""
-    params = {"w": np.zeros((killing_owners.N_SHARDS, 2, killing_owners.HALF))}
-    about: dict[str, Any] = {"shards": killing_owners.N_SHARDS, "copies": copies}
     with (
         dask.config.set({"daskps.carriers.machine": is_shared}),
         local_cluster(n_workers=2, threads=1) as client,
-        daskps.create(params, client=client, **about) as store,
+        joining.store_on(client, copies) as store,
     ):
-        found = killing_owners.disturb(store, [partial(grow, client, store)])
+        found = killing_owners.disturb(store, [partial(joining.grow, client, store)])
         assert found.wrong == []
         events = [event for _, event in client.get_events("daskps")]
         moves = [e["why"] for e in events if e["action"] == "shards-moved"]
