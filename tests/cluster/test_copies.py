@@ -59,6 +59,8 @@ from tests.inprocess import Cluster
 from tests.support import local_cluster, popen, terminal_cluster, until
 
 N = 40
+#: What a host of another daskps says.
+OTHER_PROTOCOL = {"protocol": 99, "version": "9.9"}
 
 
 @pytest.fixture
@@ -78,6 +80,12 @@ def two() -> Iterator[Cluster]:
 @pytest.fixture
 def three() -> Iterator[Cluster]:
     with inprocess.cluster(3) as made:
+        yield made
+
+
+@pytest.fixture
+def four() -> Iterator[Cluster]:
+    with inprocess.cluster(4) as made:
         yield made
 
 
@@ -299,6 +307,36 @@ def test_a_copy_that_found_its_owner_s_memory_goes_to_a_machine_that_joins(
         three.scheduler.workers[third].status = Status.running
         three.loop.add_callback(three.directory.copies.worker_came)
         until(lambda: 0 in entry.copies and entry.copies[0].worker == third)
+        until(lambda: entry.copies[0].counts)
+        assert store.add({"w": np.ones(600)}) == 1
+
+
+def test_a_copy_stays_until_a_machine_with_the_same_protocol_joins(four, monkeypatch):
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.01)
+    hosts, (first, second, third, fourth) = four.directory.hosts, four.scheduler.workers
+    answer(four, third, "hello", OTHER_PROTOCOL)
+
+    def join(*workers: str) -> None:
+        for worker in workers:
+            four.scheduler.workers[worker].status = Status.running
+        monkeypatch.setattr(
+            standby, "get_address_host", lambda w: w in {third, *workers}
+        )
+        four.loop.add_callback(four.directory.copies.worker_came)
+
+    for worker in (third, fourth):
+        four.scheduler.workers[worker].status = Status.paused
+    monkeypatch.setattr(standby, "get_address_host", lambda worker: False)
+    with daskps.create({"w": np.zeros(600)}, servers=[first], copies=2) as store:
+        entry = four.directory.stores[store.uid]
+        (copy,) = entry.copies.values()
+        assert copy.worker == second
+        join(third)
+        until(lambda: third in hosts.foreign)
+        assert entry.copies == {0: copy}
+        hosts.foreign.clear()  # both are new
+        join(third, fourth)
+        until(lambda: 0 in entry.copies and entry.copies[0].worker == fourth)
         until(lambda: entry.copies[0].counts)
         assert store.add({"w": np.ones(600)}) == 1
 
@@ -1348,6 +1386,16 @@ def test_one_worker_is_not_enough():
         with pytest.raises(daskps.NotEnoughWorkersError, match="second copy"):
             daskps.create({"w": np.zeros(6)}, copies=2)
         until(lambda: not one.directory.stores)
+
+
+def test_workers_of_another_protocol_alone_are_not_enough(three):
+    [first, *others] = three.scheduler.workers
+    for other in others:
+        answer(three, other, "hello", OTHER_PROTOCOL)
+    for _ in "12":  # by then they are known
+        with pytest.raises(daskps.DaskPSError, match="same daskps"):
+            daskps.create({"w": np.zeros(600)}, servers=[first], copies=2)
+        until(lambda: not three.directory.stores)
 
 
 def test_no_room_for_the_copy_is_said(three):

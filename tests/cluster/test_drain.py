@@ -290,6 +290,26 @@ def test_a_worker_of_another_protocol_is_refused_by_name(three):
         store.add({"w": np.ones(6)})
 
 
+def test_shards_go_past_workers_of_another_protocol(four):
+    """They have joined since, and have less than the one that can have a shard."""
+    first, second, third, fourth = four.scheduler.workers
+    for other in (second, third):
+        answer(four, other, "hello", {"protocol": 99, "version": "9.9"})
+    with (
+        daskps.create({"w": np.zeros(60)}, servers=[fourth]),
+        daskps.create({"w": np.zeros(6)}, shards=2, servers=[first]) as store,
+    ):
+        assert store.drain(first) == [0, 1]
+        assert store.placement == (fourth, fourth)
+        store.add({"w": np.ones(6)})
+        fills = [Held(four, other, "move_fill") for other in (second, third)]
+        four.scheduler.workers[first].memory_limit = 1000
+        with pytest.raises(daskps.ProtocolError, match=f"{second}.* 99 .*9.9"):
+            store.drain(fourth)
+        assert store.placement == (fourth, fourth)
+        assert not any(held.reached.is_set() for held in fills)
+
+
 def test_shards_on_a_device_are_refused(three):
     with daskps.create({"w": np.zeros(6)}, shards=1) as store:
         (entry,) = three.directory.stores.values()

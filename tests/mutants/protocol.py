@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "another-protocol-is-understood",
         "daskps.cluster.protocol.messages:check_protocol",
-        "if protocol != PROTOCOL:",
-        "if protocol > PROTOCOL:",
+        "if protocol != PROTOCOL or version not in (None, VERSION):",
+        "if protocol > PROTOCOL or version not in (None, VERSION):",
         (
             "tests/cluster/protocol/test_protocol.py::test_refused_messages_change_nothing[older protocol]",
         ),

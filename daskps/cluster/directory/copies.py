@@ -19,7 +19,8 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from daskps.cluster.directory.entry import Copy, LeftBy, insist
-from daskps.cluster.directory.placement import eligible, find_room, held_bytes
+from daskps.cluster.directory.move import time_now
+from daskps.cluster.directory.placement import eligible, find_room, greet, held_bytes
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -28,6 +29,7 @@ from daskps.errors import (
     DaskPSError,
     LayoutError,
     NotEnoughWorkersError,
+    ProtocolError,
     ShardBusyError,
 )
 
@@ -154,9 +156,11 @@ class SecondCopies:
         for entry in [*self._stores.values()]:
             for shard, copy in [*entry.copies.items()]:
                 if copy.is_together and copy.counts:
-                    # `_keep_making` says what keeps a store from its copies.
-                    with contextlib.suppress(Exception):
+                    try:
                         await self._try_apart(entry, shard, copy)
+                    except Exception as error:  # noqa: BLE001 - as in `_keep_making`
+                        text = "shard %d of %r has no copy on another machine: %r"
+                        logger.info(text, shard, entry.name, error)
 
     async def _try_apart(self, entry: StoreEntry, shard: int, copy: Copy) -> None:
         new = await self._target(entry, shard, entry.owners[shard])
@@ -213,7 +217,7 @@ class SecondCopies:
         Exception
             The first that kept a shard from its copy, once the others have theirs.
         """
-        began = asyncio.get_running_loop().time()
+        began = time_now()
         made, errors = dict[int, bool](), list[Exception]()
         for shard, owner in enumerate(entry.owners):
             try:
@@ -225,9 +229,9 @@ class SecondCopies:
                 errors.append(error)
                 await asyncio.sleep(0)
         if made:
-            seconds = asyncio.get_running_loop().time() - began
-            about = {"seconds": seconds, "nbytes": sum(entry.sizes[i] for i in made)}
-            self._hosts.tell("copies-made", entry, shards=[*made], **about)
+            nbytes, seconds = sum(entry.sizes[i] for i in made), time_now() - began
+            about = {"shards": [*made], "seconds": seconds, "nbytes": nbytes}
+            self._hosts.tell("copies-made", entry, **about)
         if together := [shard for shard, is_together in made.items() if is_together]:
             self._hosts.tell("copies-together", entry, shards=together)
         if errors:
@@ -259,14 +263,13 @@ class SecondCopies:
         On the owner's machine, by the addresses of both or as the worker finds the
         owner's memory, only where no worker of another one has room that is not drained.
         """
-        workers = self._moves.scheduler.workers.items()
-        others = {w: s for w, s in workers if w != owner and s.status == Status.running}
-        for worker in self._hung & others.keys():
-            del others[worker]
+        workers, no = self._moves.scheduler.workers, self._hung | self._hosts.foreign
+        may = {w: s for w, s in workers.items() if s.status == Status.running}
+        others = {w: may[w] for w in may if w not in {owner, *no}}
         if not others:
             raise NotEnoughWorkersError(
                 f"no worker but {owner} can have a second copy of shard {shard} of store "
-                f"{entry.name!r}; start another worker, or create the store with copies=1"
+                f"{entry.name!r}; start one of the same daskps, or create it with copies=1"
             )
 
         def on(workers: Mapping[str, WorkerState], is_together: bool) -> Copy:
@@ -275,11 +278,8 @@ class SecondCopies:
             return Copy(worker, uuid.uuid4().hex, entry.sizes[shard], is_together)
 
         servers = eligible(self._moves.scheduler, entry.asked_servers)
-        machine, may = (
-            get_address_host(owner),
-            [w for w in others if w not in entry.drained],
-        )
-        apart = {w: others[w] for w in may if get_address_host(w) != machine}
+        near = {w for w in others if get_address_host(w) == get_address_host(owner)}
+        apart = {w: others[w] for w in others if w not in near | entry.drained}
         rows = [row for row in entry.segments if row[0] == shard]
         with contextlib.suppress(LayoutError):
             while apart:
@@ -287,8 +287,13 @@ class SecondCopies:
                 del apart[copy.worker]
                 try:
                     found = await self._look(entry, copy.worker, rows, _OWN_SECONDS)
-                except OSError:
+                    await asyncio.wait_for(
+                        greet(self._hosts, copy.worker), _OWN_SECONDS
+                    )
+                except (OSError, ProtocolError) as error:
                     del others[copy.worker]
+                    if not others and isinstance(error, ProtocolError):
+                        raise
                     continue
                 if not any(one["sight"] == Sight.FOUND for one in found):
                     return copy
@@ -358,8 +363,7 @@ class SecondCopies:
 
         What this returns is done when the hosts have heard of it.
         """
-        copy = self._forget(entry, shard, why)
-        if copy is not None:
+        if (copy := self._forget(entry, shard, why)) is not None:
             self._hosts.tell("copies-lost", entry, shards=[shard], why=why)
         return self._hosts.spawn(self._struck(entry, shard, copy))
 
@@ -380,9 +384,8 @@ class SecondCopies:
     def _forget(self, entry: StoreEntry, shard: int, why: str) -> Copy | None:
         if (copy := entry.copies.pop(shard, None)) is not None:
             entry.n_changed += 1
-            now = asyncio.get_running_loop().time()
             gone = f"its second copy, on worker {copy.worker}, had gone (it {why})"
-            entry.copies_gone[shard] = gone, now
+            entry.copies_gone[shard] = gone, time_now()
             entry.charge(copy.worker, -copy.nbytes)
         return copy
 
@@ -457,10 +460,8 @@ class SecondCopies:
         Its copies of them are about to take over; or it was silent, and goes on with them
         if their copies cannot.
         """
-        taking = self._taking.items()
-        found = [
-            i for (uid, i), of in taking if (uid, of.copy.worker) == (entry.uid, worker)
-        ]
+        taking, key = self._taking.items(), (entry.uid, worker)
+        found = [i for (uid, i), of in taking if (uid, of.copy.worker) == key]
         silent = [i for i in entry.away if (entry.uid, i) in self._silent]
         return found + [i for i in silent if entry.owners[i] == worker]
 

@@ -18,7 +18,6 @@ from daskps.cluster.directory.drains import Drains
 from daskps.cluster.directory.entry import Hosts, StoreEntry
 from daskps.cluster.directory.machines import Orphans, Readiness
 from daskps.cluster.directory.move import ShardMoves
-from daskps.cluster.directory.placement import check_protocol
 from daskps.cluster.directory.rebalance import Rebalance
 from daskps.cluster.directory.resharding import Reshards
 from daskps.cluster.directory.runs import Runs
@@ -26,7 +25,7 @@ from daskps.cluster.directory.store_registry import Stores
 from daskps.cluster.directory.trainers import TrainerMessages
 from daskps.cluster.keys import place_of_gradient
 from daskps.cluster.protocol.handlers import DIRECTORY
-from daskps.cluster.protocol.messages import identity
+from daskps.cluster.protocol.messages import check_protocol, identity
 from daskps.errors import (
     ConsistencyError,
     ProtocolError,
@@ -100,7 +99,7 @@ class Directory:
     @DIRECTORY.handles("hello")
     def on_hello(self, protocol: int, version: str) -> dict[str, Any]:
         """Compare protocols with a client."""
-        check_protocol("the client", protocol, version)
+        check_protocol(protocol, version, "the client")
         return identity()
 
     @DIRECTORY.handles("locate")
@@ -182,6 +181,7 @@ class Directory:
         """
         for entry in self.stores.values():
             entry.viewers.pop(worker, None)
+        self.hosts.foreign.discard(worker)
         self.copies.worker_left(worker)
         sent = self.drains.worker_left(worker, reason, is_retired=is_retired)
         self.orphans.worker_left(worker)

@@ -32,6 +32,7 @@ from daskps.errors import (
     DaskPSError,
     LayoutError,
     NotEnoughWorkersError,
+    ProtocolError,
     ShardBusyError,
 )
 from daskps.layout.arrays import counted
@@ -295,7 +296,7 @@ class Drains:
         self, shards: Sequence[tuple[StoreEntry, int]], worker: str
     ) -> None:
         """Send shards, each to a worker that has room and answers; else it stays."""
-        failed = set[str]()
+        failed = {*self._hosts.foreign}
         self._have_ready(shards)
         for entry, shard in shards:
             await self._until_settled(entry, [shard])
@@ -352,13 +353,15 @@ class Drains:
     async def _send_all(self, entry: StoreEntry, worker: str) -> None:
         """Send the shards that a worker still has, each to one that has room."""
         failed: Exception | None = None
-        target, last = "", set[str]()
+        target, last = "", {*self._hosts.foreign}
         for _ in range(_MOST_TRIES):
             left = _owned(self._stores.entry(entry.uid), worker)
             try:
                 for shard, target in self._targets(entry, left, last).items():
                     await self.send(entry, shard, worker, target)
-            except (OSError, ConsistencyError) as error:
+            except (OSError, ConsistencyError, ProtocolError) as error:
+                if isinstance(error, ProtocolError) and target in last:
+                    raise  # nobody else has room
                 last.add(target)
                 # That worker has died, or more has changed than it could follow.
                 logger.info("a shard stays on %s for now: %r", worker, error)

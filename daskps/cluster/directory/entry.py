@@ -415,6 +415,8 @@ class Hosts:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._background: set[asyncio.Task[Any]] = set()
+        #: Workers that have another daskps, and so can have no shard.
+        self.foreign = set[str]()
         #: How often each event was told.
         self.told: Counter[str] = Counter()
 

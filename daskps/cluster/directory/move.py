@@ -29,7 +29,7 @@ from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
 from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import memory_of, near_to
-from daskps.cluster.directory.placement import check_protocol
+from daskps.cluster.directory.placement import greet
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -288,8 +288,7 @@ class ShardMoves:
         async with asyncio.timeout(None) as until:
             watch = self.hosts.spawn(self._watch(worker, until))
             try:
-                its = await self.hosts.control(worker, "hello")
-                check_protocol(f"worker {worker}", its["protocol"], its["version"])
+                await greet(self.hosts, worker)
                 await self.hosts.control(worker, "move_fill", **about)
             finally:
                 watch.cancel()

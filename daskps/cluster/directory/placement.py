@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from daskps.backend.stream import DeviceInfo
 from daskps.cluster.directory.entry import Hosts, StoreEntry
-from daskps.cluster.protocol.messages import PROTOCOL, identity
+from daskps.cluster.protocol.messages import check_protocol
 from daskps.errors import (
     DaskPSError,
     LayoutError,
@@ -319,33 +319,33 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     """
 
     async def hello(worker: str) -> None:
-        asked = asyncio.ensure_future(hosts.control(worker, "hello"))
+        asked = asyncio.ensure_future(greet(hosts, worker))
         try:
             while not (await asyncio.wait({asked}, timeout=_LOOK_SECONDS * 10))[0]:
                 if not hosts.has_worker(worker):
                     # Dask would try to reach it for long.
                     raise OSError("it has left")
-            about = asked.result()
+            entry.memories[worker] = asked.result()
         except OSError as error:
             reason = f"died while the store was made ({error})"
             shard = entry.owners.index(worker)
             raise ShardLostError(entry.name, shard, worker, reason) from error
         finally:
             asked.cancel()
-        entry.memories[worker] = about.pop("memory", "")
-        check_protocol(f"worker {worker}", **about)
 
     await asyncio.gather(*map(hello, entry.nbytes))
 
 
-def check_protocol(who: str, protocol: int, version: str) -> None:
-    """Refuse to talk to a client or worker of another protocol, or another daskps."""
-    mine = identity()
-    if (protocol, version) != (PROTOCOL, mine["version"]):
-        raise ProtocolError(
-            f"{who} speaks protocol {protocol} (daskps {version}), the scheduler "
-            f"{PROTOCOL} (daskps {mine['version']}); install the same daskps everywhere"
-        )
+async def greet(hosts: Hosts, worker: str) -> str:
+    """Refuse a worker of another daskps, or return the folder of its memory."""
+    about = await hosts.control(worker, "hello")
+    memory = about.pop("memory", "")
+    try:
+        check_protocol(**about, who=f"worker {worker}")
+    except ProtocolError:
+        hosts.foreign.add(worker)
+        raise
+    return str(memory)
 
 
 def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:

@@ -197,11 +197,14 @@ _NO_ELEMENTS = np.empty(0, np.uint8)
 MOST = 2**62
 
 
-def check_protocol(protocol: int) -> None:
-    """Refuse what is of another protocol."""
-    if protocol != PROTOCOL:
+def check_protocol(
+    protocol: int, version: str | None = None, who: str = "its sender"
+) -> None:
+    """Refuse another protocol, and another daskps where its version is said."""
+    if protocol != PROTOCOL or version not in (None, VERSION):
+        its = f"{protocol} (daskps {version})" if version is not None else protocol
         raise errors.ProtocolError(
-            f"a message of protocol {protocol} reached a host of protocol {PROTOCOL}; "
+            f"{who} speaks protocol {its}, this end {PROTOCOL} (daskps {VERSION}); "
             f"install the same daskps on client, scheduler and workers"
         )
 

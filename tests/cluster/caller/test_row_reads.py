@@ -222,7 +222,9 @@ def test_trainers_begin_with_different_shards_and_come_back_to_busy_ones() -> No
     assert asked(0, [REFER]) == ([0, 1], None)
 
 
-def test_a_read_of_rows_takes_few_calls() -> None:
+def test_a_read_of_rows_takes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A slow machine may be due to look at owners within the read that is counted.
+    monkeypatch.setattr(reads, "LOOK_SECONDS", 1000)
     here, ids, out = Here(), np.arange(8), np.empty((8, 3), "f4")
     here.pull(ids, out)
     calls = counted(lambda: here.pull(ids, out))

@@ -33,8 +33,13 @@ def checked(answer: Any) -> None:
     entry: Any = SimpleNamespace(
         name="m", owners=OWNERS, nbytes=dict.fromkeys(OWNERS, 8), memories={}
     )
-    hosts: Any = SimpleNamespace(control=control, has_worker=lambda w: w == OWNERS[0])
-    virtual.run(check_hosts(hosts, entry))
+    here = OWNERS[0].__eq__
+    hosts: Any = SimpleNamespace(control=control, has_worker=here, foreign=set())
+    try:
+        virtual.run(check_hosts(hosts, entry))
+    except ProtocolError:
+        assert hosts.foreign == {OWNERS[1]}
+        raise
 
 
 def test_a_worker_that_died_unheard_is_named():
