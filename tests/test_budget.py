@@ -317,12 +317,7 @@ GRANTED: list[tuple[str, int, int, str]] = [
     ("cluster", 2, 2, "memory of others does not go with the last of a machine"),
     ("cluster", 3, 3, "shards hear of what was given up, however long they are away"),
     ("cluster", 13, 10, "copies and drains keep to machines, servers and one daskps"),
-    (
-        "cluster",
-        8,
-        8,
-        "workers of another daskps are passed over while others have room",
-    ),
+    ("cluster", 11, 6, "workers of another daskps get no shard and no copy"),
 ]
 #: Names that stand for what is read or written of rows.
 ROW_NAMES = {"RowBatch", "IdSplit", "RowSlice", "RowRequest", "RowsRead", "RowItem"}

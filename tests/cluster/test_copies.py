@@ -1173,6 +1173,20 @@ def test_copies_leave_a_worker_that_is_drained(three):
     assert entry.copies[0].worker not in (owner, other)
 
 
+def test_a_copy_stays_where_a_drain_is_refused(three):
+    """The only one that has room is of another daskps."""
+    store, owner, other = one_shard(three)
+    entry = three.directory.stores[store.uid]
+    [copy] = entry.copies.values()
+    [third] = {*three.scheduler.workers} - {owner, other}
+    answer(three, third, "hello", OTHER_PROTOCOL)
+    three.scheduler.workers[other].memory_limit = 1000
+    with pytest.raises(daskps.ProtocolError, match=f"{third}.* 99 .*9.9"):
+        store.drain(owner)
+    assert entry.copies == {0: copy}
+    store.add({"w": np.ones(6)})
+
+
 def pushes_beside(client: Any, store: Any, pid: int) -> float:
     """Stop a process; push until that returns; let the process go on."""
     os.kill(pid, signal.SIGSTOP)

@@ -302,7 +302,7 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting(three, method, monkeypatc
 
 def test_shards_go_past_a_worker_that_is_stopped(three):
     store, first, (stopped, other) = two_shards(three)
-    silent = [Held(three, stopped, of) for of in ("look", "move_fill", "move_drop")]
+    silent = [Held(three, stopped, of) for of in ("hello", "move_fill", "move_drop")]
     close(three, first).result(20)
     store.add({"w": np.ones(6)})
     assert {*store.placement} == {other}

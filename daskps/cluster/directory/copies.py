@@ -34,9 +34,7 @@ from daskps.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from distributed.scheduler import WorkerState
+    from collections.abc import Callable, Sequence
 
     from daskps.cluster.directory.entry import StoreEntry
     from daskps.cluster.directory.move import ShardMoves
@@ -263,41 +261,42 @@ class SecondCopies:
         On the owner's machine, by the addresses of both or as the worker finds the
         owner's memory, only where no worker of another one has room that is not drained.
         """
-        workers, no = self._moves.scheduler.workers, self._hung | self._hosts.foreign
-        may = {w: s for w, s in workers.items() if s.status == Status.running}
-        others = {w: may[w] for w in may if w not in {owner, *no}}
-        if not others:
-            raise NotEnoughWorkersError(
-                f"no worker but {owner} can have a second copy of shard {shard} of store "
-                f"{entry.name!r}; start one of the same daskps, or create it with copies=1"
-            )
-
-        def on(workers: Mapping[str, WorkerState], is_together: bool) -> Copy:
-            held = held_bytes(self._stores.values())
-            worker = find_room(entry, [shard], held, workers, servers=servers)[shard]
-            return Copy(worker, uuid.uuid4().hex, entry.sizes[shard], is_together)
-
-        servers = eligible(self._moves.scheduler, entry.asked_servers)
+        others = self._others(entry, shard, owner)
         near = {w for w in others if get_address_host(w) == get_address_host(owner)}
         apart = {w: others[w] for w in others if w not in near | entry.drained}
+        servers = eligible(self._moves.scheduler, entry.asked_servers)
         rows = [row for row in entry.segments if row[0] == shard]
-        with contextlib.suppress(LayoutError):
-            while apart:
-                copy = on(apart, False)
-                del apart[copy.worker]
-                try:
-                    found = await self._look(entry, copy.worker, rows, _OWN_SECONDS)
-                    await asyncio.wait_for(
-                        greet(self._hosts, copy.worker), _OWN_SECONDS
-                    )
-                except (OSError, ProtocolError) as error:
-                    del others[copy.worker]
-                    if not others and isinstance(error, ProtocolError):
-                        raise
-                    continue
-                if not any(one["sight"] == Sight.FOUND for one in found):
-                    return copy
-        return on(others, True)
+        while True:
+            may, held = apart or others, held_bytes(self._stores.values())
+            try:
+                worker = find_room(entry, [shard], held, may, servers=servers)[shard]
+            except LayoutError:
+                if not apart:
+                    raise
+                apart.clear()
+                continue
+            try:
+                found = await self._look(entry, worker, rows, _OWN_SECONDS)
+                await greet(self._hosts, worker, _OWN_SECONDS)
+            except (OSError, ProtocolError) as error:
+                del others[worker]
+                if not others and isinstance(error, ProtocolError):
+                    raise
+            else:
+                if not apart or not any(of["sight"] == Sight.FOUND for of in found):
+                    return Copy(worker, uuid.uuid4().hex, entry.sizes[shard], not apart)
+            apart.pop(worker, None)
+
+    def _others(self, entry: StoreEntry, shard: int, owner: str) -> dict[str, Any]:
+        """Return the workers that may have a copy of a shard, or refuse."""
+        workers, no = self._moves.scheduler.workers, self._hung | self._hosts.foreign
+        may = {w: s for w, s in workers.items() if s.status == Status.running}
+        if others := {w: may[w] for w in may if w not in {owner, *no}}:
+            return others
+        raise NotEnoughWorkersError(
+            f"no worker but {owner} can have a second copy of shard {shard} of store "
+            f"{entry.name!r}; start one of the same daskps, or create it with copies=1"
+        )
 
     async def _look(
         self, entry: StoreEntry, worker: str, rows: list[Any], seconds: float

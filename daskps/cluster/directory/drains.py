@@ -25,7 +25,7 @@ from daskps.cluster.directory.candidates import Candidates
 from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import near_to
 from daskps.cluster.directory.move import time_now
-from daskps.cluster.directory.placement import eligible, find_room, held_bytes
+from daskps.cluster.directory.placement import eligible, find_room, greet, held_bytes
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.errors import (
     ConsistencyError,
@@ -303,12 +303,11 @@ class Drains:
             if shard not in _owned(entry, worker):
                 continue
             for _ in range(_MOST_TRIES):
-                target, nothing = "", {"cluster": entry.cluster, "rows": []}
+                target = ""
                 try:
                     (target,) = self._targets(entry, [shard], last=failed).values()
-                    answer = self._hosts.control(target, "look", **nothing)
-                    await asyncio.wait_for(answer, _ANSWER_SECONDS)
-                    await self.send(entry, shard, worker, target)
+                    soon = {"seconds": _ANSWER_SECONDS}
+                    await self.send(entry, shard, worker, target, **soon)
                 except Exception as error:  # noqa: BLE001 - also of a user's rule
                     failed.add(target)
                     logger.info("%s could not send a shard: %r", worker, error)
@@ -388,11 +387,21 @@ class Drains:
         return find_room(entry, shards, held, running, servers=servers, last=last)
 
     async def send(
-        self, entry: StoreEntry, shard: int, source: str, target: str
+        self,
+        entry: StoreEntry,
+        shard: int,
+        source: str,
+        target: str,
+        *,
+        seconds: float = _OWN_SECONDS,
     ) -> None:
-        """Have a copy made of a shard, and make its worker the owner; once only."""
+        """Have a copy made of a shard, and make its worker the owner; once only.
+
+        Nothing has changed where it does not answer for so long, or is of another daskps.
+        """
         # A drain may send the same shards as a worker that closes.
         async with self._moves.turn(entry, source):
+            await greet(self._hosts, target, seconds)
             if shard in _owned(self._stores.entry(entry.uid), source):
                 # The target may be where it is; and it follows this owner alone.
                 await asyncio.wait({self._copies.strike(entry, shard, "moves")})

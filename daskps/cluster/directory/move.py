@@ -29,7 +29,6 @@ from daskps import config
 from daskps.cluster.directory.candidates import Candidates, Due, Verdict
 from daskps.cluster.directory.entry import LeftBy, insist
 from daskps.cluster.directory.machines import memory_of, near_to
-from daskps.cluster.directory.placement import greet
 from daskps.cluster.directory.run import rounds_error
 from daskps.cluster.protocol.handlers import DIRECTORY
 from daskps.cluster.protocol.reports import Sight
@@ -282,13 +281,10 @@ class ShardMoves:
         ------
         OSError
             Where it does not, or cannot.
-        ProtocolError
-            Where it has another daskps.
         """
         async with asyncio.timeout(None) as until:
             watch = self.hosts.spawn(self._watch(worker, until))
             try:
-                await greet(self.hosts, worker)
                 await self.hosts.control(worker, "move_fill", **about)
             finally:
                 watch.cancel()

@@ -336,16 +336,23 @@ async def check_hosts(hosts: Hosts, entry: StoreEntry) -> None:
     await asyncio.gather(*map(hello, entry.nbytes))
 
 
-async def greet(hosts: Hosts, worker: str) -> str:
-    """Refuse a worker of another daskps, or return the folder of its memory."""
-    about = await hosts.control(worker, "hello")
-    memory = about.pop("memory", "")
+async def greet(hosts: Hosts, worker: str, seconds: float | None = None) -> str:
+    """Refuse a worker of another daskps, or return the folder of its memory.
+
+    Raises
+    ------
+    OSError
+        Where it does not answer, or not within `seconds`.
+    ProtocolError
+        Naming the worker and both versions.
+    """
+    about = await asyncio.wait_for(hosts.control(worker, "hello"), seconds)
     try:
-        check_protocol(**about, who=f"worker {worker}")
+        check_protocol(about["protocol"], about["version"], f"worker {worker}")
     except ProtocolError:
         hosts.foreign.add(worker)
         raise
-    return str(memory)
+    return str(about.get("memory", ""))
 
 
 def held_bytes(stores: Iterable[StoreEntry]) -> Counter[str]:
