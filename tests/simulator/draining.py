@@ -48,6 +48,8 @@ MAY_FAIL = (
 COPIED_SHARE = 0.5
 #: How soon those die that are to die at a move.
 DYING_SECONDS = 0.005
+#: How long one move takes at most when all is quiet.
+MOVE_SECONDS = 2.0
 
 
 def prepare() -> None:
@@ -137,16 +139,15 @@ class Draining:
     def _stores(self) -> list[StoreEntry]:
         return [*self._world.scheduler.extensions["daskps-directory"].stores.values()]
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Find shards without their one owner, what is left of moves, and wrong charges."""
-        addresses = [f"sim://{process.name}" for process in self._world.live]
-        hosts = {where: HOSTS[where] for where in addresses if where in HOSTS}
-        for where, host in hosts.items():
-            stay = {c.move for entry in self._stores() for c in entry.copies.values()}
-            for key, of in (*host.going.items(), *host.coming.items()):
-                if of.move in stay:
-                    continue
-                self._watch.wrong(f"shard {key} is on its way for ever at {where}")
+        if stuck := self._on_their_way():
+            # Copies go to a machine that has come one after the other, for seconds.
+            await asyncio.sleep(MOVE_SECONDS)
+            stuck &= self._on_their_way()
+        for where, key, _ in sorted(stuck):
+            self._watch.wrong(f"shard {key} is on its way for ever at {where}")
+        hosts = self._hosts()
         for entry in self._stores():
             charges = Counter[str]()
             for shard, owner in enumerate(entry.owners):
@@ -163,6 +164,20 @@ class Draining:
                 self._watch.wrong(
                     f"{entry.name}: charges are {entry.nbytes}, shards take {charges}"
                 )
+
+    def _hosts(self) -> dict[str, ShardHost]:
+        addresses = [f"sim://{process.name}" for process in self._world.live]
+        return {where: HOSTS[where] for where in addresses if where in HOSTS}
+
+    def _on_their_way(self) -> set[tuple[str, tuple[str, int], str]]:
+        """Return where which shards move, and by which move, but for copies that stay."""
+        stay = {c.move for entry in self._stores() for c in entry.copies.values()}
+        return {
+            (where, key, of.move)
+            for where, host in self._hosts().items()
+            for key, of in (*host.going.items(), *host.coming.items())
+            if of.move not in stay
+        }
 
     def _check_owner(
         self, entry: StoreEntry, shard: int, hosts: dict[str, ShardHost]

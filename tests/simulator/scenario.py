@@ -173,7 +173,7 @@ class _Scenario:
         await self._until_none_is_away()
         watch.look_for_runs(world.live)
         watch.look_for_copies(world.live)
-        draining.check()
+        await draining.check()
         self.promotions.check()
         for job in (pushes, training):
             with self._quiet(job):
@@ -184,7 +184,7 @@ class _Scenario:
         await world.within(process, checkpoints.check(client))
         # A copy that is where its owner has come goes a little later.
         await asyncio.sleep(SETTLE_SECONDS)
-        draining.check()
+        await draining.check()
         self.n_restored, self.n_moved = checkpoints.n_restored, draining.n_moved
 
     def _look_at_run(self, training: Training) -> None:
