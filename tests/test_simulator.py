@@ -40,7 +40,7 @@ BEGIN = {
     "former-owner-goes-on": 100,
     "former-owner-is-followed": 225,
     "half-of-a-log-put-back": 2,
-    "incomplete-copy-takes-over": 103,
+    "incomplete-copy-takes-over": 312,
     "last-state-before-the-owner-stops": 100,
     "manifest-first": 105,
     "owner-goes-on-alone": 90,
