@@ -199,8 +199,9 @@ class Training:
             process = await self._place()
             work = process.spawn(self._train(process, uid, run, rank))
             while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
-                if process.is_dead or self.world.status(process) is None:
-                    # Where it has not died it goes on, beside the next one.
+                if self.world.status(process) is None:
+                    # Where it has not died it goes on, beside the next one. One that has
+                    # died may be heard of late: what it sent last comes before the next.
                     break
             else:
                 ended: bool = work.result()
