@@ -197,9 +197,10 @@ class Training:
         """Have a rank train to its end, anew where its worker dies."""
         while True:
             process = await self._place()
+            given = self.world.state(process)
             work = process.spawn(self._train(process, uid, run, rank))
             while not (await asyncio.wait({work}, timeout=LOOK_SECONDS))[0]:
-                if self.world.status(process) is None:
+                if self.world.state(process) is not given:
                     # Where it has not died it goes on, beside the next one. One that has
                     # died may be heard of late: what it sent last comes before the next.
                     break

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from distributed.core import Status
+    from distributed.scheduler import WorkerState
 
 
 T = TypeVar("T")
@@ -250,8 +251,13 @@ class World:
 
     def status(self, process: Process) -> Status | None:
         """Return what the scheduler takes a worker for; None where it has left."""
-        state = self.scheduler.workers.get(f"sim://{process.name}")
+        state = self.state(process)
         found: Status | None = None if state is None else state.status
+        return found
+
+    def state(self, process: Process) -> WorkerState | None:
+        """Return the worker that the scheduler knows: another one where it came again."""
+        found: WorkerState | None = self.scheduler.workers.get(f"sim://{process.name}")
         return found
 
     @property
