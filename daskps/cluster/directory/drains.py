@@ -397,7 +397,7 @@ class Drains:
     ) -> None:
         """Have a copy made of a shard, and make its worker the owner; once only.
 
-        Nothing has changed where it does not answer for so long, or is of another daskps.
+        Nothing changes where the target does not answer in time, or has another daskps.
         """
         # A drain may send the same shards as a worker that closes.
         async with self._moves.turn(entry, source):
